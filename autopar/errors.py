@@ -1,0 +1,50 @@
+"""The errors a user can meet: each says where in the model, what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+
+class AutoparError(Exception):
+    """Base of every error that autopar raises on purpose.
+
+    `where` names the place in the user's model (module path, file and line) when one is known;
+    `api.py` adds it once, where the error leaves autopar.
+    """
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.message} [at {self.where}]" if self.where else self.message
+
+
+class UntraceableError(AutoparError):
+    """The model does something that cannot be put in a graph."""
+
+
+class InputError(AutoparError):
+    """An argument is not what the call, the trace or the plan can take."""
+
+
+class LayoutError(AutoparError):
+    """A tensor of this shape cannot lie over the mesh in this way."""
+
+
+class RuleError(AutoparError):
+    """A sharding rule is malformed, or does not hold when it is run."""
+
+
+class InfeasibleError(AutoparError):
+    """No plan fits the memory budget or the constraints.
+
+    `smallest_budget_bytes` is the smallest budget that has a plan, where one was found.
+    """
+
+    def __init__(self, message: str, *, smallest_budget_bytes: int | None = None, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.smallest_budget_bytes = smallest_budget_bytes
+
+
+class PlanMismatchError(AutoparError):
+    """A plan does not belong to this model, graph or mesh, or the ranks disagree."""

@@ -1,0 +1,113 @@
+"""The annotated graph: which facts its nodes carry, and the questions every stage asks of a node.
+
+The graph is a `torch.fx.Graph`. Names in `node.meta`, the only place where they are listed:
+
+=============  ==========================================================================
+VAL            data-free value: a meta tensor (`requires_grad` set where a gradient flows),
+               a plain Python value, or a tuple, list or dict of them
+SCOPE          module stack, outermost first: ((path, type name), ...); () in the root
+REGION         path of `torch.utils.checkpoint` region numbers; () outside
+PLACE          "file:line" in the user's code
+KNOWN          real value of a tensor computed from constants alone
+GRAD_MODE      whether grad mode was on
+AUTOCAST       autocast state, () when off
+BIAS_OF        on the addition of a split bias: the product node it belongs to
+COST           `autopar.cost.NodeCost`
+=============  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+VAL = "val"
+SCOPE = "scope"
+REGION = "region"
+PLACE = "place"
+KNOWN = "known"
+GRAD_MODE = "grad_mode"
+AUTOCAST = "autocast"
+BIAS_OF = "bias_of"
+COST = "cost"
+
+
+class TensorRef(NamedTuple):
+    """One tensor of the graph: output number `index` of `node`, which is never a `getitem`."""
+
+    node: fx.Node
+    index: int
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether the node only picks one value out of a tuple, list or dict that a node made."""
+    import operator
+
+    return (
+        node.op == "call_function"
+        and node.target is operator.getitem
+        and not isinstance(node.args[0].meta.get(VAL), torch.Tensor)  # type: ignore[union-attr]
+    )
+
+
+def output_tensors(node: fx.Node) -> list[torch.Tensor]:
+    """The data-free tensors that a node yields, flattened in pytree order."""
+    return [v for v in pytree.tree_leaves(node.meta.get(VAL)) if isinstance(v, torch.Tensor)]
+
+
+def resolve(node: fx.Node) -> list[TensorRef]:
+    """The tensors that a value in the graph stands for, seen through `getitem` nodes."""
+    if not is_getitem(node):
+        return [TensorRef(node, i) for i in range(len(output_tensors(node)))]
+    source, key = node.args
+    assert isinstance(source, fx.Node)
+    whole = source.meta[VAL]
+    refs = iter(resolve(source))
+    marked = pytree.tree_map(lambda v: next(refs) if isinstance(v, torch.Tensor) else v, whole)
+    return [r for r in pytree.tree_leaves(marked[key], is_leaf=lambda v: isinstance(v, TensorRef)) if isinstance(r, TensorRef)]
+
+
+def tensor_inputs(node: fx.Node) -> list[TensorRef]:
+    """The tensors that a node reads, one entry an occurrence, in the order of its arguments."""
+    return [ref for source in input_nodes(node) for ref in resolve(source)]
+
+
+def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes in a node's arguments, in order, repeated as often as they occur."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: (found.append(n), n)[1])
+    return iter(found)
+
+
+def tensor_of(ref: TensorRef) -> torch.Tensor:
+    """The data-free tensor behind a reference."""
+    return output_tensors(ref.node)[ref.index]
+
+
+def target_name(node: fx.Node) -> str:
+    """The target as text: `torch.nn.functional.linear`, `Tensor.view`, a module's path."""
+    if isinstance(node.target, str):
+        return f"Tensor.{node.target}" if node.op == "call_method" else node.target
+    name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", repr(node.target))
+    return f"{getattr(node.target, '__module__', '') or ''}.{name}".lstrip(".")
+
+
+def fingerprint(graph: fx.Graph) -> str:
+    """A digest of the graph's structure, targets, constants, shapes and dtypes (not of names or weights)."""
+    digest = hashlib.sha256()
+    position = {node: i for i, node in enumerate(graph.nodes)}
+
+    def text(value: Any) -> Any:
+        return f"%{position[value]}" if isinstance(value, fx.Node) else value
+
+    for node in graph.nodes:
+        target = node.target if node.op == "get_attr" else target_name(node)
+        arguments = fx.node.map_aggregate((node.args, node.kwargs), text)
+        values = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in output_tensors(node)]
+        digest.update(repr((node.op, target if node.op != "placeholder" else "", arguments, values)).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,219 @@
+"""The plan: what every node of the graph does on the mesh, and what that is predicted to cost.
+
+The plan is the border between planning (pure, on a laptop) and running (under torchrun): JSON, versioned,
+with fingerprints of graph, model and mesh. It names nodes by their position in the graph.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import PlanMismatchError
+from autopar.layout import Layout
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """How one node runs: layouts of its tensor inputs and outputs (as in `Strategy`), and its local code."""
+
+    position: int
+    name: str
+    target: str
+    scope: str
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the outputs, global
+    factors: tuple[str, ...]
+    local: str = ""
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter is stored between steps; `storage` is plain.
+
+    `regather`: a gathered copy is freed after its use forward and gathered again backward (ZeRO-3);
+    else it lives from its use to its gradient.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    storage: Layout
+    trainable: bool
+    regather: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs."""
+
+    first: int
+    last: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives the plan announces, per device and step.
+
+    `kind`: all_reduce, all_gather, reduce_scatter, all_to_all. `bytes`: what one device hands in to one call;
+    `count`: calls per step; `phase`: forward, backward or replay; `cause`: what it serves.
+    """
+
+    kind: str
+    axis: int
+    bytes: int
+    count: int
+    seconds: float
+    phase: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One point of a step where the peak can be: bytes per device by kind."""
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one optimizer step costs on one device; `parts` are the bytes at the peak."""
+
+    step_seconds: float
+    compute_seconds: float
+    comm_seconds: float
+    recompute_seconds: float
+    optimizer_seconds: float
+    peak_bytes: int
+    parts: Mapping[str, int]
+    moments: tuple[Moment, ...]
+    flops: int  # model FLOPs of one step, all devices together, forward and backward
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective."""
+
+    status: str
+    objective: float
+    bound: float
+    gap: float
+    solver: str
+
+
+@dataclass(frozen=True)
+class PlanSize:
+    """How large the problem was: graph nodes, decisions after folding, ILP variables and rows."""
+
+    ops: int
+    decisions: int
+    variables: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan, complete: what to run, what it costs, and why to believe it."""
+
+    mesh_shape: tuple[int, ...]
+    axis_names: tuple[str, ...]
+    cluster: Mapping[str, Any]
+    fingerprints: Mapping[str, str]  # graph, model, mesh
+    precision: Mapping[str, str | None]
+    micro_batches: int
+    optimizer: str
+    inputs: str
+    memory_budget_bytes: int | None
+    constraints: tuple[str, ...]
+    nodes: tuple[NodePlan, ...]
+    parameters: tuple[ParameterPlan, ...]
+    recompute: tuple[Segment, ...]
+    collectives: tuple[Collective, ...]
+    predicted: Prediction
+    certificate: Certificate
+    size: PlanSize
+    planning_seconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+    version: int = field(default=VERSION)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        Path(path).write_text(self.to_json())
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan that `save` wrote; raises PlanMismatchError for another version or a damaged file."""
+        return Plan.from_json(Path(path).read_text(), source=str(path))
+
+    def to_json(self) -> str:
+        return json.dumps(_plain(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str, source: str = "plan") -> Plan:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanMismatchError(f"{source} is not a plan: {error}") from error
+        if not isinstance(data, dict) or data.get("version") != VERSION:
+            found = data.get("version") if isinstance(data, dict) else None
+            raise PlanMismatchError(f"{source} has plan version {found}; this autopar reads {VERSION}: plan again")
+        return _revive(Plan, data)
+
+    def explain(self) -> str:
+        """The plan as text: layouts by layer, collectives, memory, recompute, certificate."""
+        from autopar.report.text import explain
+
+        return explain(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Layout):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+_NESTED = {
+    "nodes": NodePlan,
+    "parameters": ParameterPlan,
+    "recompute": Segment,
+    "collectives": Collective,
+    "moments": Moment,
+    "predicted": Prediction,
+    "certificate": Certificate,
+    "size": PlanSize,
+}
+_LAYOUTS = {"inputs", "outputs", "storage"}
+
+
+def _revive(kind: type, data: dict[str, Any]) -> Any:
+    """A dataclass from its JSON form; the field's name says what its items are."""
+    values: dict[str, Any] = {}
+    for f in fields(kind):
+        if f.name not in data:
+            continue
+        item = data[f.name]
+        if f.name in _NESTED:
+            nested = _NESTED[f.name]
+            item = tuple(_revive(nested, i) for i in item) if isinstance(item, list) else _revive(nested, item)
+        elif f.name in _LAYOUTS and kind is not Plan:
+            item = tuple(map(Layout.parse, item)) if isinstance(item, list) else Layout.parse(item)
+        elif isinstance(item, list):
+            item = tuple(tuple(i) if isinstance(i, list) else i for i in item)
+        values[f.name] = item
+    return kind(**values)

@@ -1,0 +1,52 @@
+"""Which dtype each kind of tensor has in a training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from autopar.errors import InputError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`None` leaves what the model has.
+
+    `parameter`: the tensors the optimizer updates. `compute`: what parameters and floating inputs are
+    cast to before use, shard by shard, before any gather. `reduction`: gradients of parameters while
+    they are summed over ranks (default: compute). `master`: a further copy the optimizer keeps.
+    bf16 compute with fp32 parameters *is* training with fp32 master weights: 4 bytes of parameter,
+    4 of gradient and 8 of AdamW state for each.
+    """
+
+    parameter: torch.dtype | None = None
+    compute: torch.dtype | None = None
+    reduction: torch.dtype | None = None
+    master: torch.dtype | None = None
+
+    @staticmethod
+    def of(value: Precision | str | torch.dtype | None, device_kind: str = "cpu") -> Precision:
+        """From a name ("bf16", "fp16", "fp32", "fp64", "pure-bf16"), a dtype, or None: the default of the device.
+
+        >>> Precision.of("bf16").compute, Precision.of(None, "cuda").parameter, Precision.of(None, "cpu").compute
+        (torch.bfloat16, torch.float32, None)
+        """
+        if isinstance(value, Precision):
+            return value
+        if value is None:
+            return _NAMED["bf16"] if device_kind == "cuda" else Precision()
+        if isinstance(value, torch.dtype):
+            return Precision(value, value, value)
+        if value in _NAMED:
+            return _NAMED[value]
+        raise InputError(f"precision {value!r} is unknown: use one of {', '.join(_NAMED)} or autopar.Precision(...)")
+
+
+_NAMED = {
+    "bf16": Precision(torch.float32, torch.bfloat16, torch.bfloat16),
+    "fp16": Precision(torch.float32, torch.float16, torch.float16),
+    "fp32": Precision(torch.float32, torch.float32, torch.float32),
+    "fp64": Precision(torch.float64, torch.float64, torch.float64),
+    "pure-bf16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16),
+}
