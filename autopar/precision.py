@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -41,6 +42,19 @@ class Precision:
         if value in _NAMED:
             return _NAMED[value]
         raise InputError(f"precision {value!r} is unknown: use one of {', '.join(_NAMED)} or autopar.Precision(...)")
+
+    def to_dict(self) -> dict[str, str | None]:
+        """As plain names, for JSON.
+
+        >>> Precision.from_dict(Precision.of("bf16").to_dict()) == Precision.of("bf16")
+        True
+        """
+        return {f.name: None if (v := getattr(self, f.name)) is None else str(v).removeprefix("torch.") for f in fields(self)}
+
+    @staticmethod
+    def from_dict(names: Mapping[str, str | None]) -> Precision:
+        """What `to_dict` wrote."""
+        return Precision(**{key: None if name is None else getattr(torch, name) for key, name in names.items()})
 
 
 _NAMED = {

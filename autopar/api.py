@@ -1,0 +1,290 @@
+"""The two calls: `plan` decides, `autoparallelize` decides and runs. One line a stage, top to bottom."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autopar.cluster import Cluster
+from autopar.errors import PlanMismatchError
+from autopar.graph import fingerprint
+from autopar.layout import Layout
+from autopar.plans import Plan
+from autopar.precision import Precision
+from autopar.sizes import parse_bytes
+from autopar.tracing import Traced, trace
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, once and for all graphs of a model."""
+
+    cluster: Cluster
+    precision: Precision
+    memory_budget_bytes: int | None
+    micro_batches: int
+    optimizer: str
+    constraints: tuple[str, ...]
+    inputs: str
+    time_limit: float
+    loss_fn: LossFunction | None
+
+
+@dataclass
+class Stopwatch:
+    """CPU seconds by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
+
+
+def plan(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    mesh: DeviceMesh | Cluster,
+    *,
+    memory_budget: int | str | None = None,
+    precision: Precision | str | torch.dtype | None = None,
+    micro_batches: int = 1,
+    optimizer: str = "adamw",
+    constraints: str | Sequence[str] = (),
+    concrete_args: Mapping[str, Any] | None = None,
+    loss_fn: LossFunction | None = None,
+    inputs: str = "global",
+    time_limit: float = 60,
+) -> Plan:
+    """Decide how to train `model` on `mesh`; needs no GPU, no process group and no memory for weights.
+
+    Args:
+        model: any module; it may be on the meta device.
+        meta_args: examples of the inputs by name (real or meta tensors); shapes are those of one
+            micro-batch of the whole mesh (the global batch divided by `micro_batches`).
+        mesh: a `DeviceMesh`, or a `Cluster` for hardware that is not here.
+        memory_budget: peak allocated bytes per device ("70GiB" or an int); None: what the device has.
+        precision: "bf16", "fp32", ..., a dtype or a `Precision`; None: bf16 compute with fp32 parameters
+            on GPUs, the model's own dtypes on CPU.
+        micro_batches: backward passes per optimizer step.
+        optimizer: "adamw", "sgd" or "sgd-momentum": what its state costs in memory and time.
+        constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp") or pins by name pattern.
+        concrete_args: inputs fixed to these values; they are no inputs of the graph.
+        loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
+        inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
+        time_limit: seconds for the solver; past it the best plan so far is taken, with its gap.
+
+    Raises:
+        InputError: an argument is unknown or malformed.
+        UntraceableError: the model cannot be put in a graph.
+        InfeasibleError: no plan fits; it states the smallest budget that has one.
+    """
+    request = _request(mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit)
+    watch = Stopwatch()
+    traced = _trace(model, meta_args, concrete_args, request, watch)
+    return _solve(model, traced, request, watch)
+
+
+def autoparallelize(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    device_mesh: DeviceMesh,
+    *,
+    plan: Plan | None = None,
+    memory_budget: int | str | None = None,
+    precision: Precision | str | torch.dtype | None = None,
+    micro_batches: int = 1,
+    optimizer: str = "adamw",
+    constraints: str | Sequence[str] = (),
+    concrete_args: Mapping[str, Any] | None = None,
+    loss_fn: LossFunction | None = None,
+    inputs: str = "global",
+    time_limit: float = 60,
+) -> nn.Module:
+    """Plan `model` for `device_mesh` and make it run the plan; every rank calls this alike.
+
+    The model stays the same object; its parameters become `DTensor`s, so the optimizer is built
+    afterwards. Every rank traces, rank 0 alone solves, unless `plan` is given. Weights and buffers
+    are rank 0's. Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the
+    plan belongs to another model, graph or mesh, or when the ranks disagree.
+    """
+    from autopar.runtime import apply
+    from autopar.runtime.agreement import agree, from_rank_zero
+
+    device = torch.device(device_mesh.device_type)
+    error: Exception | None = None
+    digests: dict[str, str] = {}
+    watch = Stopwatch()
+    try:
+        if plan is not None:
+            _check_mesh(plan, device_mesh)
+            micro_batches, inputs = plan.micro_batches, plan.inputs
+            precision = Precision.from_dict(plan.precision)
+        request = _request(device_mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit)
+        traced = _trace(model, meta_args, concrete_args, request, watch)
+        digests = _fingerprints(model, traced, tuple(device_mesh.shape))
+        if plan is not None:
+            _check_fingerprints(plan, digests)
+    except Exception as problem:  # every rank must learn of it before any of them waits for a collective
+        error = problem
+    agree(device, digests, error)
+
+    def decide(traced: Traced, pinned: Mapping[str, Layout] | None, watch: Stopwatch) -> Plan:
+        text = from_rank_zero(lambda: _solve(model, traced, request, watch, pinned).to_json(), device)
+        return Plan.from_json(text)
+
+    def replan(args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: Mapping[str, Layout]) -> tuple[Traced, Plan]:
+        """Another graph key: trace what is called now and plan it around the stored parameters."""
+        given = _call_arguments(model, args, kwargs, request.loss_fn)
+        tensors = {k: v for k, v in given.items() if any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(v))}
+        constants = {k: v for k, v in given.items() if k not in tensors}
+        watch = Stopwatch()
+        again = _trace(model, tensors, constants, request, watch)
+        return again, decide(again, storage, watch)
+
+    chosen = plan if plan is not None else decide(traced, None, watch)
+    return apply(model, traced, chosen, device_mesh, replan=replan)
+
+
+def _request(
+    mesh: DeviceMesh | Cluster,
+    memory_budget: int | str | None,
+    precision: Precision | str | torch.dtype | None,
+    micro_batches: int,
+    optimizer: str,
+    constraints: str | Sequence[str],
+    loss_fn: LossFunction | None,
+    inputs: str,
+    time_limit: float,
+) -> Request:
+    cluster = Cluster.of(mesh)
+    return Request(
+        cluster=cluster,
+        precision=Precision.of(precision, cluster.device.kind),
+        memory_budget_bytes=None if memory_budget is None else parse_bytes(memory_budget),
+        micro_batches=micro_batches,
+        optimizer=optimizer,
+        constraints=(constraints,) if isinstance(constraints, str) else tuple(constraints),
+        inputs=inputs,
+        time_limit=time_limit,
+        loss_fn=loss_fn,
+    )
+
+
+def _trace(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    concrete_args: Mapping[str, Any] | None,
+    request: Request,
+    watch: Stopwatch,
+) -> Traced:
+    with watch.stage("trace"):
+        return trace(
+            model,
+            meta_args,
+            concrete_args=concrete_args,
+            bias_addition_split=True,
+            remove_inplace=True,
+            parameter_dtype=request.precision.compute,
+            loss_fn=request.loss_fn,
+        )
+
+
+def _solve(
+    model: nn.Module,
+    traced: Traced,
+    request: Request,
+    watch: Stopwatch,
+    pinned: Mapping[str, Layout] | None = None,
+) -> Plan:
+    """Annotate, enumerate, solve: what rank 0 alone does."""
+    from autopar.cost import annotate
+    from autopar.solver import make_plan
+    from autopar.strategies import strategies_for
+
+    cluster = request.cluster
+    with watch.stage("annotate"):
+        annotate(traced.graph, cluster.device.kind)
+    with watch.stage("strategies"):
+        strategies = strategies_for(traced.graph, cluster.shape, inputs=request.inputs)
+    with watch.stage("solve"):
+        chosen = make_plan(
+            traced.graph,
+            strategies,
+            cluster,
+            parameters=dict(model.named_parameters(remove_duplicate=False)),
+            memory_budget_bytes=request.memory_budget_bytes,
+            precision=request.precision,
+            micro_batches=request.micro_batches,
+            optimizer=request.optimizer,
+            constraints=request.constraints,
+            inputs=request.inputs,
+            time_limit=request.time_limit,
+            pinned=pinned,
+            fingerprints=_fingerprints(model, traced, cluster.shape),
+        )
+    return replace(chosen, planning_seconds={**chosen.planning_seconds, **watch.seconds})
+
+
+def _fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) -> dict[str, str]:
+    """Digests that tie a plan to what it was made for: graph, model (names and shapes), mesh."""
+    state = [
+        (name, tuple(tensor.shape))
+        for tensors in (model.named_parameters(), model.named_buffers())
+        for name, tensor in tensors
+    ]
+    return {
+        "graph": fingerprint(traced.graph),
+        "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
+        "mesh": "x".join(map(str, mesh_shape)),
+    }
+
+
+def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
+    if tuple(plan.mesh_shape) != tuple(device_mesh.shape):
+        raise PlanMismatchError(
+            f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
+            f"{'x'.join(map(str, device_mesh.shape))}: plan again for this mesh"
+        )
+
+
+def _check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:
+    if plan.fingerprints["model"] != digests["model"]:
+        raise PlanMismatchError(
+            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
+        )
+    if plan.fingerprints["graph"] != digests["graph"]:
+        raise PlanMismatchError(
+            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
+            "another training mode, or other versions of the model's code: plan again with these examples"
+        )
+
+
+def _call_arguments(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
+) -> dict[str, Any]:
+    """The arguments of one call by name, `loss_fn`'s extra inputs among them; those left out stay out."""
+    extra = list(inspect.signature(loss_fn).parameters)[1:] if loss_fn is not None else []
+    own = {name: value for name, value in kwargs.items() if name not in extra}
+    bound = inspect.signature(model.forward).bind(*args, **own).arguments
+    named: dict[str, Any] = {}
+    for name, value in bound.items():
+        parameter = inspect.signature(model.forward).parameters[name]
+        named.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
+    return {**named, **{name: kwargs[name] for name in extra if name in kwargs}}

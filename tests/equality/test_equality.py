@@ -1,0 +1,105 @@
+"""N ranks equal one process: every model, four kinds of plan, 2 ranks, 4 ranks and a 2x2 mesh, real gloo processes.
+
+One launch a world size runs all of its cases; a test here looks at one case: the plan is of the kind that its
+name says, losses and parameters after five steps are those of one process, and the collectives that ran are those
+that the plan announced, by kind, axis, count and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.plans import Plan
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+import planning
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
+JOBS = [
+    planning.Job(model, dtype, mesh, kind)
+    for mesh in ((2,), (4,), (2, 2))
+    for model in models.CASES
+    for dtype in TOLERANCE
+    for kind in planning.KINDS
+]
+
+
+@pytest.fixture(scope="session")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Plan and run every selected job; what each one's rank 0 found, and its plan."""
+    folder = tmp_path_factory.mktemp("equality")
+    wanted = {item.callspec.params["job"] for item in request.session.items if hasattr(item, "callspec") and "job" in item.callspec.params}
+    jobs = [job for job in JOBS if job in wanted]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        futures = {job: pool.submit(planning.plan_to_file, job, folder) for job in jobs}
+    found: dict[str, dict[str, Any]] = {}
+    planned = []
+    for job, future in futures.items():
+        if error := future.exception():
+            found[job.id] = {"error": f"planning failed: {error!r}"}
+        else:
+            found[job.id] = {"plan": Plan.load(folder / future.result())}
+            planned.append(job)
+    for ranks in (2, 4):
+        mine = [job for job in planned if _ranks(job) == ranks]
+        if mine:
+            for line in _launch(folder, f"ranks{ranks}", mine, ranks):
+                found[line["id"]].update(line)
+    return found
+
+
+def _ranks(job: planning.Job) -> int:
+    return job.mesh[0] * (job.mesh[1] if len(job.mesh) > 1 else 1)
+
+
+def _launch(folder: Path, name: str, jobs: list[planning.Job], ranks: int) -> list[dict[str, Any]]:
+    descriptions = [
+        {
+            "id": job.id,
+            "model": job.model,
+            "dtype": job.dtype,
+            "mesh": job.mesh,
+            "plan": f"{job.id}.plan.json",
+            "optimizer": planning.OPTIMIZERS[job.dtype],
+        }
+        for job in jobs
+    ]
+    (folder / f"{name}.jobs.json").write_text(json.dumps(descriptions))
+    worker = str(Path(__file__).with_name("worker.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", worker, str(folder), name]
+    with open(folder / f"{name}.log", "w") as log:
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=1500, check=False)
+    results = folder / f"{name}.results.jsonl"
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    missing = {job.id for job in jobs} - {line["id"] for line in lines}
+    tail = (folder / f"{name}.log").read_text()[-3000:]
+    return lines + [{"id": job, "error": f"did not run; the log ends:\n{tail}"} for job in missing]
+
+
+def _announced(plan: Plan) -> dict[str, list[int]]:
+    calls: Counter[str] = Counter()
+    volume: Counter[str] = Counter()
+    for c in plan.collectives:
+        calls[f"{c.kind}@{c.axis}"] += c.count
+        volume[f"{c.kind}@{c.axis}"] += c.count * c.bytes
+    return {key: [calls[key], volume[key]] for key in sorted(calls)}
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.id)
+def test_equals_one_process(job: planning.Job, outcomes: dict[str, dict[str, Any]]) -> None:
+    outcome = outcomes[job.id]
+    assert "error" not in outcome, outcome["error"]
+    assert planning.IS_OF_KIND[job.kind](outcome["plan"]), "the plan is not of the kind that the case names"
+    assert outcome["loss_error"] <= TOLERANCE[job.dtype]
+    assert outcome["parameter_error"] <= TOLERANCE[job.dtype], outcome["worst"]
+    assert outcome["counted"] == _announced(outcome["plan"])
