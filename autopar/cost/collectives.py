@@ -1,0 +1,49 @@
+"""Seconds of one collective over one mesh axis, from latency and bandwidth.
+
+Rings on n devices, B bytes handed in by each (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication
+Operations in MPICH, 2005):
+
+==============  ========================  ===========================
+kind            bytes a device sends      hops one after another
+==============  ========================  ===========================
+all_gather      (n - 1) B                 n - 1
+reduce_scatter  (n - 1) / n B             n - 1
+all_reduce      2 (n - 1) / n B           2 (n - 1)
+all_to_all      (n - 1) / n B             n - 1
+==============  ========================  ===========================
+
+It follows that, for one and the same tensor, reduce_scatter <= all_reduce <= reduce_scatter + all_gather.
+"""
+
+from __future__ import annotations
+
+from autopar.cluster import Axis
+from autopar.errors import InputError
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
+    """Seconds from start to end of one collective, when nothing else uses the axis.
+
+    `input_bytes` is what one device hands in: all_gather's shard, the whole (local) tensor otherwise.
+    An axis of one device moves nothing and takes no time.
+
+    >>> axis = Axis("tp", 8, latency_seconds=0.0, bytes_per_s=100e9)
+    >>> collective_seconds("all_reduce", 800e6, axis), collective_seconds("all_gather", 100e6, axis)
+    (0.014, 0.007)
+    """
+    n = axis.size
+    if n == 1:
+        return 0.0
+    rounds, sent = n - 1, (n - 1) / n * input_bytes
+    rate = axis.bytes_per_s
+    if kind == "all_reduce":
+        rounds, sent = 2 * rounds, 2 * sent
+    elif kind == "all_gather":
+        sent = (n - 1) * input_bytes
+    elif kind == "all_to_all":
+        rate = axis.all_to_all_bytes_per_s or rate
+    elif kind != "reduce_scatter":
+        raise InputError(f"collective {kind!r} is unknown: use one of {', '.join(KINDS)}")
+    return axis.launch_seconds + rounds * axis.latency_seconds + sent / rate

@@ -1,0 +1,119 @@
+"""Clusters: presets, where a mesh's ranks lie, JSON, and the errors of bad meshes."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autopar.cluster import PRESETS, Cluster, Node
+from autopar.errors import InputError
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "a100", "h100"])
+def test_presets_survive_json(name: str, tmp_path: Path) -> None:
+    cluster = Cluster.preset(name, (2, 4), ("dp", "tp"))
+    cluster.save(tmp_path / "cluster.json")
+    loaded = Cluster.load(tmp_path / "cluster.json")
+    assert loaded == cluster
+    assert hash(loaded) == hash(cluster)
+    assert loaded.source == cluster.source
+    assert json.loads((tmp_path / "cluster.json").read_text()) == cluster.to_dict()
+
+
+def test_permuting_mesh_axes_permutes_names_only_while_strides_agree() -> None:
+    one, other = Cluster.preset("a100", (4, 8), ("dp", "tp")), Cluster.preset("a100", (4, 8), ("tp", "dp"))
+    strip = lambda axes: [(a.size, a.bytes_per_s, a.latency_seconds) for a in axes]  # noqa: E731
+    assert strip(one.axes) == strip(other.axes)
+
+
+@pytest.mark.parametrize("preset", ["a100", "h100"])
+def test_strided_groups_across_nodes_are_slower_than_consecutive_ones(preset: str) -> None:
+    across, inside = Cluster.preset(preset, (8, 8)).axes
+    assert across.bytes_per_s * 4 < inside.bytes_per_s
+    assert across.latency_seconds > inside.latency_seconds
+
+
+def test_groups_that_share_the_network_share_its_bandwidth() -> None:
+    node = Node(8, 1e12, 1e-6, 8e9, 1e-5)
+    rates = [node.axes((4, stride), "ab")[0].bytes_per_s for stride in (2, 4, 8, 16)]
+    assert rates == [1e12 if 4 * s <= 8 else 8e9 / min(s, 8) for s in (2, 4, 8, 16)]
+
+
+def test_all_to_all_over_nodes_pays_for_every_member_of_a_node() -> None:
+    (axis,) = Node(8, 1e12, 1e-6, 8e9, 1e-5).axes((64,), ("x",))
+    assert axis.bytes_per_s == 8e9
+    # each of the 8 devices sends 56 of its 63 pieces over the node's 8e9
+    assert axis.all_to_all_bytes_per_s == pytest.approx(1e9 * 63 / 56)
+
+
+def mesh_of(device_type: str, ranks: torch.Tensor, names: Any = None) -> Any:
+    """What Cluster.of reads of a DeviceMesh, which itself needs a process group."""
+    return SimpleNamespace(device_type=device_type, mesh=ranks, mesh_dim_names=names)
+
+
+def test_of_a_mesh_looks_at_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    ranks = torch.arange(16).view(2, 8)
+    cluster = Cluster.of(mesh_of("cuda", ranks, ("dp", "tp")))
+    assert cluster == Cluster.preset("a100", (2, 8), ("dp", "tp"))
+    turned = Cluster.of(mesh_of("cuda", ranks.t(), ("tp", "dp")))
+    assert turned.axes == tuple(reversed(cluster.axes))
+
+
+def test_of_a_mesh_believes_torchrun_on_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    across, inside = Cluster.of(mesh_of("cuda", torch.arange(8).view(2, 4))).axes
+    assert across.bytes_per_s < inside.bytes_per_s
+
+
+def test_of_a_host_or_a_cluster() -> None:
+    cluster = Cluster.of(mesh_of("cpu", torch.arange(4)))
+    assert cluster == Cluster.preset("cpu", (4,))
+    assert Cluster.of(cluster) is cluster
+
+
+def test_of_an_unknown_gpu_asks_for_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA GeForce RTX 4090")
+    with pytest.raises(InputError, match=r"RTX 4090.*autopar profile"):
+        Cluster.of(mesh_of("cuda", torch.arange(4)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "message"),
+    [
+        ((0, 2), None, "positive integers"),
+        ((), None, "positive integers"),
+        ((2.0,), None, "positive integers"),
+        ("4x8", None, "positive integers"),
+        ((2, 2), ("dp",), "1 axis names"),
+        ((2, 2), ("dp", "dp"), "repeat"),
+        ((2, 2), ("dp", 3), "strings"),
+    ],
+)
+def test_bad_meshes_are_clear_errors(shape: Any, names: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Cluster.preset("cpu", shape, names)
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match="a100-80, h100-80, cpu"):
+        Cluster.preset("tpu", (8,))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"device": 3}', '{"device": {"name": "x"}, "axes": []}'])
+def test_a_damaged_file_is_a_clear_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(InputError, match="cluster"):
+        Cluster.load(tmp_path / "cluster.json")
+
+
+def test_neither_mesh_nor_cluster() -> None:
+    with pytest.raises(InputError, match="DeviceMesh or a Cluster"):
+        Cluster.of((4, 8))
