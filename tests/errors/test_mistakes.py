@@ -1,0 +1,46 @@
+"""Mistakes made by real ranks: each gives every rank a clear error, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RANKS = 2
+EXPECTED = {
+    "budget_too_small": ("InfeasibleError", r"smallest.*\d"),
+    "plan_of_another_model": ("PlanMismatchError", r"another model"),
+    "plan_of_another_mesh": ("PlanMismatchError", r"mesh of 4.*this one is 2"),
+    "another_shape": ("InputError", r"worker\.py:\d+"),
+    "different_global_batches": ("InputError|PlanMismatchError", r"global"),
+    "unknown_argument": ("InputError", r"labels"),
+    "mesh_too_large": ("RuntimeError|InputError|ValueError", r"[Mm]esh"),
+    "one_rank_differs": ("PlanMismatchError", r"rank"),
+    "one_rank_fails": ("InputError|PlanMismatchError", r"rank|'y'"),
+    "early_optimizer": ("InputError|AutoparError|PlanMismatchError", r"optimizer"),
+}
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank met, mistake by mistake."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    worker = str(Path(__file__).with_name("worker.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", worker, str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("mistake", EXPECTED)
+def test_every_rank_gets_a_clear_error_soon(mistake: str, met: list[dict[str, Any]]) -> None:
+    kind, message = EXPECTED[mistake]
+    for rank in met:
+        assert re.fullmatch(kind, rank[mistake]["kind"]), rank[mistake]
+        assert re.search(message, rank[mistake]["message"], re.DOTALL), rank[mistake]
+        assert rank[mistake]["seconds"] < 30, "no hang: the process group's timeout is 60 seconds"

@@ -1,0 +1,114 @@
+"""One rank that makes each mistake in turn and writes down the error that it met, and after how long."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import autopar
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, width), nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x.view(8, 16)))).pow(2).mean() * scale
+
+
+X = torch.ones(8, 16)
+
+
+def budget_too_small(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(), {"x": X}, mesh, memory_budget="1KiB")
+
+
+def plan_of_another_model(mesh: DeviceMesh) -> None:
+    plan = autopar.plan(Net(32), {"x": X}, mesh)
+    autopar.autoparallelize(Net(16), {"x": X}, mesh, plan=plan)
+
+
+def plan_of_another_mesh(mesh: DeviceMesh) -> None:
+    plan = autopar.plan(Net(), {"x": X}, autopar.Cluster.preset("cpu", shape=(4,)))
+    autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan)
+
+
+def another_shape(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model(torch.ones(6, 16))
+
+
+def different_global_batches(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model(X + dist.get_rank())
+
+
+def unknown_argument(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(), {"x": X, "labels": X}, mesh)
+
+
+def mesh_too_large(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(), {"x": X}, init_device_mesh("cpu", (2 * dist.get_world_size(),)))
+
+
+def one_rank_differs(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(16 * (1 + dist.get_rank())), {"x": X}, mesh)
+
+
+def one_rank_fails(mesh: DeviceMesh) -> None:
+    wrong = {"y": X} if dist.get_rank() == 1 else {"x": X}
+    autopar.autoparallelize(Net(), wrong, mesh)
+
+
+def early_optimizer(mesh: DeviceMesh) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    autopar.autoparallelize(model, {"x": X}, mesh)(X)
+    optimizer.step()
+
+
+MISTAKES: list[Callable[[DeviceMesh], None]] = [
+    budget_too_small,
+    plan_of_another_model,
+    plan_of_another_mesh,
+    another_shape,
+    different_global_batches,
+    unknown_argument,
+    mesh_too_large,
+    one_rank_differs,
+    one_rank_fails,
+    early_optimizer,
+]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    met: dict[str, dict[str, object]] = {}
+    for mistake in MISTAKES:
+        torch.manual_seed(0)
+        start = time.monotonic()
+        try:
+            mistake(mesh)
+            met[mistake.__name__] = {"kind": "none", "message": "no error"}
+        except Exception as error:
+            met[mistake.__name__] = {"kind": type(error).__name__, "message": str(error)}
+        met[mistake.__name__]["seconds"] = time.monotonic() - start
+        Path(sys.argv[1], f"rank{dist.get_rank()}.json").write_text(json.dumps(met))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
