@@ -1,0 +1,220 @@
+"""Layout to layout as the cheapest list of collectives: pure, shared by cost, solver and runtime.
+
+A conversion changes one mesh axis at a time. What a change does forward (to the value) and backward (to
+the gradient that the consumer gives, into the one that the producer takes):
+
+========  =====================  =========================
+from→to   forward                backward
+========  =====================  =========================
+R→S       slice                  **all-gather**
+R→R+      –                      **all-reduce**
+R→P       keep on coordinate 0   –
+R+→R      –                      keep on coordinate 0
+R+→S      slice                  pad with zeros
+R+→P      keep on coordinate 0   keep on coordinate 0
+S→R       **all-gather**         slice
+S→R+      **all-gather**         **reduce-scatter**
+S→S'      **all-to-all**         **all-to-all**
+S→P       pad with zeros         slice
+P→R       **all-reduce**         –
+P→R+      **all-reduce**         **all-reduce**
+P→S       **reduce-scatter**     **all-gather**
+========  =====================  =========================
+
+Only the bold ones cost anything. A partial value that is joined by mean, max or min goes to R or R+ only;
+max and min count in backward the ranks that hold the extremum, which is an all-reduce too.
+
+Of all orders of the changes the one with the least traffic is taken; where every order passes through a
+layout that the shape does not allow, axes make a detour over R.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from autopar.errors import LayoutError
+from autopar.layout import R_PLUS, Layout, Placement, R
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Shape = tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """One collective over one mesh axis.
+
+    `elements`: what one device hands in: the shard for an all-gather, the whole for an all-reduce and a
+    reduce-scatter, its local tensor for an all-to-all. Ragged shards count as the padded ones that travel.
+    """
+
+    kind: CollectiveKind
+    axis: int
+    elements: int
+
+
+class Step(NamedTuple):
+    """One change of one axis; `forward` and `backward` are None where nothing travels."""
+
+    axis: int
+    src: Placement
+    dst: Placement
+    layout_before: Layout
+    layout_after: Layout
+    forward: Move | None
+    backward: Move | None
+
+
+@lru_cache(maxsize=1 << 19)
+def steps(src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, *, needs_grad: bool) -> tuple[Step, ...]:
+    """The cheapest steps that turn a tensor of global `shape` from layout `src` into `dst`.
+
+    With `needs_grad=False` no gradient comes back and R+ means R. Raises LayoutError where the shape cannot
+    lie so, or where nothing can make the wanted value (a maximum out of summands).
+
+    >>> [step] = steps(Layout.parse("S0"), Layout.parse("R+"), (8, 4), (2,), needs_grad=True)
+    >>> step.forward, step.backward
+    (Move(kind='all_gather', axis=0, elements=16), Move(kind='reduce_scatter', axis=0, elements=32))
+    >>> src, dst = Layout.parse("P,S0"), Layout.parse("S1,R")
+    >>> [(s.axis, str(s.layout_after)) for s in steps(src, dst, (8, 4), (2, 2), needs_grad=False)]
+    [(0, 'S1,S0'), (1, 'S1,R')]
+    """
+    if not needs_grad:
+        src, dst = src.value(), dst.value()
+    for layout in (src, dst):
+        if not _is_legal(layout, shape, mesh_shape):
+            raise LayoutError(f"a tensor of shape {shape} cannot lie as {layout} over a mesh of shape {mesh_shape}")
+    axes = [axis for axis in range(len(src)) if src[axis] != dst[axis]]
+    if not axes:
+        return ()
+    found = _cheapest_order(src, dst, axes, shape, mesh_shape, needs_grad)
+    found = found or _with_detours(src, dst, shape, mesh_shape, needs_grad)
+    if found is None:
+        raise LayoutError(f"nothing turns {src} into {dst} (shape {shape}, mesh {mesh_shape})")
+    return found
+
+
+def traffic(steps_: tuple[Step, ...], mesh_shape: Shape) -> float:
+    """Elements that one device sends in all moves of `steps_`, forward and backward, in ring algorithms.
+
+    >>> traffic(steps(Layout.parse("P"), Layout.parse("R"), (8,), (4,), needs_grad=True), (4,))
+    12.0
+    """
+    total = 0.0
+    for step in steps_:
+        n = mesh_shape[step.axis]
+        for move in (step.forward, step.backward):
+            if move is not None:
+                total += move.elements * (n - 1) * {"all_reduce": 2 / n, "all_gather": 1.0}.get(move.kind, 1 / n)
+    return total
+
+
+def _cheapest_order(
+    src: Layout, dst: Layout, axes: list[int], shape: Shape, mesh_shape: Shape, needs_grad: bool
+) -> tuple[Step, ...] | None:
+    """The order in which `axes` change from `src` to `dst` with the least traffic; None if none is possible.
+
+    Dynamic programming over the sets of axes that have changed already: the set alone says the layout.
+    """
+    best: dict[int, tuple[float, tuple[Step, ...], Layout]] = {0: (0.0, (), src)}
+    for done in range((1 << len(axes)) - 1):
+        if done not in best:
+            continue
+        spent, path, layout = best[done]
+        for k, axis in enumerate(axes):
+            if done & 1 << k:
+                continue
+            edge = _edge(layout, axis, dst[axis], shape, mesh_shape, needs_grad)
+            if edge is None:
+                continue
+            step, sent = edge
+            known = best.get(done | 1 << k)
+            if known is None or spent + sent < known[0]:
+                best[done | 1 << k] = (spent + sent, (*path, step), step.layout_after)
+    last = best.get((1 << len(axes)) - 1)
+    return last[1] if last else None
+
+
+def _with_detours(
+    src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, needs_grad: bool
+) -> tuple[Step, ...] | None:
+    """Dijkstra over all layouts whose axes lie as in `src`, as in `dst`, or replicated."""
+    choices = [dict.fromkeys((dst[axis], src[axis], R, *((R_PLUS,) if needs_grad else ()))) for axis in range(len(src))]
+    order = itertools.count()  # ties go to the path that was found first
+    queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [(0.0, 0, next(order), src, ())]
+    settled: set[Layout] = set()
+    while queue:
+        spent, length, _, layout, path = heapq.heappop(queue)
+        if layout == dst:
+            return path
+        if layout in settled:
+            continue
+        settled.add(layout)
+        for axis, placements in enumerate(choices):
+            for placement in placements:
+                edge = _edge(layout, axis, placement, shape, mesh_shape, needs_grad)
+                if edge is not None:
+                    step, sent = edge
+                    after = step.layout_after
+                    heapq.heappush(queue, (spent + sent, length + 1, next(order), after, (*path, step)))
+    return None
+
+
+@lru_cache(maxsize=1 << 18)
+def _edge(
+    before: Layout, axis: int, placement: Placement, shape: Shape, mesh_shape: Shape, needs_grad: bool
+) -> tuple[Step, float] | None:
+    """The step that gives `axis` another placement, and its traffic; None where that is not possible.
+
+    Many pairs of layouts share few edges, so these are kept: the solver asks for all pairs.
+    """
+    if placement == before[axis]:
+        return None
+    after = before.replace(axis, placement)
+    if not _is_legal(after, shape, mesh_shape):
+        return None
+    step = _step(before, after, axis, shape, mesh_shape, needs_grad)
+    return None if step is None else (step, traffic((step,), mesh_shape))
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_legal(layout: Layout, shape: Shape, mesh_shape: Shape) -> bool:
+    return layout.is_legal(shape, mesh_shape, ragged=True)
+
+
+@lru_cache(maxsize=1 << 16)
+def _local_elements(layout: Layout, shape: Shape, mesh_shape: Shape) -> int:
+    """Elements of the largest shard."""
+    return math.prod(layout.local_shape(shape, mesh_shape))
+
+
+def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Shape, needs_grad: bool) -> Step | None:
+    """The change of `axis` alone, or None where the table has no such change."""
+    src, dst = before[axis], after[axis]
+    if "sum" not in (src.join, dst.join) or (src.join != "sum" and not dst.is_replicated) or dst.join != "sum":
+        return None
+    n = mesh_shape[axis]
+    if n == 1:
+        return Step(axis, src, dst, before, after, None, None)
+    kept, wanted = _local_elements(before, shape, mesh_shape), _local_elements(after, shape, mesh_shape)
+    forward = backward = None
+    if src.kind == "sharded":
+        if dst.kind == "sharded":
+            forward, backward = Move("all_to_all", axis, kept), Move("all_to_all", axis, wanted)
+        elif dst.kind == "replicated":
+            forward = Move("all_gather", axis, kept)
+            backward = Move("reduce_scatter", axis, n * kept) if dst.partial_grad else None
+    elif src.kind == "partial":
+        if dst.kind == "sharded":
+            forward, backward = Move("reduce_scatter", axis, n * wanted), Move("all_gather", axis, wanted)
+        else:
+            forward = Move("all_reduce", axis, kept)
+            backward = Move("all_reduce", axis, kept) if dst.partial_grad or src.join in ("max", "min") else None
+    elif not src.partial_grad:
+        if dst.kind == "sharded":
+            backward = Move("all_gather", axis, wanted)
+        elif dst.partial_grad:
+            backward = Move("all_reduce", axis, kept)
+    return Step(axis, src, dst, before, after, forward, backward if needs_grad else None)
