@@ -3,7 +3,7 @@
 from setuptools import find_packages, setup
 
 rooms = {"autopar.strategies": "strategies", "autopar.solver": "solver"}
-# The links autopar/strategies and autopar/solver would be found as well: each package is built once, from where it stands.
+# The links autopar/strategies and autopar/solver are left out: each package is built once, from where it stands.
 packages = [p for p in find_packages(include=["autopar", "autopar.*"]) if not p.startswith(tuple(rooms))]
 for name, folder in rooms.items():
     packages += [name] + [f"{name}.{child}" for child in find_packages(folder)]

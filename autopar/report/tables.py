@@ -1,0 +1,77 @@
+"""Aligned plain-text tables, and numbers as people read them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+WIDTH = 100
+
+
+def table(rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = (), indent: int = 2) -> list[str]:
+    """Lines of columns two blanks apart; `align` has one of `<` and `>` a column, `head` its titles.
+
+    The first `<` column gives way, with an ellipsis, where a line would be longer than `WIDTH`.
+
+    >>> print(*table([["a", "1"], ["bcd", "10"]], "<>", indent=0), sep="\\n")
+    a     1
+    bcd  10
+    """
+    everything = [list(head), *map(list, rows)] if head else list(map(list, rows))
+    if not everything:
+        return []
+    widths = [max(len(row[i]) for row in everything) for i in range(len(align))]
+    over = indent + sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    if over > 0 and "<" in align:
+        column = align.index("<")
+        widths[column] = max(widths[column] - over, 12)
+    lines = []
+    for row in everything:
+        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
+        text = "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(cells, align, widths, strict=True))
+        lines.append((" " * indent + text).rstrip())
+    return lines
+
+
+def shorten(text: str, width: int) -> str:
+    """
+    >>> shorten("model.layers.0", 8)
+    'model.l…'
+    """
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def wrap(text: str, first: str, further: str) -> list[str]:
+    """Lines of `text`, at most `WIDTH` wide, that begin with `first` and then with `further`."""
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=further)
+
+
+def show_seconds(seconds: float) -> str:
+    """
+    >>> show_seconds(12.345), show_seconds(0.01234), show_seconds(4.2e-6), show_seconds(0)
+    ('12.3 s', '12.3 ms', '4.20 µs', '0 s')
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= unit:
+            return f"{significant(seconds / unit)} {name}"
+    return f"{seconds / 1e-9:.1f} ns"
+
+
+def significant(value: float) -> str:
+    """Three digits that count, never in powers of ten.
+
+    >>> significant(1234.5), significant(12.345), significant(1.2345)
+    ('1,234', '12.3', '1.23')
+    """
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def show_share(part: float, whole: float) -> str:
+    """
+    >>> show_share(1, 3), show_share(1, 0)
+    ('33.3 %', '')
+    """
+    return f"{100 * part / whole:.1f} %" if whole else ""

@@ -1,0 +1,267 @@
+"""A plan as plain text: what it does layer by layer, what that costs, and why to believe it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.layout import Layout
+from autopar.plans import NodePlan, ParameterPlan, Plan, Segment
+from autopar.report.folding import fold, ranges
+from autopar.report.tables import shorten, show_seconds, show_share, significant, table, wrap
+from autopar.sizes import show_bytes
+
+_MEANING = {
+    "R": "R whole on every rank",
+    "R+": "R+ whole, its gradient a partial sum",
+    "S": "Sd sharded on dim d",
+    "@": "Sd@n on dim d, inside n outer parts",
+    "P": "P partial sum",
+}
+# Ops that only look at a tensor in another way: their layouts follow from their input's.
+_VIEWS = {
+    *("getitem", "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as"),
+    *("transpose", "t", "permute", "movedim", "swapaxes", "split", "chunk", "narrow", "select"),
+    *("contiguous", "clone", "detach", "to", "size"),
+}
+
+
+def explain(plan: Plan) -> str:
+    """The whole report, at most 100 columns wide, without colour."""
+    parts = [_summary(plan), _layers(plan), _parameters(plan), _collectives(plan), _memory(plan), _recompute(plan)]
+    parts += [_step(plan), _search(plan), _notes(plan)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _summary(plan: Plan) -> list[str]:
+    mesh = " x ".join(f"{name}={size}" for name, size in zip(plan.axis_names, plan.mesh_shape, strict=True))
+    devices = math.prod(plan.mesh_shape)
+    device = plan.cluster.get("device", {}).get("name", "")
+    predicted, budget = plan.predicted, plan.memory_budget_bytes
+    of_budget = f" of {show_bytes(budget)} ({show_share(predicted.peak_bytes, budget)})" if budget else ", no budget"
+    precision = ", ".join(f"{kind} {dtype}" for kind, dtype in plan.precision.items() if dtype)
+    rows = [
+        ["mesh", f"{mesh} ({devices} devices{f', {device}' if device else ''})"],
+        ["step", f"{show_seconds(predicted.step_seconds)} predicted"],
+        ["memory", f"{show_bytes(predicted.peak_bytes)}{of_budget} at the peak, per device"],
+        [
+            "training",
+            f"{plan.optimizer}, {_count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
+            f"{precision or 'dtypes of the model'}, {plan.inputs} inputs",
+        ],
+        ["problem", f"{plan.size.ops:,} ops -> {plan.size.decisions:,} decisions"],
+        ["certificate", _certificate(plan)],
+    ]
+    if plan.constraints:
+        rows.append(["constraints", ", ".join(plan.constraints)])
+    return ["Plan", *table([[name, shorten(text, 85)] for name, text in rows], "<<")]
+
+
+def _certificate(plan: Plan) -> str:
+    proof = plan.certificate
+    return (
+        f"{proof.status}, {proof.solver}: objective {show_seconds(proof.objective)}, no plan is below "
+        f"{show_seconds(proof.bound)} (gap {100 * proof.gap:.2f} %)"
+    )
+
+
+@dataclass(frozen=True)
+class _Ops:
+    """What the table of layouts tells of neighbouring ops that lie alike; shape and factors are the last one's."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: Layout
+    factors: tuple[str, ...]
+
+    def join(self, after: _Ops) -> _Ops | None:
+        if self.layout != after.layout or len(self.shape) != len(after.shape):
+            return None
+        names = self.names if self.names[-1] == after.names[-1] else self.names + after.names
+        return replace(after, names=names)
+
+
+def _layers(plan: Plan) -> list[str]:
+    rows = [(node.scope, ops) for node in plan.nodes for ops in _ops(node)]
+    if not rows:
+        return []
+    body, used = [], set()
+    for line in fold(rows, _Ops.join):
+        margin = "  " * line.depth
+        if line.row is None:
+            body.append([margin + line.label, *[""] * (1 + len(plan.axis_names))])
+            continue
+        placements = [str(p) for p in line.row.layout.placements]
+        used |= {_legend_key(p) for p in placements}
+        cells = [_cell(p, f) for p, f in zip(placements, _padded(line.row.factors, line.row.layout), strict=True)]
+        body.append([margin + _labelled(line.label, line.row.names), _shape(line.row.shape), *cells])
+    head = ["Layouts of results by layer", "global shape", *plan.axis_names]
+    lines = table(body, "<>" + "<" * len(plan.axis_names), head=head, indent=0)
+    legend = "; ".join(text for key, text in _MEANING.items() if key in used)
+    return [*lines, *wrap(f"({legend}; behind it the rule's factor that the axis shards)", "", " ")]
+
+
+def _ops(node: NodePlan) -> Iterable[_Ops]:
+    """One row for an op that computes a tensor from tensors; views, inputs and parameters are left out."""
+    name = node.target.rpartition(".")[2].strip("_")
+    if node.inputs and node.outputs and name not in _VIEWS:
+        yield _Ops((name,), node.shapes[0], node.outputs[0], node.factors)
+
+
+def _labelled(label: str, names: Sequence[str]) -> str:
+    """A module and its ops, the middle of a long list left out."""
+    text = ", ".join(names) if len(names) <= 4 else ", ".join([*names[:2], f"… {len(names) - 3} more …", names[-1]])
+    return f"{label} · {text}" if label else f"· {text}"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _legend_key(placement: str) -> str:
+    return "@" if "@" in placement else placement[0] if placement[0] in "SP" else placement
+
+
+def _cell(placement: str, factor: str) -> str:
+    return f"{placement} {factor}".rstrip() if factor != "-" else placement
+
+
+def _padded(factors: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
+    return factors if len(factors) == len(layout) else ("",) * len(layout)
+
+
+def _parameters(plan: Plan) -> list[str]:
+    def shown(p: ParameterPlan) -> tuple[str, ...]:
+        use = "gathered twice" if p.regather else "gathered once" if not p.storage.is_replicated else ""
+        kind = p.dtype.removeprefix("torch.")
+        return (
+            *p.name.rpartition(".")[2:],
+            _shape(p.shape),
+            kind,
+            *map(str, p.storage.placements),
+            use if p.trainable else "frozen",
+        )
+
+    if not plan.parameters:
+        return []
+    rows = [(p.name.rpartition(".")[0], shown(p)) for p in plan.parameters]
+    body = []
+    for line in fold(rows):
+        name = ".".join(part for part in (line.label, line.row[0] if line.row else "") if part)
+        cells = line.row[1:] if line.row else [""] * (3 + len(plan.axis_names))
+        body.append(["  " * line.depth + name, *cells])
+    head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "use in a step"]
+    return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0)
+
+
+def _collectives(plan: Plan) -> list[str]:
+    if not plan.collectives:
+        return ["Collectives", "  none"]
+    calls: Counter[tuple[str, str, str]] = Counter()
+    volume: Counter[tuple[str, str, str]] = Counter()
+    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    causes: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for c in plan.collectives:
+        key = (c.kind, c.phase, plan.axis_names[c.axis])
+        calls[key] += c.count
+        volume[key] += c.bytes * c.count
+        seconds[key] += c.seconds
+        causes[key][c.cause] += c.bytes * c.count
+    rows = [
+        [*key, f"{calls[key]:,}", show_bytes(volume[key]), show_seconds(seconds[key]), _causes(causes[key])]
+        for key in sorted(calls, key=lambda key: -seconds[key])
+    ]
+    total = ["all", "", "", f"{calls.total():,}", show_bytes(volume.total()), show_seconds(sum(seconds.values())), ""]
+    head = ["kind", "phase", "axis", "calls", "bytes in", "seconds", "most of it for"]
+    return [
+        "Collectives of a step, per device",
+        *table([*rows, total] if len(rows) > 1 else rows, "<<<>>><", head=head),
+    ]
+
+
+def _causes(causes: Counter[str]) -> str:
+    """The cause with the most bytes, numbered blocks left open, and how many more there are."""
+    shown = Counter[str]()
+    for cause, count in causes.items():
+        shown[".".join("*" if part.isdigit() else part for part in cause.split("."))] += count
+    first = shorten(shown.most_common(1)[0][0], 34)
+    return first if len(shown) == 1 else f"{first} +{len(shown) - 1}"
+
+
+def _memory(plan: Plan) -> list[str]:
+    predicted = plan.predicted
+    peak = max(predicted.moments, key=lambda moment: moment.total_bytes, default=None)
+    rows = [
+        [kind, show_bytes(count), show_share(count, predicted.peak_bytes)]
+        for kind, count in sorted(predicted.parts.items(), key=lambda item: -item[1])
+        if count
+    ]
+    rows.append(["all", show_bytes(predicted.peak_bytes), ""])
+    budget = plan.memory_budget_bytes
+    if budget:
+        rows.append(["budget", show_bytes(budget), f"{show_bytes(budget - predicted.peak_bytes)} free"])
+    title = f"Memory per device at the peak{f', {peak.name}' if peak else ''}"
+    return [title, *table(rows, "<><")]
+
+
+def _recompute(plan: Plan) -> list[str]:
+    if not plan.recompute:
+        return ["Recomputed in backward", "  nothing: every activation is kept"]
+    numbered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    lines: list[str] = []
+    for segment in plan.recompute:
+        parts = segment.name.split(".")
+        at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if at is None:
+            lines.append(f"  {segment.name}: {_length(segment)}")
+        else:
+            numbered[".".join(parts[:at]), ".".join(["", *parts[at + 1 :]])].append(int(parts[at]))
+    for (head, tail), indices in numbered.items():
+        lines.append(f"  {head}.{ranges(indices)}{tail}: {_count(len(indices), 'segment', 'segments')}")
+    ops = sum(1 for n in plan.nodes for s in plan.recompute if s.first <= n.position <= s.last)
+    extra = show_seconds(plan.predicted.recompute_seconds)
+    return ["Recomputed in backward", *lines, f"  in all {ops:,} of {len(plan.nodes):,} ops, {extra} a step"]
+
+
+def _length(segment: Segment) -> str:
+    return _count(segment.last - segment.first + 1, "op", "ops")
+
+
+def _step(plan: Plan) -> list[str]:
+    p = plan.predicted
+    split = {
+        "compute": p.compute_seconds,
+        "recompute": p.recompute_seconds,
+        "communication": p.comm_seconds,
+        "optimizer": p.optimizer_seconds,
+    }
+    rows = [[name, show_seconds(seconds), show_share(seconds, p.step_seconds)] for name, seconds in split.items()]
+    rows.append(["step", show_seconds(p.step_seconds), ""])
+    lines = ["Predicted seconds of a step", *table(rows, "<>>")]
+    if p.step_seconds and p.flops:
+        rate = p.flops / math.prod(plan.mesh_shape) / p.step_seconds
+        lines.append(
+            f"  {significant(p.flops / 1e12)} TFLOP a step (model FLOPs, forward and backward): "
+            f"{significant(rate / 1e12)} TFLOP/s per device"
+        )
+    return lines
+
+
+def _search(plan: Plan) -> list[str]:
+    size = plan.size
+    lines = [f"Found with {size.variables:,} variables and {size.rows:,} rows for {size.decisions:,} decisions"]
+    if plan.planning_seconds:
+        stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in plan.planning_seconds.items())
+        lines.append(f"  planning took {sum(plan.planning_seconds.values()):.2f} CPU seconds: {stages}")
+    return lines
+
+
+def _notes(plan: Plan) -> list[str]:
+    lines = [line for note in plan.notes for line in wrap(note, "  - ", "    ")]
+    return ["Notes", *lines] if lines else []
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

@@ -1,0 +1,195 @@
+"""A model from text, on the meta device: `module:function`, or `hf:ARCHITECTURE`; and examples of its inputs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import InputError
+
+_POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # how architectures name learned positions
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, examples of its inputs by name, and the loss where it stands outside the model."""
+
+    model: nn.Module
+    meta_args: Mapping[str, Any]
+    loss_fn: Callable[..., torch.Tensor] | None = None
+
+
+def load_source(text: str, *, batch: int, sequence: int | None = None, config: Path | None = None) -> Source:
+    """Build what `text` names, on the meta device: no memory for weights.
+
+    `batch` is the batch of the examples (one micro-batch of the whole mesh), `sequence` the length of text inputs
+    (default: the longest that the config names, at most 2048), `config` a Hugging Face config as JSON.
+
+    Raises InputError where the text, the config or the user's function is at fault.
+    """
+    kind, colon, name = text.partition(":")
+    if not colon or not kind or not name:
+        raise InputError(f"{text!r} names no model: write hf:ARCHITECTURE (hf:GPT2LMHeadModel) or module:function")
+    if kind == "hf":
+        return _hugging_face(name, batch, sequence, config)
+    if config is not None:
+        raise InputError("--config goes with hf:ARCHITECTURE; a function of your own reads its config itself")
+    return _own(kind, name, batch, sequence)
+
+
+def _own(module_name: str, function_name: str, batch: int, sequence: int | None) -> Source:
+    """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InputError(f"there is no module {error.name!r} here: run from its folder, or install it") from error
+    except Exception as error:
+        raise InputError(f"importing {module_name!r} failed with {_told(error)}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InputError(
+            f"module {module_name!r} has no function {function_name!r}{_close(function_name, dir(module))}"
+        )
+    try:
+        with torch.device("meta"):
+            made = function()
+    except Exception as error:
+        raise InputError(f"{module_name}:{function_name}() failed with {_told(error)}") from error
+    parts = made if isinstance(made, tuple) else (made,)
+    if not isinstance(parts[0], nn.Module) or len(parts) > 3:
+        raise InputError(
+            f"{module_name}:{function_name}() returned {type(made).__name__}: it must return a torch.nn.Module, "
+            "or (model, meta_args), or (model, meta_args, loss_fn)"
+        )
+    if len(parts) == 1:
+        if not hasattr(parts[0], "config"):
+            raise InputError(
+                f"{module_name}:{function_name}() returned a model alone: return (model, meta_args) with examples of "
+                "its inputs by name"
+            )
+        return Source(parts[0], example_inputs(parts[0], batch, sequence))
+    return Source(*parts)
+
+
+def _hugging_face(name: str, batch: int, sequence: int | None, path: Path | None) -> Source:
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError("hf: models need the package transformers: pip install 'autopar[examples]'") from error
+    architecture: Any = getattr(transformers, name, None)
+    is_model = inspect.isclass(architecture) and issubclass(architecture, transformers.PreTrainedModel)
+    if not is_model:
+        known = [other for other in dir(transformers) if other.endswith(("Model", "LM")) or "For" in other]
+        raise InputError(f"transformers {transformers.__version__} has no architecture {name!r}{_close(name, known)}")
+    if architecture.config_class is None:
+        raise InputError(f"{name} is abstract: name an architecture of one model, such as hf:GPT2LMHeadModel")
+    values = _read_config(path) if path is not None else {}
+    try:
+        config = architecture.config_class.from_dict(values)
+        with torch.device("meta"):
+            model = architecture(config)
+    except Exception as error:
+        raise InputError(f"{name} could not be built from {path or 'its default config'}: {_told(error)}") from error
+    return Source(model.train(), example_inputs(model, batch, sequence))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"no config can be read from {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no config: it must be a JSON object")
+    return values
+
+
+def example_inputs(model: nn.Module, batch: int, sequence: int | None = None) -> dict[str, torch.Tensor]:
+    """Examples of a Hugging Face model's training inputs, on the meta device: text, pictures or speech, and labels."""
+    config: Any = model.config
+    parameters = inspect.signature(model.forward).parameters
+    if "labels" not in parameters and "start_positions" not in parameters:
+        raise InputError(
+            f"{type(model).__name__} returns no loss (its forward takes no labels): name the architecture with a head, "
+            "such as GPT2LMHeadModel in place of GPT2Model"
+        )
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    length = sequence if sequence is not None else min(_longest(text), 2048)
+    _check_positions(model, length)
+    inputs = {}
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values" or "pixel_values" in parameters:
+        inputs["pixel_values"] = torch.empty(batch, *_picture(config), device="meta")
+    if main == "input_features":
+        frames = 2 * config.max_source_positions
+        inputs["input_features"] = torch.empty(batch, config.num_mel_bins, frames, device="meta")
+    if main == "input_ids" or (main == "pixel_values" and "input_ids" in parameters):
+        inputs["input_ids"] = _integers(batch, length)
+    if not inputs:
+        raise InputError(
+            f"{type(model).__name__} takes {main!r}, of which no example can be made from its config: give a function "
+            "module:function that returns (model, meta_args)"
+        )
+    return {**inputs, **_labels(type(model).__name__, parameters, batch, length)}
+
+
+def _labels(architecture: str, parameters: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor]:
+    """One label a token, but one a sequence or picture for classifiers, and two positions for question answering."""
+    if "start_positions" in parameters:
+        return {"start_positions": _integers(batch), "end_positions": _integers(batch)}
+    if architecture.endswith(("ForSequenceClassification", "ForImageClassification", "ForMultipleChoice")):
+        return {"labels": _integers(batch)}
+    return {"labels": _integers(batch, length)}
+
+
+def _integers(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+def _picture(config: Any) -> tuple[int, int, int]:
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", 224)
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return getattr(vision, "num_channels", 3), height, width
+
+
+def _longest(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        if isinstance(value := getattr(config, name, None), int) and value > 0:
+            return value
+    return 512
+
+
+def _check_positions(model: nn.Module, length: int) -> None:
+    """Learned positions have an end that data-free tensors would not notice."""
+    for name, module in model.named_modules():
+        learned = isinstance(module, nn.Embedding) and name.endswith(_POSITIONS)
+        if learned and module.num_embeddings < length:
+            raise InputError(
+                f"the sequence of {length} is longer than the {module.num_embeddings} learned positions of {name}: "
+                "take a shorter one, or a config with more positions"
+            )
+
+
+def _close(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _told(error: Exception) -> str:
+    """An error of code that is not ours on one line, with its place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" [at {frames[-1].filename}:{frames[-1].lineno}]" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

@@ -1,0 +1,84 @@
+"""What `explain` says is the plan's, complete, and fits a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.plans import Plan
+from autopar.report.tables import WIDTH, show_seconds
+from autopar.sizes import show_bytes
+
+
+def _section(text: str, title: str) -> list[str]:
+    """The lines of the part that begins with `title`."""
+    return next(part for part in text.split("\n\n") if part.startswith(title)).splitlines()[1:]
+
+
+def test_fits_100_columns_without_colour(plan: Plan) -> None:
+    wide = replace(plan, notes=("x" * 300 + " " + "word " * 100,), constraints=("fsdp",) * 50)
+    for text in (plan.explain(), wide.explain()):
+        assert "\x1b" not in text
+        assert all(len(line) <= WIDTH for line in text.splitlines())
+
+
+def test_a_plan_read_back_explains_itself_alike(plan: Plan) -> None:
+    assert Plan.from_json(plan.to_json()).explain() == plan.explain()
+
+
+def test_summary_names_mesh_budget_size_and_proof(plan: Plan) -> None:
+    text = "\n".join(_section(plan.explain(), "Plan"))
+    assert "dp=2 x tp=2 (4 devices, cpu)" in text
+    assert "43.0 MiB of 64.0 MiB (67.2 %)" in text
+    assert "2,096 ops -> 41 decisions" in text
+    assert "optimal, HiGHS" in text
+    assert "gap 0.00 %" in text
+
+
+def test_repeated_blocks_are_told_once(plan: Plan) -> None:
+    layouts = _section(plan.explain(), "Layouts")
+    assert [line.split() for line in layouts if "c_proj" in line] == [
+        ["c_proj", "·", "linear", "8x256x64", "S0", "b", "P", "i"]
+    ]
+    assert any("h.{0-3}" in line for line in layouts)
+    assert not any("view" in line for line in layouts)
+
+
+def test_the_legend_explains_the_placements_that_occur(plan: Plan) -> None:
+    legend = " ".join(_section(plan.explain(), "Layouts")[-2:])
+    assert "P partial sum" in legend
+    assert "R+" not in legend
+
+
+def test_parameters_tell_storage_and_use(plan: Plan) -> None:
+    rows = [line.split() for line in _section(plan.explain(), "Parameters")]
+    assert ["wte.weight", "256x64", "float32", "R", "R"] in rows
+    assert ["h.{0-3}.mlp.c_fc.weight", "256x64", "float32", "S1", "S0", "gathered", "twice"] in rows
+
+
+def test_collectives_sum_to_what_the_plan_announces(plan: Plan) -> None:
+    row = " ".join(_section(plan.explain(), "Collectives")[1].split())
+    volume = show_bytes(sum(c.bytes * c.count for c in plan.collectives))
+    assert f"all_reduce forward tp {sum(c.count for c in plan.collectives)} {volume}" in row
+    assert show_seconds(sum(c.seconds for c in plan.collectives)) in row
+    assert _section(replace(plan, collectives=()).explain(), "Collectives") == ["  none"]
+
+
+def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
+    text = plan.explain()
+    assert "Memory per device at the peak, end of forward" in text
+    assert any(line.split() == ["budget", "64.0", "MiB", "21.0", "MiB", "free"] for line in text.splitlines())
+    assert "no budget" in replace(plan, memory_budget_bytes=None).explain()
+
+
+def test_recompute_folds_block_numbers(plan: Plan) -> None:
+    assert "  transformer.h.{0,1,3}: 3 segments" in _section(plan.explain(), "Recomputed")
+    assert _section(replace(plan, recompute=()).explain(), "Recomputed") == ["  nothing: every activation is kept"]
+
+
+def test_shares_of_the_step_are_of_the_whole(plan: Plan) -> None:
+    shares = [float(line.split()[-2]) for line in _section(plan.explain(), "Predicted") if line.endswith("%")]
+    assert abs(sum(shares) - 100) < 0.3
+
+
+def test_notes_come_last(plan: Plan) -> None:
+    assert plan.explain().rstrip().endswith("- torch.foo has no rule: replicated [at model.py:3]")
