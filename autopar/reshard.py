@@ -21,8 +21,8 @@ P→R+      **all-reduce**         **all-reduce**
 P→S       **reduce-scatter**     **all-gather**
 ========  =====================  =========================
 
-Only the bold ones cost anything. A partial value that is joined by mean, max or min goes to R or R+ only;
-max and min count in backward the ranks that hold the extremum, which is an all-reduce too.
+Only the bold ones cost anything. A partial value joined by mean goes to R or R+ only. One joined by max or
+min goes to R only, and an all-reduce in backward counts the ranks that hold the extremum.
 
 Of all orders of the changes the one with the least traffic is taken; where every order passes through a
 layout that the shape does not allow, axes make a detour over R.
@@ -193,7 +193,10 @@ def _local_elements(layout: Layout, shape: Shape, mesh_shape: Shape) -> int:
 def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Shape, needs_grad: bool) -> Step | None:
     """The change of `axis` alone, or None where the table has no such change."""
     src, dst = before[axis], after[axis]
-    if "sum" not in (src.join, dst.join) or (src.join != "sum" and not dst.is_replicated) or dst.join != "sum":
+    if dst.join != "sum" or (src.join != "sum" and not dst.is_replicated):
+        return None
+    extremum = src.join in ("max", "min")
+    if extremum and dst.partial_grad:
         return None
     n = mesh_shape[axis]
     if n == 1:
@@ -211,7 +214,7 @@ def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Sh
             forward, backward = Move("reduce_scatter", axis, n * wanted), Move("all_gather", axis, wanted)
         else:
             forward = Move("all_reduce", axis, kept)
-            backward = Move("all_reduce", axis, kept) if dst.partial_grad or src.join in ("max", "min") else None
+            backward = Move("all_reduce", axis, kept) if dst.partial_grad or extremum else None
     elif not src.partial_grad:
         if dst.kind == "sharded":
             backward = Move("all_gather", axis, wanted)

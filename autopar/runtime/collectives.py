@@ -1,0 +1,63 @@
+"""The mesh as one rank sees it, and the collectives over one of its axes.
+
+Collectives are the traceable operators `torch.ops._c10d_functional`, which name a process group by a string,
+so that `torch.compile` sees them and whatever holds a group's name can be copied. Each returns a new
+tensor, ready to use. None of them is differentiable by itself: `convert` and the local ops pair each with
+its conjugate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+ReduceOp = Literal["sum", "max", "min"]
+
+
+@dataclass(frozen=True)
+class LocalMesh:
+    """Shape of the mesh, this rank's coordinate on it, and the name of its process group along each axis."""
+
+    shape: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    groups: tuple[str, ...]
+
+    @staticmethod
+    def of(mesh: DeviceMesh) -> LocalMesh:
+        """The view of the calling process; its rank must be part of `mesh`."""
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            raise ValueError(f"this process is no part of {mesh}")
+        groups = tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
+        return LocalMesh(tuple(mesh.shape), tuple(coordinate), groups)
+
+
+def all_reduce(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
+    """Sum, maximum or minimum over the group, on every rank of it."""
+    functional = torch.ops._c10d_functional
+    return functional.wait_tensor(functional.all_reduce(tensor.contiguous(), op, group))
+
+
+def all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """The `size` ranks' tensors (of equal shape) in rank order along a new leading dim."""
+    functional = torch.ops._c10d_functional
+    whole = functional.wait_tensor(functional.all_gather_into_tensor(tensor.contiguous(), size, group))
+    return whole.view(size, *tensor.shape)
+
+
+def reduce_scatter(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """Of a tensor with leading dim `size`: the ranks' sum of the part that bears this rank's number."""
+    functional = torch.ops._c10d_functional
+    part = functional.wait_tensor(functional.reduce_scatter_tensor(tensor.contiguous(), "sum", size, group))
+    return part.view(tensor.shape[1:])
+
+
+def all_to_all(tensor: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: str) -> torch.Tensor:
+    """Exchange pieces of a 1-D tensor: `sent[r]` elements go to rank r, `received[r]` come from it."""
+    functional = torch.ops._c10d_functional
+    pieces = functional.all_to_all_single(tensor.contiguous(), list(received), list(sent), group)
+    return functional.wait_tensor(pieces)

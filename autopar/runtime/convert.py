@@ -1,0 +1,236 @@
+"""Moving a local tensor from one layout to another, and its gradient back: `convert(tensor, recipe)`.
+
+A recipe is made once, from `autopar.reshard.steps`, for the calling rank; it holds numbers and group names
+only. `convert` is an autograd function: forward does the moves of the steps, backward their conjugates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from autopar.layout import Layout
+from autopar.reshard import Step, steps
+from autopar.runtime import collectives
+from autopar.runtime.collectives import LocalMesh, ReduceOp
+from autopar.runtime.cuts import Cut, Regrouping
+
+ActionKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "pad", "keep_on_first", "divide"
+]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that one rank does to its local tensor over one axis; `cut` and `new_cut` as the kind needs them."""
+
+    kind: ActionKind
+    group: str
+    rank: int
+    ranks: int
+    cut: Cut | None = None
+    new_cut: Cut | None = None
+    op: ReduceOp = "sum"
+
+    def apply(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _APPLY[self.kind](self, tensor)
+
+
+def _all_reduce(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    return collectives.all_reduce(tensor, action.op, action.group)
+
+
+def _all_gather(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    assert action.cut is not None
+    pieces = collectives.all_gather(action.cut.pad(tensor), action.ranks, action.group)
+    return action.cut.unstack(pieces).contiguous()
+
+
+def _reduce_scatter(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    assert action.cut is not None
+    piece = collectives.reduce_scatter(action.cut.stack(tensor), action.ranks, action.group)
+    return piece.narrow(action.cut.dim, 0, action.cut.count(action.rank)).contiguous()
+
+
+def _all_to_all(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    assert action.cut is not None
+    assert action.new_cut is not None
+    regrouping = Regrouping(action.cut, action.new_cut)
+    sent = regrouping.blocks(tensor, action.rank)
+    shapes = [regrouping.block_shape(tensor.shape, sender, action.rank) for sender in range(action.ranks)]
+    received = [torch.Size(shape).numel() for shape in shapes]
+    flat = torch.cat([block.reshape(-1) for block in sent])
+    flat = collectives.all_to_all(flat, [block.numel() for block in sent], received, action.group)
+    blocks = [part.view(shape) for part, shape in zip(flat.split(received), shapes, strict=True)]
+    return regrouping.join(blocks, action.rank)
+
+
+def _slice(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    assert action.cut is not None
+    # a copy: a view would keep the whole in memory for as long as the piece is saved for backward
+    return action.cut.take(tensor, action.rank).clone(memory_format=torch.contiguous_format)
+
+
+def _pad(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    assert action.cut is not None
+    return action.cut.put(tensor, action.rank)
+
+
+def _keep_on_first(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if action.rank == 0 else torch.zeros_like(tensor)
+
+
+def _divide(action: Action, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor / action.ranks
+
+
+_APPLY = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "slice": _slice,
+    "pad": _pad,
+    "keep_on_first": _keep_on_first,
+    "divide": _divide,
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Actions in the order in which they run; `extremum`: the forward is a maximum or minimum over an axis."""
+
+    forward: tuple[Action, ...]
+    backward: tuple[Action, ...]
+    reduction_dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None
+    extremum: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `convert` does on this rank; nearly always one stage."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def is_identity(self) -> bool:
+        return not self.stages
+
+
+def recipe(
+    src: Layout,
+    dst: Layout,
+    shape: tuple[int, ...],
+    mesh: LocalMesh,
+    *,
+    needs_grad: bool,
+    dtype: torch.dtype | None = None,
+    reduction_dtype: torch.dtype | None = None,
+) -> Recipe:
+    """How this rank turns its part of a tensor of global `shape` from `src` into `dst`.
+
+    `dtype`: the value is cast to it first, so that a parameter's shards travel in the compute dtype.
+    `reduction_dtype`: gradients are summed over ranks in it; with the cast inside, the sum reaches the
+    parameter without being rounded to the compute dtype.
+    """
+    stages: list[Stage] = []
+    for step in steps(src, dst, shape, mesh.shape, needs_grad=needs_grad):
+        forward, backward = _actions(step, shape, mesh)
+        extremum = step.src.join in ("max", "min")
+        if stages and not extremum and not stages[-1].extremum:
+            last = stages.pop()
+            forward, backward = last.forward + forward, backward + last.backward
+        if forward or backward:
+            stages.append(Stage(forward, backward if needs_grad else (), reduction_dtype, extremum=extremum))
+    if dtype is not None:
+        if not stages or stages[0].extremum:
+            stages.insert(0, Stage((), (), reduction_dtype))
+        stages[0] = replace(stages[0], dtype=dtype)
+    return Recipe(tuple(stages))
+
+
+@lru_cache(maxsize=1 << 12)
+def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+    """Forward and backward of one step, as the table of `autopar.reshard` says."""
+    axis, src, dst = step.axis, step.src, step.dst
+    if mesh.shape[axis] == 1:
+        return (), ()
+    plain = Action("slice", mesh.groups[axis], mesh.coordinate[axis], mesh.shape[axis])
+    old = Cut.of(step.layout_before, axis, shape, mesh.shape, mesh.coordinate) if src.is_sharded else None
+    new = Cut.of(step.layout_after, axis, shape, mesh.shape, mesh.coordinate) if dst.is_sharded else None
+
+    def act(kind: ActionKind, cut: Cut | None = None, new_cut: Cut | None = None) -> tuple[Action, ...]:
+        return (replace(plain, kind=kind, cut=cut, new_cut=new_cut),)
+
+    if src.is_sharded:
+        if dst.is_sharded:
+            return act("all_to_all", old, new), act("all_to_all", new, old)
+        if dst.is_partial:
+            return act("pad", old), act("slice", old)
+        return act("all_gather", old), act("reduce_scatter" if dst.partial_grad else "slice", old)
+    if src.is_partial:
+        if src.join in ("max", "min"):
+            return (replace(plain, kind="all_reduce", op=src.join),), ()
+        if dst.is_sharded:
+            return act("reduce_scatter", new), act("all_gather", new)
+        mean = act("divide") if src.join == "mean" else ()
+        return act("all_reduce") + mean, (act("all_reduce") if dst.partial_grad else ()) + mean
+    if dst.is_sharded:
+        return act("slice", new), act("pad" if src.partial_grad else "all_gather", new)
+    if dst.is_partial:
+        return act("keep_on_first"), act("keep_on_first") if src.partial_grad else ()
+    return (), act("keep_on_first" if src.partial_grad else "all_reduce")
+
+
+class _Moves(torch.autograd.Function):
+    """The actions of a stage forward; their conjugates backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
+        ctx.stage, ctx.dtype = stage, tensor.dtype
+        value = tensor if stage.dtype is None else tensor.to(stage.dtype)
+        for action in stage.forward:
+            value = action.apply(value)
+        return value.view_as(value) if value is tensor else value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        stage: Stage = ctx.stage
+        for action in stage.backward:
+            if stage.reduction_dtype is not None and action.kind in ("all_reduce", "reduce_scatter"):
+                gradient = gradient.to(stage.reduction_dtype)
+            gradient = action.apply(gradient)
+        return gradient.to(ctx.dtype), None
+
+
+class _Extremum(torch.autograd.Function):
+    """Maximum or minimum over an axis; the gradient goes to the ranks that hold it, in equal parts."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
+        [action] = stage.forward
+        value = action.apply(tensor)
+        ctx.stage = stage
+        ctx.save_for_backward(tensor == value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        [holds] = ctx.saved_tensors
+        [forward] = ctx.stage.forward
+        holders = collectives.all_reduce(holds.to(gradient.dtype), "sum", forward.group)
+        return gradient * holds / holders, None
+
+
+def convert(tensor: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """This rank's part of the tensor in the layout that `recipe` leads to; differentiable."""
+    for stage in recipe.stages:
+        if not stage.forward and not stage.backward and tensor.dtype == stage.dtype:
+            continue
+        function = _Extremum if stage.extremum else _Moves
+        tensor = function.apply(tensor, stage)
+    return tensor

@@ -1,0 +1,167 @@
+"""How one mesh axis cuts one dim of a local tensor: taking a piece, and putting pieces together.
+
+Seen from one axis, the other axes have cut the tensor already. What is left is one digit of one dim: the
+length that the axis finds, the `outer` that is left in it, the number of ranks (`autopar.layout`, Digits).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autopar.layout import Layout, R
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis of `ranks` ranks cuts a dim of `length` at digit position `outer`; ragged only where `outer` is 1.
+
+    >>> cut = Cut(dim=0, length=12, outer=3, ranks=2)
+    >>> cut.take(torch.arange(12), 1)
+    tensor([ 2,  3,  6,  7, 10, 11])
+    >>> cut.runs(1)
+    [(2, 2), (6, 2), (10, 2)]
+    """
+
+    dim: int
+    length: int
+    outer: int
+    ranks: int
+
+    @staticmethod
+    def of(
+        layout: Layout, axis: int, shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int]
+    ) -> Cut:
+        """What `axis` cuts in a tensor of global `shape` that lies as `layout`, at `coordinate` of the other axes."""
+        placement = layout[axis]
+        others = layout.replace(axis, R)
+        length = others.local_shape(shape, mesh_shape, coordinate)[placement.dim]
+        digits = others.digits(placement.dim, mesh_shape)
+        outer = placement.outer // math.prod(d.size for d in digits if d.outer < placement.outer)
+        return Cut(placement.dim, length, outer, mesh_shape[axis])
+
+    @property
+    def longest(self) -> int:
+        """Length of the first rank's piece, to which ragged pieces are padded."""
+        return -(-self.length // self.ranks)
+
+    @property
+    def _part(self) -> int:
+        return self.length // (self.outer * self.ranks)
+
+    def runs(self, rank: int) -> list[tuple[int, int]]:
+        """The piece of `rank` as (start, length) of its contiguous stretches."""
+        if self.outer == 1:
+            start = min(rank * self.longest, self.length)
+            return [(start, min(self.longest, self.length - start))]
+        stride = self.ranks * self._part
+        return [(k * stride + rank * self._part, self._part) for k in range(self.outer)]
+
+    def count(self, rank: int) -> int:
+        """Length of the piece of `rank`."""
+        return sum(length for _, length in self.runs(rank))
+
+    def take(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """The piece of `rank`, a view where the strides allow it."""
+        if self.outer == 1:
+            return tensor.narrow(self.dim, *self.runs(rank)[0])
+        digits = tensor.unflatten(self.dim, (self.outer, self.ranks, self._part))
+        return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
+
+    def put(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
+        """The whole with `piece` in its place and zeros elsewhere."""
+        whole = piece.new_zeros((*piece.shape[: self.dim], self.length, *piece.shape[self.dim + 1 :]))
+        if self.outer == 1:
+            whole.narrow(self.dim, *self.runs(rank)[0]).copy_(piece)
+        else:
+            digits = whole.unflatten(self.dim, (self.outer, self.ranks, self._part))
+            digits.select(self.dim + 1, rank).copy_(piece.unflatten(self.dim, (self.outer, self._part)))
+        return whole
+
+    def pad(self, piece: torch.Tensor) -> torch.Tensor:
+        """A ragged piece, filled up with zeros to the longest."""
+        missing = self.longest - piece.shape[self.dim]
+        if missing == 0:
+            return piece
+        zeros = piece.new_zeros((*piece.shape[: self.dim], missing, *piece.shape[self.dim + 1 :]))
+        return torch.cat((piece, zeros), self.dim)
+
+    def stack(self, whole: torch.Tensor) -> torch.Tensor:
+        """All pieces of `whole`, padded to the longest, along a new leading dim."""
+        if self.outer == 1:
+            missing = self.longest * self.ranks - self.length
+            if missing:
+                zeros = whole.new_zeros((*whole.shape[: self.dim], missing, *whole.shape[self.dim + 1 :]))
+                whole = torch.cat((whole, zeros), self.dim)
+            return whole.unflatten(self.dim, (self.ranks, self.longest)).movedim(self.dim, 0)
+        digits = whole.unflatten(self.dim, (self.outer, self.ranks, self._part))
+        return digits.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 2)
+
+    def unstack(self, pieces: torch.Tensor) -> torch.Tensor:
+        """The whole from what `stack` gives."""
+        if self.outer == 1:
+            return pieces.movedim(0, self.dim).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.length)
+        digits = pieces.unflatten(self.dim + 1, (self.outer, self._part))
+        return digits.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """From pieces cut by `src` to pieces cut by `dst` on one axis; what rank s sends to d is a block.
+
+    A block is what lies in the piece of s under `src` and in the piece of d under `dst`, in index order.
+    """
+
+    src: Cut
+    dst: Cut
+
+    def blocks(self, piece: torch.Tensor, rank: int) -> list[torch.Tensor]:
+        """What `rank` sends to each rank."""
+        ranks = range(self.dst.ranks)
+        if self.src.dim != self.dst.dim:
+            return [self.dst.take(piece, r) for r in ranks]
+        return [_stretches(piece, self.src.dim, _common(self.src.runs(rank), self.dst.runs(r))) for r in ranks]
+
+    def block_shape(self, shape: Sequence[int], sender: int, receiver: int) -> tuple[int, ...]:
+        """Shape of a block; `shape` is that of any piece before or after."""
+        block = list(shape)
+        if self.src.dim == self.dst.dim:
+            block[self.src.dim] = sum(n for _, n, _ in _common(self.src.runs(sender), self.dst.runs(receiver)))
+        else:
+            block[self.src.dim], block[self.dst.dim] = self.src.count(sender), self.dst.count(receiver)
+        return tuple(block)
+
+    def join(self, blocks: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        """The piece of `rank` under `dst` from the blocks that the ranks sent."""
+        if self.src.dim != self.dst.dim:
+            if self.src.outer == 1:
+                return torch.cat(list(blocks), self.src.dim)
+            return self.src.unstack(torch.stack(list(blocks)))
+        arrived: list[tuple[int, torch.Tensor]] = []  # index in the whole, stretch
+        for sender, block in enumerate(blocks):
+            taken = 0
+            for _, length, index in _common(self.src.runs(sender), self.dst.runs(rank)):
+                arrived.append((index, block.narrow(self.src.dim, taken, length)))
+                taken += length
+        stretches = [stretch for _, stretch in sorted(arrived, key=lambda item: item[0])]
+        return torch.cat(stretches or list(blocks), self.src.dim)
+
+
+def _common(mine: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Where stretches of `theirs` lie in the piece made of `mine`: (start in the piece, length, index in the whole)."""
+    found, offset = [], 0
+    for start, length in mine:
+        for other, other_length in theirs:
+            begin, end = max(start, other), min(start + length, other + other_length)
+            if begin < end:
+                found.append((offset + begin - start, end - begin, begin))
+        offset += length
+    return found
+
+
+def _stretches(tensor: torch.Tensor, dim: int, runs: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    parts = [tensor.narrow(dim, start, length) for start, length, _ in runs]
+    return torch.cat(parts, dim) if parts else tensor.narrow(dim, 0, 0)

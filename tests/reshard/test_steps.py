@@ -1,0 +1,118 @@
+"""What `steps` announces: chains of legal single-axis changes, no dearer than any other order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import LayoutError
+from autopar.layout import R_PLUS, Layout, P, R, shard
+from autopar.reshard import Step, steps, traffic
+
+SHAPES = [(24, 12), (8, 8, 8), (7, 16), (50257, 8)]
+PLACEMENTS = [R, R_PLUS, P, *(shard(d, o) for d in range(3) for o in (1, 2, 3, 4))]
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], Layout, Layout]:
+    mesh = draw(st.sampled_from([(2,), (4,), (2, 2), (4, 2), (2, 3, 2)]))
+    shape = draw(st.sampled_from(SHAPES))
+    layouts = st.tuples(*[st.sampled_from(PLACEMENTS)] * len(mesh)).map(Layout)
+    legal = layouts.filter(lambda x: x.is_legal(shape, mesh, ragged=True))
+    return mesh, shape, draw(legal), draw(legal)
+
+
+@given(pair=pairs(), needs_grad=st.booleans())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_chain(pair: tuple[tuple[int, ...], tuple[int, ...], Layout, Layout], needs_grad: bool) -> None:
+    mesh, shape, src, dst = pair
+    found = steps(src, dst, shape, mesh, needs_grad=needs_grad)
+    layout = src if needs_grad else src.value()
+    for step in found:
+        assert step.layout_before == layout
+        assert step.layout_after == layout.replace(step.axis, step.dst)
+        assert step.src == layout[step.axis] != step.dst
+        assert step.layout_after.is_legal(shape, mesh, ragged=True)
+        assert needs_grad or step.backward is None
+        layout = step.layout_after
+    assert layout == (dst if needs_grad else dst.value())
+
+
+@given(pair=pairs())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_order_is_cheaper(pair: tuple[tuple[int, ...], tuple[int, ...], Layout, Layout]) -> None:
+    mesh, shape, src, dst = pair
+    changing = [axis for axis in range(len(mesh)) if src[axis] != dst[axis]]
+    cost = traffic(steps(src, dst, shape, mesh, needs_grad=True), mesh)
+    for order in itertools.permutations(changing):
+        layout, chain = src, tuple[Step, ...]()
+        for axis in order:
+            after = layout.replace(axis, dst[axis])
+            if not after.is_legal(shape, mesh, ragged=True):
+                break
+            chain += steps(layout, after, shape, mesh, needs_grad=True)
+            layout = after
+        else:
+            assert cost <= traffic(chain, mesh) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "forward", "backward"),
+    [
+        ("R", "S0", None, ("all_gather", 32)),
+        ("R", "R+", None, ("all_reduce", 64)),
+        ("R", "P", None, None),
+        ("R+", "R", None, None),
+        ("R+", "S1", None, None),
+        ("R+", "P", None, None),
+        ("S0", "R", ("all_gather", 32), None),
+        ("S0", "R+", ("all_gather", 32), ("reduce_scatter", 64)),
+        ("S0", "S1", ("all_to_all", 32), ("all_to_all", 32)),
+        ("S0", "P", None, None),
+        ("P", "R", ("all_reduce", 64), None),
+        ("P", "R+", ("all_reduce", 64), ("all_reduce", 64)),
+        ("P", "S0", ("reduce_scatter", 64), ("all_gather", 32)),
+    ],
+)
+def test_table(src: str, dst: str, forward: tuple[str, int] | None, backward: tuple[str, int] | None) -> None:
+    [step] = steps(Layout.parse(src), Layout.parse(dst), (8, 8), (2,), needs_grad=True)
+    assert (step.forward and (step.forward.kind, step.forward.elements)) == forward
+    assert (step.backward and (step.backward.kind, step.backward.elements)) == backward
+
+
+def test_scatter_early_gather_late() -> None:
+    found = steps(Layout.parse("S0,P"), Layout.parse("R,S1"), (8, 8), (2, 2), needs_grad=False)
+    assert [step.axis for step in found] == [1, 0]
+
+
+def test_ragged_shards_are_never_strided() -> None:
+    """A vocabulary of 7 over four ranks: the inner axis is gathered first, and travels padded."""
+    found = steps(Layout.parse("S0,S0@2"), Layout.parse("R+,S0"), (7, 1), (2, 2), needs_grad=True)
+    assert [str(step.layout_after) for step in found] == ["S0,R", "R+,R", "R+,S0"]
+    assert [step.forward and step.forward.elements for step in found] == [2, 4, None]
+
+
+def test_axes_of_one_rank_move_nothing() -> None:
+    found = steps(Layout.parse("P,S0"), Layout.parse("R+,S1"), (4, 4), (1, 1), needs_grad=True)
+    assert traffic(found, (1, 1)) == 0
+
+
+@pytest.mark.parametrize(("src", "dst"), [("S0@2", "R"), ("R", "P:max"), ("P:max", "P"), ("S2", "R")])
+def test_impossible(src: str, dst: str) -> None:
+    with pytest.raises(LayoutError):
+        steps(Layout.parse(src), Layout.parse(dst), (7, 4), (2,), needs_grad=True)
+
+
+def test_fast_enough_for_all_pairs() -> None:
+    """The solver asks for every pair; 30 microseconds each is the aim, and the bound allows for a slow machine."""
+    shape, mesh = (64, 4096, 12288), (8, 8)
+    placements = [R, R_PLUS, P, *(shard(d, o) for d in range(3) for o in (1, 3, 8))]
+    layouts = [x for x in map(Layout, itertools.product(placements, repeat=2)) if x.is_legal(shape, mesh)]
+    begin = time.process_time()
+    for src, dst in itertools.product(layouts, repeat=2):
+        steps(src, dst, shape, mesh, needs_grad=True)
+    assert (time.process_time() - begin) / len(layouts) ** 2 < 120e-6
