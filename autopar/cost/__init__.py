@@ -1,0 +1,7 @@
+"""FLOPs, bytes and seconds of a graph, from the graph alone."""
+
+from autopar.cost.annotation import annotate, saved_bytes, total_flops
+from autopar.cost.collectives import collective_seconds
+from autopar.cost.node_cost import NodeCost, Work
+
+__all__ = ["NodeCost", "Work", "annotate", "collective_seconds", "saved_bytes", "total_flops"]

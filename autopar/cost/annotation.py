@@ -1,0 +1,267 @@
+"""Annotating a graph: every node measured alone, on data-free tensors, identical nodes once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from autopar.cost.calls import NO_DATA, arguments, callable_of
+from autopar.cost.kernels import kernel
+from autopar.cost.measure import Measured, measure, storage_id, touched_bytes
+from autopar.cost.node_cost import NodeCost, Work
+from autopar.cost.strides import correct_strides
+from autopar.graph import COST, GRAD_MODE, VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
+
+
+def annotate(graph: fx.Graph, device_kind: str = "cpu", root: nn.Module | None = None) -> None:
+    """Set `node.meta[COST]` of every node, for a device of torch type `device_kind`.
+
+    Nothing runs on that device: each call runs on meta tensors made after its inputs' VAL, whose strides and shared
+    storages are first made those of the device's kernels. `root` holds the leaf modules (default: the graph's owner).
+
+    >>> graph = fx.Graph()
+    >>> x, y = graph.placeholder("x"), graph.placeholder("y")
+    >>> x.meta[VAL] = torch.empty(2, 3, device="meta", requires_grad=True)
+    >>> y.meta[VAL] = torch.empty(3, 5, device="meta")
+    >>> product = graph.call_function(torch.matmul, (x, y))
+    >>> product.meta[VAL] = torch.empty(2, 5, device="meta", requires_grad=True)
+    >>> annotate(graph)
+    >>> cost = product.meta[COST]
+    >>> cost.flops_forward, cost.flops_backward, cost.saved_inputs
+    (60, 60, (1,))
+    """
+    memo: dict[Hashable, NodeCost] = {}
+    root = root if root is not None else graph.owning_module
+    correct_strides(graph, device_kind, root)
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output") or not output_tensors(node):
+            node.meta[COST] = NodeCost(alias_of=(None,) * len(output_tensors(node)))
+        elif is_getitem(node):
+            node.meta[COST] = _picked(node)
+        else:
+            key = _key(node)
+            if key not in memo:
+                memo[key] = _cost(node, device_kind, root)
+            node.meta[COST] = memo[key]
+
+
+def saved_bytes(graph: fx.Graph) -> int:
+    """Bytes that all nodes together keep for backward, each storage once; parameters, buffers and inputs not counted.
+
+    Equal to what `saved_tensors_hooks` is handed in a run of the model on the annotated device.
+    """
+    storages: dict[int, int] = {}
+    owned: set[int] = set()
+    internal = 0
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            owned.update(map(storage_id, output_tensors(node)))
+        cost: NodeCost = node.meta[COST]
+        internal += cost.saved_internal_bytes
+        inputs = tensor_inputs(node) if cost.saved_inputs else []
+        outputs = output_tensors(node) if cost.saved_outputs else []
+        for tensor in [tensor_of(inputs[i]) for i in cost.saved_inputs] + [outputs[i] for i in cost.saved_outputs]:
+            storages[storage_id(tensor)] = tensor.untyped_storage().nbytes()
+    return internal + sum(size for storage, size in storages.items() if storage not in owned)
+
+
+def total_flops(graph: fx.Graph) -> tuple[int, int]:
+    """Model FLOPs of the whole graph, forward and backward."""
+    costs = [node.meta[COST] for node in graph.nodes]
+    return sum(c.flops_forward for c in costs), sum(c.flops_backward for c in costs)
+
+
+def _picked(node: fx.Node) -> NodeCost:
+    """A `getitem` runs nothing; each of its tensors is one of the tuple's."""
+    position = {ref: i for i, ref in enumerate(tensor_inputs(node))}
+    return NodeCost(alias_of=tuple(position[ref] for ref in resolve(node)))
+
+
+def _key(node: fx.Node) -> Hashable:
+    """What a node's cost depends on: target, constants, and of each tensor shape, strides, dtype, requires_grad."""
+    first: dict[TensorRef, int] = {}
+    outputs = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in output_tensors(node))
+    grad_mode = node.meta.get(GRAD_MODE, True)
+    return (node.op, _frozen(node.target), _frozen((node.args, node.kwargs), first), outputs, grad_mode)
+
+
+def _frozen(value: Any, first: dict[TensorRef, int] | None = None) -> Hashable:
+    """A hashable form of arguments; nodes become the facts of their tensors, and which are the same tensor."""
+    if isinstance(value, fx.Node):
+        assert first is not None
+        tensors = []
+        for ref in resolve(value):
+            tensor = tensor_of(ref)
+            tensors.append(
+                (
+                    first.setdefault(ref, len(first)),
+                    tuple(tensor.shape),
+                    tensor.stride() if tensor.layout == torch.strided else None,
+                    tensor.dtype,
+                    tensor.requires_grad,
+                )
+            )
+        if tensors:
+            return tuple(tensors)
+        value = value.meta.get(VAL)
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(_frozen(item, first) for item in value))
+    if isinstance(value, dict):
+        return tuple((key, _frozen(item, first)) for key, item in value.items())
+    if isinstance(value, slice):
+        return ("slice", _frozen(value.start, first), _frozen(value.stop, first), _frozen(value.step, first))
+    try:
+        hash(value)
+    except TypeError:
+        return ("id", id(value))
+    return (type(value), value)  # 1, 1.0 and True are equal, and not the same constant
+
+
+def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
+    """Measure one node; where it does not run on data-free tensors, estimate it."""
+    refs = tensor_inputs(node)
+    if not refs and node.op != "call_module":  # a factory: it writes its outputs
+        outputs = output_tensors(node)
+        written = sum(map(touched_bytes, outputs))
+        work = _work(outputs, [], [], written, 0, 0, 1, 0)
+        return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
+    for leaves in (True, False):  # autograd refuses an in-place op on a leaf: try then with inputs that are none
+        try:
+            return _measured(node, refs, device_kind, root, leaves)
+        except NO_DATA:
+            continue
+    return _estimate(node, root)
+
+
+def _measured(
+    node: fx.Node, refs: Sequence[TensorRef], device_kind: str, root: nn.Module | None, leaves: bool
+) -> NodeCost:
+    """The node run alone; raises one of NO_DATA where it cannot."""
+    with torch.set_grad_enabled(bool(node.meta.get(GRAD_MODE, True))):
+        fresh = {ref: _fresh(tensor_of(ref), leaves) for ref in dict.fromkeys(refs)}
+        args, kwargs = arguments(node, fresh)
+        call, owned = callable_of(node, root)
+        measured = measure(lambda: call(*args, **kwargs), [*fresh.values(), *owned])
+    if len(measured.outputs) != len(output_tensors(node)):
+        raise ValueError(f"{node} yields {len(measured.outputs)} tensors alone")
+    return _from_measured(node, device_kind, measured, [fresh[ref] for ref in refs], owned, args, kwargs)
+
+
+def _fresh(tensor: torch.Tensor, leaf: bool) -> torch.Tensor:
+    """A meta tensor with the facts of `tensor` and a storage of its own."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    made.requires_grad_(tensor.requires_grad)
+    return made if leaf or not tensor.requires_grad else made.view_as(made).clone()
+
+
+def _from_measured(
+    node: fx.Node,
+    device_kind: str,
+    measured: Measured,
+    inputs: Sequence[torch.Tensor],
+    owned: Sequence[torch.Tensor],
+    args: Any,
+    kwargs: Any,
+) -> NodeCost:
+    """The figures of the target device: as measured, but for what its own kernel does otherwise."""
+    outputs, trains = measured.outputs, any(t.requires_grad for t in measured.outputs)
+    override = kernel(node.target, device_kind, outputs, args, kwargs)
+    saved, internal = dict(measured.saved), None
+    if override and trains:
+        internal = override.internal_bytes
+        if override.saved is not None:
+            saved = {storage_id(t): 0 for t in override.saved}
+    for tensor in owned:
+        saved.pop(storage_id(tensor), None)
+    input_at = {storage_id(t): i for i, t in reversed(list(enumerate(inputs)))}
+    output_at = {storage_id(t): i for i, t in reversed(list(enumerate(outputs))) if storage_id(t) not in input_at}
+    if internal is None:
+        internal = sum(size for s, size in saved.items() if s not in input_at and s not in output_at)
+    forward, backward = measured.forward, measured.backward
+    moved_forward, moved_backward = forward.moved_bytes, backward.moved_bytes
+    kernels_forward, kernels_backward = forward.kernels, backward.kernels
+    read = [forward.read_bytes.get(storage_id(t), 0) for t in inputs]
+    flops_forward, flops_backward = measured.flops_forward, measured.flops_backward
+    if override:
+        flops_forward = int(flops_forward * override.causal)
+        if override.backward_passes is not None and flops_backward:
+            flops_backward = int(flops_forward * override.backward_passes)
+        if override.moved_forward is not None and override.moved_backward is not None:
+            moved_forward, kernels_forward = override.moved_forward, 1
+            moved_backward, kernels_backward = (override.moved_backward, 1) if trains else (0, 0)
+            read = list(map(touched_bytes, inputs))
+    work = _work(outputs, inputs, read, moved_forward, flops_forward, flops_backward, kernels_forward, kernels_backward)
+    if override and work:
+        work = dataclasses.replace(work, rate=override.rate)
+    return NodeCost(
+        measured.flops_forward,
+        measured.flops_backward,
+        tuple(sorted(i for s, i in input_at.items() if s in saved)),
+        tuple(sorted(i for s, i in output_at.items() if s in saved)),
+        internal,
+        moved_forward,
+        moved_backward,
+        tuple(input_at.get(storage_id(t)) for t in outputs),
+        work=work,
+    )
+
+
+def _work(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    read: Sequence[int],
+    moved_forward: int,
+    flops_forward: int,
+    flops_backward: int,
+    kernels_forward: int,
+    kernels_backward: int,
+) -> Work | None:
+    """What the device does, or None where it does nothing (views)."""
+    if not kernels_forward + kernels_backward:
+        return None
+    floating = [t.dtype for t in (*inputs, *outputs) if t.dtype.is_floating_point]
+    shares = dict.fromkeys(map(storage_id, inputs), 0)
+    for tensor in inputs:
+        shares[storage_id(tensor)] += 1
+    return Work(
+        str(floating[0] if floating else outputs[0].dtype).removeprefix("torch."),
+        flops_forward,
+        flops_backward,
+        tuple(map(touched_bytes, inputs)),
+        tuple(size // shares[storage_id(t)] for size, t in zip(read, inputs, strict=True)),
+        sum(map(touched_bytes, outputs)),
+        sum(t.numel() for t in outputs),
+        kernels_forward,
+        kernels_backward,
+    )
+
+
+def _estimate(node: fx.Node, root: nn.Module | None) -> NodeCost:
+    """A guess for what cannot run without data: it reads its inputs once, keeps them and its outputs.
+
+    A leaf module is taken for a product with each of its parameters, once for every output row.
+    """
+    inputs, outputs = [tensor_of(ref) for ref in tensor_inputs(node)], output_tensors(node)
+    parameters = 0
+    if node.op == "call_module" and root is not None:
+        parameters = sum(p.numel() for p in root.get_submodule(str(node.target)).parameters())
+    rows = max((t.numel() // t.shape[-1] for t in outputs if t.dim() and t.shape[-1]), default=1)
+    flops, trains = 2 * parameters * rows, any(t.requires_grad for t in outputs)
+    read = [touched_bytes(t) for t in inputs]
+    moved = sum(read) + sum(map(touched_bytes, outputs))
+    work = _work(outputs, inputs, read, moved, flops, 2 * flops * trains, 1, int(trains))
+    return NodeCost(
+        flops_forward=flops,
+        flops_backward=2 * flops if trains else 0,
+        saved_inputs=tuple(i for i, t in enumerate(inputs) if trains and t.dtype.is_floating_point),
+        saved_outputs=tuple(i for i, t in enumerate(outputs) if t.requires_grad),
+        moved_bytes_forward=moved,
+        moved_bytes_backward=2 * moved if trains else 0,
+        alias_of=(None,) * len(outputs),
+        estimated=True,
+        work=work,
+    )

@@ -1,0 +1,48 @@
+"""Calling one node of a graph on tensors of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.graph import VAL, TensorRef, resolve
+
+# What an op raises that reads data, or that has no data-free form.
+NO_DATA = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
+
+
+def arguments(node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor]) -> tuple[Any, Any]:
+    """The node's args and kwargs with `tensors` for nodes, and the meta device for any other."""
+
+    def value(source: fx.Node) -> Any:
+        found = iter([tensors[ref] for ref in resolve(source)])
+        return pytree.tree_map(lambda v: next(found) if isinstance(v, torch.Tensor) else v, source.meta[VAL])
+
+    def meta(constant: Any) -> Any:
+        return torch.device("meta") if isinstance(constant, torch.device) else constant
+
+    args, kwargs = pytree.tree_map(meta, fx.map_arg((node.args, node.kwargs), value))
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("meta")
+    return args, kwargs
+
+
+def callable_of(node: fx.Node, root: nn.Module | None) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """What the node calls, and the tensors that it owns: those of a leaf module in `root`, data-free."""
+    if node.op == "call_method":
+        return getattr(torch.Tensor, str(node.target)), []
+    if node.op == "call_function":
+        assert callable(node.target)
+        return node.target, []
+    if root is None:
+        raise TypeError(f"the graph has no root to hold the leaf module {node.target}")
+    module = root.get_submodule(str(node.target))
+    state = {
+        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+    }
+    return lambda *args, **kwargs: torch.func.functional_call(module, state, args, kwargs), list(state.values())

@@ -1,0 +1,189 @@
+"""Ops whose kernels on the target device differ from the path they take on the meta device.
+
+Each row is keyed by (op, device type) and says what that kernel keeps for backward and does; every other op is taken
+as measured. Rows for the CPU are checked in tests against real runs. A row takes the call's outputs and arguments
+(data-free, at global shapes) and returns None where the kernel does not apply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autopar.cost.measure import touched_bytes
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a row overrides; None leaves the measured figure.
+
+    `saved`: inputs and outputs kept for backward. `causal`: forward does this part of the model's FLOPs.
+    `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: bytes, in one kernel each way.
+    `order`: the output's dims, outermost first, where it does not lie in their order.
+    """
+
+    saved: tuple[Tensor, ...] | None = None
+    internal_bytes: int = 0
+    causal: float = 1.0
+    backward_passes: float | None = None
+    moved_forward: int | None = None
+    moved_backward: int | None = None
+    rate: float = 1.0
+    order: tuple[int, ...] | None = None
+
+
+Row = Callable[..., Kernel | None]
+
+# Part of a large product's rate: FlashAttention-2 reaches 150 to 190 of an A100's 312 TFLOP/s forward where products
+# reach 230 to 260 (Dao, 2307.08691, figures 4 to 7).
+_ATTENTION_RATE = 0.65
+
+
+def _attention(fused: Callable[..., bool]) -> Row:
+    """Fused attention keeps q, k, v, the output and its log-sum-exp; never the score matrix.
+
+    Its backward computes the scores again: five products where forward has two (2307.08691, section 3.1.2).
+    A boolean mask becomes one in the query's dtype, which is kept; a floating one is kept itself.
+    The output lies as (batch, sequence, heads, head dim), so that merging the heads afterwards copies nothing.
+    """
+
+    def row(
+        outputs: Sequence[Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Kernel | None:
+        if not fused(query, key, value, attn_mask, dropout_p):
+            return None
+        statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
+        internal = math.prod(query.shape[:-1]) * statistics.itemsize
+        kept: tuple[Tensor, ...] = (query, key, value, *outputs)
+        read = sum(map(touched_bytes, (query, key, value)))
+        if attn_mask is not None:
+            mask_bytes = attn_mask.numel() * query.element_size()
+            read += mask_bytes
+            if attn_mask.dtype == torch.bool:
+                internal += mask_bytes
+            else:
+                kept += (attn_mask,)
+        written = sum(map(touched_bytes, outputs))
+        return Kernel(
+            saved=kept,
+            internal_bytes=internal,
+            causal=0.5 if is_causal else 1.0,
+            backward_passes=2.5,
+            moved_forward=read + written,
+            moved_backward=2 * (read + written),
+            rate=_ATTENTION_RATE,
+            order=(0, 2, 1, 3),
+        )
+
+    return row
+
+
+def _same_head_dims(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    tensors = (query, key, value)
+    return all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors) and (
+        query.shape[-1] == key.shape[-1] == value.shape[-1]
+    )
+
+
+def _fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+    """The conditions of ATen's `sdp_utils_cpp.cpp`, use_flash_attention_cpp."""
+    return _same_head_dims(query, key, value) and dropout_p == 0.0 and not (mask is not None and mask.requires_grad)
+
+
+def _fused_on_cuda(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    return _same_head_dims(query, key, value) and query.shape[-1] <= 256 and query.dtype in dtypes
+
+
+def _dropout_on_cuda(
+    outputs: Sequence[Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Kernel | None:
+    """`native_dropout` keeps a mask of one byte an element."""
+    if not training or not 0.0 < p < 1.0:
+        return None
+    once = 2 * touched_bytes(input) + input.numel()
+    return Kernel(saved=(), internal_bytes=input.numel(), moved_forward=once, moved_backward=once)
+
+
+def _rms_norm_on_cuda(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Kernel:
+    """One kernel that keeps input, weight and one float32 a row; elsewhere it is a chain of pointwise ops."""
+    rows = input.numel() // max(math.prod(normalized_shape), 1)
+    kept = (input,) if weight is None else (input, weight)
+    once = 2 * touched_bytes(input)
+    return Kernel(kept, 4 * rows, moved_forward=once, moved_backward=once + touched_bytes(input))
+
+
+def _layer_norm_on_cpu(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Kernel | None:
+    """Mean and reciprocal deviation have the input's dtype, unless float32 weights make them float32."""
+    if input.dtype.itemsize >= 4 or (weight is not None and weight.dtype != input.dtype):
+        return None
+    rows = input.numel() // max(math.prod(normalized_shape), 1)
+    return Kernel(internal_bytes=2 * rows * input.element_size())
+
+
+def _batch_norm(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Kernel | None:
+    """With running statistics none are computed, and none kept."""
+    return None if training else Kernel(internal_bytes=0)
+
+
+ROWS: dict[tuple[Any, str], Row] = {
+    (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu),
+    (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda),
+    (F.dropout, "cuda"): _dropout_on_cuda,
+    (torch.dropout, "cuda"): _dropout_on_cuda,
+    (F.rms_norm, "cuda"): _rms_norm_on_cuda,
+    (torch.rms_norm, "cuda"): _rms_norm_on_cuda,
+    (F.layer_norm, "cpu"): _layer_norm_on_cpu,
+    (torch.layer_norm, "cpu"): _layer_norm_on_cpu,
+    (F.batch_norm, "cpu"): _batch_norm,
+    (F.batch_norm, "cuda"): _batch_norm,
+}
+
+
+def has_row(target: Any, device_kind: str) -> bool:
+    """Whether an op has a row for this device (a target without a hash has none)."""
+    return isinstance(target, Hashable) and (target, device_kind) in ROWS
+
+
+def kernel(target: Any, device_kind: str, outputs: Sequence[Tensor], args: Any, kwargs: Any) -> Kernel | None:
+    """The row for one call, or None where the meta path is the device's own."""
+    return ROWS[target, device_kind](outputs, *args, **kwargs) if has_row(target, device_kind) else None

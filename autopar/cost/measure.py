@@ -1,0 +1,107 @@
+"""Measuring one call on data-free tensors: FLOPs, storages saved for backward, bytes that its kernels move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+# These read, of their first argument, only as much as they yield.
+_PICKS = {"embedding", "index_select", "gather", "index", "take", "select_backward", "slice_backward"}
+# These make a tensor without writing it.
+_ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+@dataclass
+class Measured:
+    """One call, forward and backward, on meta tensors. Storages are named by identity (every `data_ptr()` is 0)."""
+
+    outputs: list[torch.Tensor]
+    flops_forward: int = 0
+    flops_backward: int = 0
+    saved: dict[int, int] = field(default_factory=dict)  # storage identity -> bytes
+    forward: Traffic = field(default_factory=lambda: Traffic())
+    backward: Traffic = field(default_factory=lambda: Traffic())
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Identity of the storage behind a tensor, valid while one tensor on it lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def touched_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that reading or writing all of a tensor moves: an expanded one is read from its few elements."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+class Traffic(TorchDispatchMode):
+    """Counts what every kernel under it reads and writes; an op whose outputs are views runs none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved_bytes = 0
+        self.kernels = 0
+        self.read_bytes: dict[int, int] = {}  # storage identity -> bytes
+        self._alive: list[torch.Tensor] = []  # so that identities stay unique
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.overloadpacket.__name__ in _ALLOCATES:
+            return out
+        reads = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        writes = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self._alive += reads + writes
+        if not func._schema.is_mutable:
+            sources = {storage_id(t) for t in reads}
+            writes = [t for t in writes if storage_id(t) not in sources]
+            if not writes:
+                return out
+        written = sum(map(touched_bytes, writes))
+        picks = func.overloadpacket.__name__ in _PICKS
+        for i, tensor in enumerate(reads):
+            read = min(touched_bytes(tensor), written) if picks and i == 0 else touched_bytes(tensor)
+            self.moved_bytes += read
+            self.read_bytes[storage_id(tensor)] = self.read_bytes.get(storage_id(tensor), 0) + read
+        self.moved_bytes += written
+        self.kernels += 1
+        return out
+
+
+def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured:
+    """Run `call` and its backward towards those `inputs` that require a gradient, all on the meta device.
+
+    FLOPs are those of `FlopCounterMode`, which depend on which inputs need a gradient; the saved storages those that
+    `saved_tensors_hooks` is handed, each counted once and whole.
+    """
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    counter, forward, backward = FlopCounterMode(display=False), Traffic(), Traffic()
+    with counter:
+        with forward, saved_tensors_hooks(pack, lambda tensor: tensor):
+            value = call()
+        flops_forward = counter.get_total_flops()
+        outputs = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+        heads = [t for t in outputs if t.requires_grad]
+        leaves = [t for t in inputs if t.requires_grad]
+        if heads and leaves:
+            with backward:
+                torch.autograd.grad(heads, leaves, [torch.empty_like(t) for t in heads], allow_unused=True)
+    return Measured(
+        outputs,
+        flops_forward,
+        counter.get_total_flops() - flops_forward,
+        {storage_id(t): t.untyped_storage().nbytes() for t in saved},
+        forward,
+        backward,
+    )

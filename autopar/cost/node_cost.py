@@ -1,0 +1,50 @@
+"""What one node of the graph costs: FLOPs, bytes kept for backward, bytes moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the target device's kernels do for one node; seconds follow from it.
+
+    FLOPs differ from the model's where a kernel skips some (causal attention) or repeats some (its backward).
+    `read_bytes`: what forward reads of each tensor input (an embedding reads some rows of its table, a view nothing).
+    `kernels_forward`, `kernels_backward`: how many kernels run one after another.
+    `rate`: the part of a large matrix product's rate that this kernel reaches.
+    """
+
+    dtype: str  # of the arithmetic, "bfloat16"
+    flops_forward: int
+    flops_backward: int
+    input_bytes: tuple[int, ...]
+    read_bytes: tuple[int, ...]
+    output_bytes: int
+    output_elements: int
+    kernels_forward: int
+    kernels_backward: int
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """Cost of one node at its global shapes, on one device, as `node.meta[COST]`.
+
+    `flops_*` are model FLOPs: what `FlopCounterMode` counts on the meta device. Saved tensors are named by their place
+    in `autopar.graph.tensor_inputs(node)` and `output_tensors(node)`; what is kept beside them (statistics, masks) is
+    `saved_internal_bytes`. `alias_of`: per output, the input whose storage it shares. Bytes moved count every read and
+    write of every kernel that the op runs; views are free. `estimated`: the op does not run on data-free tensors, and
+    the figures are a guess from its shapes.
+    """
+
+    flops_forward: int = 0
+    flops_backward: int = 0
+    saved_inputs: tuple[int, ...] = ()
+    saved_outputs: tuple[int, ...] = ()
+    saved_internal_bytes: int = 0
+    moved_bytes_forward: int = 0
+    moved_bytes_backward: int = 0
+    alias_of: tuple[int | None, ...] = ()
+    estimated: bool = False
+    work: Work | None = None  # None: nothing runs on the device

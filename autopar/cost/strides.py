@@ -1,0 +1,84 @@
+"""Strides and shared storages as on the target device, where its kernels lay outputs out otherwise than meta's.
+
+Fused attention yields (batch, sequence, heads, head dim) in memory: merging the heads, a copy on the meta device, is a
+view there, so that one tensor is kept for backward and not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.cost.calls import NO_DATA, arguments, callable_of
+from autopar.cost.kernels import has_row, kernel
+from autopar.cost.measure import storage_id
+from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
+
+
+def correct_strides(graph: fx.Graph, device_kind: str, root: nn.Module | None) -> None:
+    """Give VAL the device's strides, and follow them through the ops that read such a tensor."""
+    changed: set[TensorRef] = set()
+    for node in graph.nodes:
+        if is_getitem(node) and changed.intersection(resolve(node)):
+            source, key = node.args
+            assert isinstance(source, fx.Node)
+            node.meta[VAL] = source.meta[VAL][key]
+        elif node.op.startswith("call") and output_tensors(node) and not is_getitem(node):
+            refs = tensor_inputs(node)
+            if changed.intersection(refs):
+                changed |= _run_again(node, refs, root)
+            if has_row(node.target, device_kind):
+                changed |= _lay_out(node, refs, device_kind)
+
+
+def _run_again(node: fx.Node, refs: Sequence[TensorRef], root: nn.Module | None) -> set[TensorRef]:
+    """Run a node on its corrected inputs; the outputs whose strides or storages are others than before."""
+    try:
+        args, kwargs = arguments(node, {ref: tensor_of(ref).detach() for ref in refs})
+        with torch.no_grad():
+            outputs = [
+                t
+                for t in pytree.tree_leaves(callable_of(node, root)[0](*args, **kwargs))
+                if isinstance(t, torch.Tensor)
+            ]
+    except NO_DATA:
+        return set()  # it stays as traced, and its cost is an estimate
+    before = output_tensors(node)
+    if len(outputs) != len(before):
+        return set()
+    shared = {storage_id(tensor_of(ref)) for ref in refs}
+    news = {
+        i: new
+        for i, (old, new) in enumerate(zip(before, outputs, strict=True))
+        if storage_id(new) in shared or new.stride() != old.stride()
+    }
+    return _replace(node, news)
+
+
+def _lay_out(node: fx.Node, refs: Sequence[TensorRef], device_kind: str) -> set[TensorRef]:
+    """Give the outputs of an op the order of dims that its kernel writes."""
+    outputs = output_tensors(node)
+    row = kernel(node.target, device_kind, outputs, *arguments(node, {ref: tensor_of(ref) for ref in refs}))
+    if row is None or row.order is None:
+        return set()
+    (output,) = outputs
+    inverse = [row.order.index(dim) for dim in range(output.dim())]
+    laid = torch.empty([output.shape[d] for d in row.order], dtype=output.dtype, device="meta").permute(inverse)
+    return _replace(node, {0: laid}) if laid.stride() != output.stride() else set()
+
+
+def _replace(node: fx.Node, news: dict[int, torch.Tensor]) -> set[TensorRef]:
+    """Put `news` in place of some of a node's tensors."""
+    numbers = iter(range(len(output_tensors(node))))
+
+    def one(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        new = news.get(next(numbers))
+        return value if new is None else new.detach().requires_grad_(value.requires_grad)
+
+    node.meta[VAL] = pytree.tree_map(one, node.meta[VAL])
+    return {TensorRef(node, i) for i in news}
