@@ -3,5 +3,6 @@
 from autopar.cost.annotation import annotate, saved_bytes, total_flops
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.node_cost import NodeCost, Work
+from autopar.cost.seconds import node_seconds
 
-__all__ = ["NodeCost", "Work", "annotate", "collective_seconds", "saved_bytes", "total_flops"]
+__all__ = ["NodeCost", "Work", "annotate", "collective_seconds", "node_seconds", "saved_bytes", "total_flops"]

@@ -1,0 +1,118 @@
+"""What must hold of a node's seconds, and how near a published layer they come."""
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorded import graph_of_call
+
+from autopar.cluster import Cluster, Device
+from autopar.cost import annotate, node_seconds
+from autopar.layout import Layout
+
+A100, CPU = Cluster.preset("a100", (8,)).device, Cluster.preset("cpu", (8,)).device
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """What node_seconds reads of a strategy."""
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    work: float = 1.0
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = True) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
+
+
+def sharded(inputs: str, outputs: str, work: float) -> Sharded:
+    return Sharded(
+        tuple(Layout.parse(text) for text in inputs.split()),
+        tuple(Layout.parse(text) for text in outputs.split()),
+        work,
+    )
+
+
+def seconds(
+    target: Any, *args: Any, device: Device = A100, how: Sharded | None = None, mesh: Any = (8,), **kwargs: Any
+) -> tuple[float, float]:
+    node = graph_of_call(target, *args, **kwargs)
+    annotate(node.graph, device.kind)
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    how = how or sharded("R " * len(tensors), "R", 1.0)
+    return node_seconds(node, how, device, mesh)
+
+
+@pytest.mark.parametrize("device", [A100, CPU], ids=["a100", "cpu"])
+def test_larger_products_take_longer(device: Device) -> None:
+    sizes = [1, 8, 64, 512, 4096]
+    for k, n in itertools.product(sizes, sizes):
+        found = [seconds(F.linear, meta(m, k), meta(n, k), device=device) for m in sizes]
+        assert found == sorted(found)
+
+
+def test_large_products_reach_the_devices_efficiency_and_thin_ones_do_not() -> None:
+    def reached(m: int, k: int, n: int) -> float:
+        return 2 * m * k * n / seconds(F.linear, meta(m, k), meta(n, k))[0] / A100.flops_per_s["bfloat16"]
+
+    assert A100.efficiency * 0.9 < reached(16384, 8192, 8192) < A100.efficiency
+    assert reached(16384, 32, 8192) < 0.5 * A100.efficiency
+    assert reached(64, 8192, 1024) < 0.2 * A100.efficiency
+
+
+def test_no_shard_takes_longer_than_the_whole_and_none_beats_its_part() -> None:
+    x, w = meta(8192, 4096), meta(4096, 4096)
+    whole = seconds(F.linear, x, w)
+    for inputs, output in [("S0 R+", "S0"), ("R+ S0", "S1"), ("S1 S1", "P")]:
+        shard = seconds(F.linear, x, w, how=sharded(inputs, output, 1 / 8))
+        assert all(w / 8 <= s < w for s, w in zip(shard, whole, strict=True))
+
+
+def test_a_replicated_weight_is_read_whole() -> None:
+    """With few tokens a product is bound by its weight, which data parallel does not split."""
+    x, w = meta(64, 8192), meta(8192, 8192)
+    split = seconds(F.linear, x, w, how=sharded("R+ S0", "S1", 1 / 8))
+    replicated = seconds(F.linear, x, w, how=sharded("S0 R+", "S0", 1 / 8))
+    assert replicated[0] > 1.5 * split[0]
+
+
+def test_nothing_is_faster_than_a_launch_but_a_view() -> None:
+    assert seconds(torch.add, meta(1), meta(1))[0] == A100.launch_seconds
+    assert seconds(torch.t, meta(8, 8)) == (0.0, 0.0)
+
+
+def test_lower_precision_is_never_slower() -> None:
+    single, half = (
+        seconds(F.linear, meta(2048, 2048, dtype=d), meta(2048, 2048, dtype=d)) for d in (torch.float32, torch.bfloat16)
+    )
+    assert half[0] < single[0]
+
+
+def test_causal_attention_does_half_and_its_backward_computes_scores_again() -> None:
+    q = meta(4, 32, 8192, 128)
+    full = seconds(F.scaled_dot_product_attention, q, q, q)
+    causal = seconds(F.scaled_dot_product_attention, q, q, q, is_causal=True)
+    assert causal[0] == pytest.approx(full[0] / 2, rel=0.02)
+    assert causal[1] == pytest.approx(2.5 * causal[0], rel=0.02)
+
+
+def test_fused_attention_moves_no_score_matrix() -> None:
+    q = meta(1, 8, 4096, 64)
+    node = graph_of_call(F.scaled_dot_product_attention, q, q, q)
+    annotate(node.graph, "cuda")
+    assert node.meta["cost"].moved_bytes_forward == 4 * q.numel() * q.element_size()
+
+
+def test_fast_enough_to_be_asked_for_every_strategy() -> None:
+    node = graph_of_call(F.linear, meta(8192, 4096), meta(4096, 4096))
+    annotate(node.graph, "cuda")
+    how = sharded("S0,R+ R+,S0", "S0,S1", 1 / 64)
+    begin = time.process_time()
+    for _ in range(20_000):
+        node_seconds(node, how, A100, (8, 8))
+    assert time.process_time() - begin < 1.0
