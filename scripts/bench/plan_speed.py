@@ -1,0 +1,104 @@
+"""CPU seconds of each planning stage and peak memory, for full-size models on an H100 preset; each in a fresh process.
+
+python scripts/bench/plan_speed.py             # all cases
+python scripts/bench/plan_speed.py llama gpt2  # those whose name has one of the words
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+GPT2 = {"architectures": "GPT2LMHeadModel"}  # the default config is the 124 M model
+LLAMA_3_8B = {
+    "architectures": "LlamaForCausalLM",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int, int]] = {  # config, mesh, sequence, global batch
+    "gpt2 (8,)": (GPT2, (8,), 1024, 64),
+    "gpt2 (2, 4)": (GPT2, (2, 4), 1024, 64),
+    "llama-3-8b (64,)": (LLAMA_3_8B, (64,), 8192, 64),
+    "llama-3-8b (8, 8)": (LLAMA_3_8B, (8, 8), 8192, 64),
+}
+BUDGET = "70GiB"
+
+
+def run_case(name: str) -> dict[str, Any]:
+    """Plan one case in this process: seconds by stage, and the peak of resident memory."""
+    import torch
+    import transformers
+
+    from autopar import Cluster, plan
+
+    values, mesh, sequence, batch = CASES[name]
+    architecture = getattr(transformers, values["architectures"])
+    config = architecture.config_class.from_dict({k: v for k, v in values.items() if k != "architectures"})
+    with torch.device("meta"):
+        model = architecture(config)
+    ids = torch.empty(batch, sequence, dtype=torch.long, device="meta")
+    cluster = Cluster.preset("h100", mesh)
+    cpu, wall = _cpu_seconds(), time.perf_counter()
+    made = plan(model, {"input_ids": ids, "labels": ids}, cluster, memory_budget=BUDGET, precision="bf16")
+    return {
+        "stages": dict(made.planning_seconds),
+        "cpu_seconds": _cpu_seconds() - cpu,
+        "wall_seconds": time.perf_counter() - wall,
+        "rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "ops": made.size.ops,
+        "decisions": made.size.decisions,
+        "step_seconds": made.predicted.step_seconds,
+        "peak_bytes": made.predicted.peak_bytes,
+        "status": made.certificate.status,
+        "gap": made.certificate.gap,
+    }
+
+
+def _cpu_seconds() -> float:
+    """User and system time of this process and of the solvers it started."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def main(words: list[str]) -> None:
+    from autopar.report.tables import table
+    from autopar.sizes import show_bytes
+
+    results = {}
+    for name in CASES:
+        if not words or any(word in name for word in words):
+            done = subprocess.run([sys.executable, __file__, "--case", name], stdout=subprocess.PIPE, check=True)
+            results[name] = json.loads(done.stdout.splitlines()[-1])
+    stages = list(dict.fromkeys(stage for result in results.values() for stage in result["stages"]))
+    rows = [
+        [
+            name,
+            *(f"{result['stages'].get(stage, 0):.1f}" for stage in stages),
+            f"{result['cpu_seconds']:.1f}",
+            f"{result['wall_seconds']:.1f}",
+            show_bytes(result["rss_bytes"]),
+            f"{result['ops']} -> {result['decisions']}",
+            f"{result['status']}, {100 * result['gap']:.1f} %",
+        ]
+        for name, result in results.items()
+    ]
+    head = ["model, mesh", *stages, "plan() CPU s", "wall s", "peak RSS", "ops -> decisions", "certificate, gap"]
+    print(*table(rows, "<" + ">" * (len(stages) + 3) + "<<", head=head, indent=0), sep="\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--case"]:
+        print(json.dumps(run_case(sys.argv[2])))
+    else:
+        main(sys.argv[1:])
