@@ -1,0 +1,99 @@
+"""Reading the arguments of a node while writing its rule."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.graph import VAL, input_nodes, output_tensors, resolve, tensor_inputs
+
+Writer = Callable[[fx.Node], "str | None"]
+
+
+def op_name(node: fx.Node) -> str:
+    """The op's name in the table: that of the torch function, operator or method, without underscores around it.
+
+    Python functions of other modules have none (""): a user's own `linear` is not torch's.
+    """
+    if node.op == "call_method":
+        return str(node.target).strip("_")
+    if node.op != "call_function":
+        return ""
+    module = getattr(node.target, "__module__", None) or "torch"
+    name = str(getattr(node.target, "__name__", ""))
+    return name.strip("_") if module.split(".")[0] in ("torch", "_operator", "operator") else ""
+
+
+def value(argument: Any) -> Any:
+    """An argument as the trace saw it: nodes, also in tuples and lists, become their data-free values."""
+    return fx.node.map_aggregate(argument, lambda a: a.meta.get(VAL) if isinstance(a, fx.Node) else a)
+
+
+def argument(node: fx.Node, name: str, position: int, default: Any = None) -> Any:
+    """The value of one argument, given by position or by name."""
+    if name in node.kwargs:
+        return value(node.kwargs[name])
+    return value(node.args[position]) if position < len(node.args) else default
+
+
+def integers(node: fx.Node, name: str, position: int) -> tuple[int, ...] | None:
+    """An argument that is an int, a sequence of ints, or ints spread over the positions from `position` on."""
+    found = argument(node, name, position)
+    if isinstance(found, int) and name not in node.kwargs:
+        found = [value(a) for a in node.args[position:] if isinstance(value(a), int) and not isinstance(a, bool)]
+    if found is None:
+        return None
+    return (int(found),) if isinstance(found, int) else tuple(int(d) for d in found)
+
+
+def input_shape(node: fx.Node, index: int = 0) -> tuple[int, ...]:
+    """The shape of a tensor input."""
+    ref = tensor_inputs(node)[index]
+    return tuple(output_tensors(ref.node)[ref.index].shape)
+
+
+def output_shapes(node: fx.Node) -> list[tuple[int, ...]]:
+    """The shapes of the outputs."""
+    return [tuple(t.shape) for t in output_tensors(node)]
+
+
+def letters(count: int) -> list[str]:
+    """Names for the dims of one tensor: a, b, c, ... (x26 and on past the alphabet)."""
+    return [string.ascii_lowercase[i] if i < 26 else f"x{i}" for i in range(count)]
+
+
+def dims_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
+    """Dims as numbers from 0; None is every dim."""
+    if dims is None:
+        return list(range(rank))
+    chosen = [dims] if isinstance(dims, int) else list(dims)
+    return [int(d) % max(rank, 1) for d in chosen] if chosen else list(range(rank))
+
+
+def by_name(signature: str, output: str, **operands: str) -> Writer:
+    """A writer for an op whose tensor arguments may come by position or by name, and may be absent.
+
+    `signature` lists the argument names in order; `operands` the text of each that is a tensor.
+    """
+    names = signature.split()
+
+    def write(node: fx.Node) -> str | None:
+        given = [*zip(names, node.args, strict=False), *node.kwargs.items()]
+        texts = []
+        for name, given_value in given:
+            if isinstance(given_value, fx.Node) and isinstance(given_value.meta.get(VAL), torch.Tensor):
+                if name not in operands:
+                    return None
+                texts.append(operands[name])
+        return f"{', '.join(texts)} -> {output}"
+
+    return write
+
+
+def tensors(node: fx.Node) -> list[torch.Tensor]:
+    """The data-free tensors that the node reads, in the order of its arguments."""
+    return [output_tensors(ref.node)[ref.index] for source in input_nodes(node) for ref in resolve(source)]

@@ -1,0 +1,178 @@
+"""From an annotated graph to the strategies of every node."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.errors import RuleError
+from autopar.graph import (
+    PLACE,
+    SCOPE,
+    VAL,
+    TensorRef,
+    is_getitem,
+    output_tensors,
+    target_name,
+    tensor_inputs,
+    tensor_of,
+)
+from autopar.strategies import ends
+from autopar.strategies.modes import Position, TensorFact, axis_modes, combine
+from autopar.strategies.positions import Member, useful_positions
+from autopar.strategies.strategy import Strategy
+from autopar.strategies.table import bound_rule, entry
+
+
+class NoRuleWarning(UserWarning):
+    """An op has no sharding rule and runs replicated."""
+
+
+def strategies_for(
+    graph: fx.Graph, mesh_shape: tuple[int, ...], *, inputs: str = "global"
+) -> dict[fx.Node, tuple[Strategy, ...]]:
+    """Every way to run each node over a mesh, all-replicated first.
+
+    The nodes are those that yield a tensor, `getitem` on tuples excepted, and the output. Equal nodes share one
+    tuple. `inputs="local"`: each rank passes its part of the batch, so placeholders may be sharded on dim 0.
+    Warns once per op (`NoRuleWarning`) of one that has no rule.
+    """
+    mesh_shape = tuple(mesh_shape)
+    constant = constants(graph)
+    members, rules = _members(graph, constant)
+    sources = [
+        (TensorRef(node, 0), tuple(node.meta[VAL].shape))
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
+    ]
+    positions = useful_positions(members, sources, mesh_shape)
+    found: dict[fx.Node, tuple[Strategy, ...]] = {}
+    shared: dict[Hashable, tuple[Strategy, ...]] = {}
+    key: Hashable
+    for node in graph.nodes:
+        if node in members:
+            key = (rules[node], positions[node])
+            if key not in shared:
+                shared[key] = _of_op(members[node], positions[node], mesh_shape)
+            found[node] = shared[key]
+        elif node.op == "output" or (output_tensors(node) and not is_getitem(node)):
+            key = (node.op, inputs, node in constant, tuple(_fact(t) for t in output_tensors(node)), _facts(node))
+            if key not in shared:
+                shared[key] = _of_end(node, node in constant, mesh_shape, inputs)
+            found[node] = shared[key]
+    return found
+
+
+def constants(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that no input and no trainable tensor reaches: buffers, factories and what is computed from them."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output", "call_module"):
+            continue
+        if any(t.requires_grad for t in output_tensors(node)) or (node.op == "get_attr" and _is_parameter(node)):
+            continue
+        if all(ref.node in found for ref in tensor_inputs(node)):
+            found.add(node)
+    return found
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    return isinstance(node.meta.get(VAL), torch.nn.Parameter)
+
+
+def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Member], dict[fx.Node, Hashable]]:
+    """The nodes under a rule, each with its bound rule, and a key that equal nodes share."""
+    members: dict[fx.Node, Member] = {}
+    keys: dict[fx.Node, Hashable] = {}
+    bounds: dict[Hashable, Any] = {}
+    warned: set[str] = set()
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method", "call_module") or is_getitem(node):
+            continue
+        if node in constant or not output_tensors(node):
+            continue
+        key = _signature(node)
+        if key not in bounds:
+            bounds[key] = _bound(node, warned)
+        if bounds[key] is not None:
+            refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
+            found = entry(node)
+            members[node] = Member(bounds[key], refs, found is not None and found.anchor)
+            keys[node] = key
+    return members, keys
+
+
+def _bound(node: fx.Node, warned: set[str]) -> Any:
+    try:
+        bound = bound_rule(node)
+        reason = "has no sharding rule"
+    except RuleError as error:
+        bound, reason = None, f"has a sharding rule that does not fit it ({error})"
+    name = target_name(node)
+    if bound is None and name not in warned:
+        warned.add(name)
+        scope = node.meta.get(SCOPE) or ()
+        place = ", ".join(filter(None, [scope[-1][0] if scope else "", node.meta.get(PLACE, "")]))
+        message = f"{name} {reason}: it runs replicated{f' [at {place}]' if place else ''}"
+        warnings.warn(message, NoRuleWarning, stacklevel=4)
+    return bound
+
+
+def _signature(node: fx.Node) -> Hashable:
+    """What a node's strategies depend on; names and positions in the graph are not part of it."""
+
+    def known(argument: Any) -> Any:
+        return _Known(argument.meta.get(VAL)) if isinstance(argument, fx.Node) else argument
+
+    arguments = fx.node.map_aggregate((node.args, node.kwargs), known)
+    return (node.op, target_name(node), repr(arguments), repr([_fact(t) for t in output_tensors(node)]))
+
+
+class _Known:
+    """Prints a node's value by its facts."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        value = self.value
+        if isinstance(value, torch.Tensor):
+            return repr((tuple(value.shape), value.dtype, value.requires_grad))
+        if isinstance(value, (tuple, list)):
+            return repr([_Known(item) for item in value])
+        if isinstance(value, Mapping):
+            return repr({key: _Known(item) for key, item in value.items()})
+        return repr(value)
+
+
+def _fact(tensor: torch.Tensor) -> TensorFact:
+    return TensorFact(tuple(tensor.shape), tensor.is_floating_point() or tensor.is_complex(), tensor.requires_grad)
+
+
+def _facts(node: fx.Node) -> tuple[TensorFact, ...]:
+    return tuple(_fact(tensor_of(ref)) for ref in tensor_inputs(node))
+
+
+def _of_op(member: Member, positions: tuple[Position, ...], mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
+    facts = [_fact(tensor_of(ref)) for ref in member.tensors]
+    return combine(member.bound, facts, axis_modes(member.bound, facts, positions), mesh_shape)
+
+
+def _of_end(node: fx.Node, constant: bool, mesh_shape: tuple[int, ...], inputs: str) -> tuple[Strategy, ...]:
+    if node.op == "output":
+        return ends.returned(_facts(node), mesh_shape)
+    outputs = output_tensors(node)
+    if node.op == "get_attr" and not constant:
+        return ends.stored(tuple(outputs[0].shape), mesh_shape)
+    if node.op == "placeholder":
+        return ends.given(tuple(outputs[0].shape), mesh_shape, inputs)
+    return ends.replicated(len(tensor_inputs(node)), len(outputs), len(mesh_shape))
+
+
+def only_replicated(strategies: Mapping[fx.Node, tuple[Strategy, ...]]) -> Iterator[fx.Node]:
+    """The nodes that no axis can split."""
+    return (node for node, ways in strategies.items() if len(ways) == 1)

@@ -1,0 +1,94 @@
+"""Strategies of the nodes that are no ops: inputs, parameters, constants, the output."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from autopar.layout import Layout, Placement, R, shard
+from autopar.strategies.modes import TensorFact
+from autopar.strategies.strategy import Strategy
+
+Shape = tuple[int, ...]
+
+
+def stored(shape: Shape, mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
+    """Storage of a parameter: replicated, or plain shards. Uneven ones only where no dim divides."""
+    return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape))
+
+
+def given(shape: Shape, mesh_shape: tuple[int, ...], inputs: str) -> tuple[Strategy, ...]:
+    """A placeholder: the same on every rank ("global"), or each rank its part of dim 0 ("local")."""
+    dims = [0] if inputs == "local" and shape else []
+    return _one_output([Layout.replicated(len(mesh_shape)), *_plain_layouts(shape, dims, mesh_shape)])
+
+
+def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
+    """The one strategy of an op that is not split."""
+    whole = Layout.replicated(axes)
+    return (Strategy((whole,) * inputs, (whole,) * outputs, ("",) * axes),)
+
+
+def returned(facts: Sequence[TensorFact], mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
+    """The output: on each axis all tensors replicated, or all that can sharded on the same dim."""
+    dims = range(max((len(f.shape) for f in facts), default=0))
+    found: dict[tuple[Layout, ...], Strategy] = {}
+    for choice in itertools.product([-1, *dims], repeat=len(mesh_shape)):
+        layouts = tuple(_fitted(f.shape, choice, mesh_shape) for f in facts)
+        names = tuple("" if dim < 0 else f"dim{dim}" for dim in choice)
+        found.setdefault(layouts, Strategy(layouts, (), names))
+    return tuple(found.values())
+
+
+def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: tuple[int, ...]) -> Layout:
+    """Sharded by `choice`, but replicated over the axes on which that is not even."""
+    placements: list[Placement] = [R] * len(mesh_shape)
+    for axis, dim in enumerate(choice):
+        if 0 <= dim < len(shape):
+            trial = list(placements)
+            trial[axis] = shard(dim, _outer(placements, dim, mesh_shape))
+            if Layout(tuple(trial)).is_legal(shape, mesh_shape):
+                placements = trial
+    return Layout(tuple(placements))
+
+
+def _outer(placements: Iterable[Placement], dim: int, mesh_shape: Sequence[int]) -> int:
+    """The digit position after the axes that already shard `dim`."""
+    outer = 1
+    for placement, n in zip(placements, mesh_shape, strict=True):
+        outer *= n if placement.is_sharded and placement.dim == dim else 1
+    return outer
+
+
+def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: tuple[int, ...]) -> list[Layout]:
+    """Replicated first, then every way to shard some of `dims` plainly, evenly if any way is even."""
+    options = [-1, *dims]
+    even, ragged = [], []
+    for choice in itertools.product(options, repeat=len(mesh_shape)):
+        placements: list[Placement] = []
+        for dim in choice:
+            placements.append(R if dim < 0 else shard(dim, _outer(placements, dim, mesh_shape[: len(placements)])))
+        layout = Layout(tuple(placements))
+        if layout.is_legal(shape, mesh_shape):
+            even.append(layout)
+        elif layout.is_legal(shape, mesh_shape, ragged=True):
+            ragged.append(layout)
+    covered = {_used(layout) for layout in even}
+    return even + [layout for layout in ragged if _used(layout) not in covered and _filled(layout, shape, mesh_shape)]
+
+
+def _used(layout: Layout) -> tuple[bool, ...]:
+    return tuple(p.is_sharded for p in layout.placements)
+
+
+def _filled(layout: Layout, shape: Shape, mesh_shape: tuple[int, ...]) -> bool:
+    """Whether a ragged layout gives the last rank anything: a parameter shorter than the mesh is not worth cutting."""
+    last = layout.local_shape(shape, mesh_shape, [n - 1 for n in mesh_shape])
+    return 0 not in last
+
+
+def _one_output(layouts: Iterable[Layout]) -> tuple[Strategy, ...]:
+    def names(layout: Layout) -> tuple[str, ...]:
+        return tuple("" if p.is_replicated else str(p) for p in layout.placements)
+
+    return tuple(Strategy((), (layout,), names(layout)) for layout in dict.fromkeys(layouts))

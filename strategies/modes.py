@@ -1,0 +1,163 @@
+"""A bound rule becomes strategies: what one mesh axis can do to the op, and the products over the axes.
+
+Over one axis an op can
+
+- run replicated;
+- split a factor f at a position: tensors that have f are sharded; an input without it gets a partial gradient (R+);
+  an output without it is partial (P), or replicated where the rule says `whole`;
+- if it is linear, pass a partial value (P → P) or a partial gradient (R+ → R+) through.
+
+Since the op on one coordinate of an axis is the same op on smaller tensors, every combination over the axes is
+again right. Two axes may split the same factor: their digits nest in axis order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from autopar.layout import R_PLUS, Join, Layout, P, Placement, R, shard
+from autopar.strategies.bind import Bound
+from autopar.strategies.inner import inner_collectives
+from autopar.strategies.strategy import Strategy
+
+
+class TensorFact(NamedTuple):
+    """What strategies need to know of a tensor; `grad`: a gradient flows."""
+
+    shape: tuple[int, ...]
+    floating: bool
+    grad: bool
+
+
+class Position(NamedTuple):
+    """A digit of a factor that an axis may pick: factor number and the `outer` within the factor."""
+
+    factor: int
+    outer: int
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What one axis does: one placement a tensor, inputs then outputs, as if it were the only axis."""
+
+    name: str
+    placements: tuple[Placement, ...]
+    position: Position | None = None
+    local: str = ""
+    work: float = 1.0  # in units of the axis' share: idle n, plain 1, double 2
+
+
+def axis_modes(bound: Bound, facts: Sequence[TensorFact], positions: Iterable[Position]) -> list[Mode]:
+    """Everything one axis can do, replicated first; whether digits fit an axis is checked by `combine`."""
+    inputs, outputs = facts[: bound.inputs], facts[bound.inputs :]
+    flows = any(o.grad for o in outputs)
+    wanted = [f.grad and flows for f in inputs]
+    modes = [Mode("", (R,) * len(facts))]
+    note = bound.operation
+    linear = bool(note.operands) or "linear" in note.words
+    if any(wanted) and (linear or "affine" in note.words):
+        placements = [R_PLUS if w else R for w in wanted] + [R_PLUS if o.grad else R for o in outputs]
+        modes.append(Mode("R+", tuple(placements)))
+    if all(o.floating for o in outputs):
+        together = [tuple(range(len(inputs)))] if "linear" in note.words else []
+        for group in [*together, *note.operands]:
+            if all(inputs[i].floating for i in group):
+                through = [P if i in group else R_PLUS if wanted[i] else R for i in range(len(inputs))]
+                modes.append(Mode("P", (*through, *[P] * len(outputs))))
+    modes += [_split(bound, position, wanted) for position in positions]
+    return modes
+
+
+def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
+    factor = bound.factors[position.factor]
+    without = R if "whole" in factor.note.words else _partial(factor.note.join)
+    placements = []
+    for t, spots in enumerate(bound.spots):
+        spot = spots[position.factor]
+        if spot is not None:
+            placements.append(shard(spot.dim, spot.outer * position.outer))
+        elif t < bound.inputs:
+            placements.append(R_PLUS if wanted[t] else R)
+        else:
+            placements.append(without)
+    name = factor.name if position.outer == 1 else f"{factor.name}@{position.outer}"
+    words = factor.note.words
+    work = float("inf") if "idle" in words else 2.0 if "double" in words else 1.0
+    return Mode(name, tuple(placements), position, factor.note.local, work)
+
+
+@cache
+def _partial(join: Join) -> Placement:
+    return Placement("partial", join=join)
+
+
+@lru_cache(maxsize=1 << 16)
+def _layout(placements: tuple[Placement, ...]) -> Layout:
+    return Layout(placements)
+
+
+def combine(
+    bound: Bound, facts: Sequence[TensorFact], modes: Sequence[Mode], mesh_shape: tuple[int, ...]
+) -> tuple[Strategy, ...]:
+    """The legal products of the modes over the axes: all-replicated first, each pair of layouts once."""
+    found: dict[tuple[Layout, ...], Strategy] = {}
+    fitting = [[m for m in modes if _fits(bound, (m,), (n,))] for n in mesh_shape]
+    for choice in itertools.product(*fitting):
+        if not _fits(bound, choice, mesh_shape):
+            continue
+        local = _local(bound, choice)
+        if local is None:
+            continue
+        layouts = _nested(choice, mesh_shape)
+        work = 1.0
+        for mode, n in zip(choice, mesh_shape, strict=True):
+            work *= min(1.0, mode.work / n) if mode.position else 1.0
+        known = found.get(layouts)
+        if known is None or work < known.work:
+            inner = inner_collectives(local, bound, facts, layouts, mesh_shape) if local else ()
+            names = tuple(m.name for m in choice)
+            found[layouts] = Strategy(layouts[: bound.inputs], layouts[bound.inputs :], names, local, work, inner)
+    return tuple(found.values())
+
+
+def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> bool:
+    """Whether each factor divides into the digits that the axes pick from it."""
+    digits: dict[Position, int] = {}
+    for mode, n in zip(choice, mesh_shape, strict=True):
+        if mode.position:
+            digits[mode.position] = digits.get(mode.position, 1) * n
+    reach: dict[int, int] = {}
+    for position, size in sorted(digits.items()):
+        if position.outer % reach.get(position.factor, 1):
+            return False
+        reach[position.factor] = position.outer * size
+    return all(bound.factors[factor].size % end == 0 for factor, end in reach.items())
+
+
+def _nested(choice: Sequence[Mode], mesh_shape: Sequence[int]) -> tuple[Layout, ...]:
+    """One layout a tensor; axes that pick the same position follow one another, first axis outermost."""
+    taken: dict[Position, int] = {}
+    columns = []
+    for mode, n in zip(choice, mesh_shape, strict=True):
+        placements = mode.placements
+        if mode.position:
+            before = taken.get(mode.position, 1)
+            taken[mode.position] = before * n
+            if before > 1:
+                placements = tuple(shard(p.dim, p.outer * before) if p.is_sharded else p for p in placements)
+        columns.append(placements)
+    return tuple(map(_layout, zip(*columns, strict=True)))
+
+
+def _local(bound: Bound, choice: Sequence[Mode]) -> str | None:
+    """The local code for this choice; None where two axes would need different code at once."""
+    note = bound.operation
+    split = any(mode.position for mode in choice)
+    names = {mode.local for mode in choice if mode.local}
+    if note.local and (split or "always" in note.words):
+        names.add(note.local)
+    return None if len(names) > 1 else next(iter(names), "")

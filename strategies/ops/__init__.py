@@ -1,0 +1,6 @@
+"""The table of rules, a file for each family of ops.
+
+Each file has a dict `RULES`: names of ops, separated by blanks, to the rule's text, or to a function that writes the
+text for a node, where the arguments decide (None: no rule holds for these arguments). A name stands for the op in
+all its forms: `torch.add`, `operator.add`, `Tensor.add`, `Tensor.add_`, `Tensor.__add__`.
+"""

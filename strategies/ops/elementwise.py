@@ -1,0 +1,76 @@
+"""Ops that act on each element, with broadcasting: one rule and lists of names."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.strategies.arguments import Writer, argument, tensors, value
+
+EACH = "[...]* -> ..."
+
+
+def addition(node: fx.Node) -> str:
+    """Sums of tensors pass partial values; a sum with a number only partial gradients."""
+    return f"{EACH} | {'linear' if len(tensors(node)) == 2 else 'affine'}"
+
+
+def product(node: fx.Node) -> str:
+    """Linear in each factor alone."""
+    return f"{EACH} | {'linear:0 linear:1' if len(tensors(node)) == 2 else 'linear'}"
+
+
+def quotient(node: fx.Node) -> str:
+    """Linear in what is divided, if it is not rounded."""
+    if argument(node, "rounding_mode", 3) is not None or not isinstance(node.args[0], fx.Node):
+        return EACH
+    return f"{EACH} | linear:0"
+
+
+def where(node: fx.Node) -> str:
+    """Linear in the two choices together."""
+    return f"{EACH} | linear:1+2" if len(tensors(node)) == 3 else EACH
+
+
+def masked_fill(node: fx.Node) -> str:
+    """Linear where the masked elements become zero."""
+    return f"{EACH} | linear:0" if value(argument(node, "value", 2)) == 0 and len(tensors(node)) == 2 else EACH
+
+
+def dropout(node: fx.Node) -> str:
+    """In training the mask is drawn by global index, so that every split draws the same one."""
+    training = argument(node, "training", 2, True)
+    random = training and argument(node, "p", 1, 0.5) > 0
+    return "... -> ... | linear @dropout always" if random else "... -> ... | linear"
+
+
+def type_as(node: fx.Node) -> str:
+    """Only the dtype of the second tensor counts."""
+    other = " ".join("_" * tensors(node)[1].dim()) if len(tensors(node)) == 2 else None
+    return "... -> ... | linear" if other is None else f"..., {other} -> ... | linear:0"
+
+
+_UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu6 elu selu celu leaky_relu softplus
+ softsign logsigmoid threshold exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs absolute sign sgn
+ sin cos tan
+ asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv floor ceil round trunc frac logit isnan isinf isfinite
+ isneginf isposinf logical_not bitwise_not invert not_ nan_to_num clamp clip clamp_min clamp_max lgamma digamma
+ zeros_like ones_like full_like empty_like signbit deg2rad rad2deg softshrink hardshrink tanhshrink"""
+_BINARY = """pow rpow float_power maximum minimum fmax fmin atan2 remainder rmod mod fmod floordiv floor_divide
+ rfloordiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor rand ror
+ rxor lshift rshift hypot xlogy logaddexp addcmul addcdiv lerp prelu isclose"""
+_LINEAR = """neg negative positive pos contiguous clone float double half bfloat16 detach alias conj real
+ requires_grad identity cpu cuda"""
+
+RULES: dict[str, str | Writer] = {
+    _UNARY: EACH,
+    _BINARY: EACH,
+    _LINEAR: "... -> ... | linear",
+    "add sub subtract radd rsub iadd isub": addition,
+    "mul multiply rmul imul": product,
+    "div divide true_divide truediv rtruediv rdiv itruediv": quotient,
+    "to type type_as int long bool": type_as,
+    "where": where,
+    "masked_fill": masked_fill,
+    "dropout": dropout,
+    "glu": "... k! -> ... _",
+}

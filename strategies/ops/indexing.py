@@ -1,0 +1,52 @@
+"""Looking up and writing by index along a dim, which stays whole."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.strategies.arguments import Writer, argument, input_shape, letters
+
+
+def gather(node: fx.Node) -> str:
+    """`gather(input, dim, index)`: every dim of the index but `dim` runs along the input's, if it is as long."""
+    before, index = input_shape(node, 0), input_shape(node, 1)
+    dim = argument(node, "dim", 1) % max(len(before), 1)
+    names = [n if i != dim and before[i] == index[i] else "_" for i, n in enumerate(letters(len(before)))]
+    last = [n if i != dim and n != "_" else f"j{i}" for i, n in enumerate(names)]
+    return f"{' '.join(names)}, {' '.join(last)} -> {' '.join(last)} | linear:0"
+
+
+def index_select(node: fx.Node) -> str:
+    """`index_select(input, dim, index)`."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1) % len(names)
+    before = " ".join("_" if i == dim else n for i, n in enumerate(names))
+    after = " ".join("j" if i == dim else n for i, n in enumerate(names))
+    return f"{before}, j -> {after} | linear:0"
+
+
+def pad(node: fx.Node) -> str:
+    """Dims that grow stay whole; zeros may be added to summands, and each part of a reflected one is linear."""
+    before, after = input_shape(node), tuple(node.meta["val"].shape)
+    names = letters(len(before))
+    given = argument(node, "pad", 1)
+    touched = {len(before) - 1 - k // 2 for k, width in enumerate(given) if width != 0}
+    side = " ".join("_" if i in touched else n for i, n in enumerate(names))
+    zeros = argument(node, "mode", 2, "constant") != "constant" or not argument(node, "value", 3)
+    return f"{side} -> {side} | {'linear' if zeros and len(after) == len(before) else 'affine'}"
+
+
+def new_tensor(node: fx.Node) -> str:
+    """`new_zeros` and its like take only dtype and device from their tensor."""
+    names = letters(len(input_shape(node)))
+    notes = ", ".join(f"{n} whole idle" for n in names)
+    return f"{' '.join(names)} -> {'_ ' * len(node.meta['val'].shape)}{'| ' + notes if notes else ''}"
+
+
+RULES: dict[str, str | Writer] = {
+    "gather take_along_dim": gather,
+    "index_select": index_select,
+    "tril triu": "... m! n! -> ... m! n! | linear",
+    "pad": pad,
+    "new_zeros new_ones new_full new_empty": new_tensor,
+}

@@ -1,0 +1,111 @@
+"""Norms, embeddings, convolutions and pooling."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.strategies.arguments import Writer, argument, by_name, integers, tensors
+
+
+def over_last_dims(signature: str) -> Writer:
+    """A norm over the last dims, as many as `normalized_shape` has."""
+
+    def write(node: fx.Node) -> str | None:
+        shape = integers(node, "normalized_shape", 1)
+        dims = " ".join(f"d{k}!" for k in range(len(shape or ())))
+        return by_name(signature, f"... {dims}", input=f"... {dims}", weight=dims, bias=dims)(node)
+
+    return write
+
+
+def batch_norm(node: fx.Node) -> str | None:
+    """In training the statistics are those of the whole batch; in eval each element stands alone."""
+    training = argument(node, "training", 5, False) or argument(node, "use_input_stats", 5, False)
+    names = [f"x{k}" for k in range(tensors(node)[0].dim() - 2)]
+    dims = " ".join(["b", "c", *names])
+    notes = " | " + ", ".join(f"{n} @batch_norm" for n in ["b", *names]) if training else ""
+    signature = "input running_mean running_var weight bias training momentum eps"
+    channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), "c")
+    return by_name(signature, dims + notes, input=dims, **channels)(node)
+
+
+def group_norm(node: fx.Node) -> str | None:
+    """Each sample by itself."""
+    signature = "input num_groups weight bias eps"
+    return by_name(signature, "b c! ...!", input="b c! ...!", weight="c!", bias="c!")(node)
+
+
+def embedding(node: fx.Node) -> str | None:
+    """Rows of a table; on the vocabulary a masked lookup whose results are summed."""
+    special = argument(node, "max_norm", 3) is not None or argument(node, "scale_grad_by_freq", 5, False)
+    signature = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    if special:
+        return by_name(signature, "...! d", input="...!", weight="v! d")(node)
+    return by_name(signature, "... d | v @embedding_vocab idle", input="...", weight="v d")(node)
+
+
+def convolution(spatial: int, *, transposed: bool = False) -> Writer:
+    """Batch, output and input channels split (input channels leave a partial sum), groups where there are several.
+
+    The spatial dims stay whole. Transposed: the weight is (in, out / groups, ...), and `groups` stands behind
+    `output_padding`.
+    """
+
+    def write(node: fx.Node) -> str | None:
+        unbatched = tensors(node)[0].dim() == spatial + 1
+        groups = argument(node, "groups", 6, 1)
+        batch = [] if unbatched else ["b"]
+        blank = ["_"] * spatial
+        inside, outside = ("i", "o") if groups == 1 else (f"(g={groups} i)", f"(g={groups} o)")
+        if groups == 1:
+            weight = ["i", "o"] if transposed else ["o", "i"]
+        else:
+            weight = [inside, "o"] if transposed else [outside, "i"]
+        text = f"{' '.join([*batch, inside, *blank])}, {' '.join([*weight, *blank])}"
+        text += f"{', [' + outside + ']?' if len(tensors(node)) > 2 else ''} -> {' '.join([*batch, outside, *blank])}"
+        return text if groups == 1 else _grouped(text, groups)
+
+    return write
+
+
+def _grouped(text: str, groups: int) -> str:
+    """Groups split with their channels; within a group nothing does (its channels would mix with another's)."""
+    for name in ("i", "o"):
+        text = text.replace(f"={groups} {name})", f"={groups} {name}!)").replace(f" {name} ", f" {name}! ")
+    return f"{text} | g @groups"
+
+
+def pooling(spatial: int, *, notes: str = "") -> Writer:
+    """Windows over the last dims, which stay whole; with indices there are two outputs."""
+
+    def write(node: fx.Node) -> str:
+        blank = " ".join("_" * spatial)
+        outputs = ", ".join([f"... {blank}"] * (2 if isinstance(node.meta["val"], (tuple, list)) else 1))
+        return f"... {blank} -> {outputs}{' | ' + notes if notes else ''}"
+
+    return write
+
+
+RULES: dict[str, str | Writer] = {
+    "layer_norm": over_last_dims("input normalized_shape weight bias eps"),
+    "rms_norm": over_last_dims("input normalized_shape weight eps"),
+    "batch_norm": batch_norm,
+    "group_norm": group_norm,
+    "instance_norm": "b c ...!, [c]?, [c]?, [c]?, [c]? -> b c ...!",
+    "embedding": embedding,
+    "conv1d": convolution(1),
+    "conv2d": convolution(2),
+    "conv3d": convolution(3),
+    "conv_transpose1d": convolution(1, transposed=True),
+    "conv_transpose2d": convolution(2, transposed=True),
+    "conv_transpose3d": convolution(3, transposed=True),
+    "max_pool1d": pooling(1),
+    "max_pool2d": pooling(2),
+    "max_pool3d": pooling(3),
+    "avg_pool1d adaptive_avg_pool1d": pooling(1, notes="linear"),
+    "avg_pool2d adaptive_avg_pool2d": pooling(2, notes="linear"),
+    "avg_pool3d adaptive_avg_pool3d": pooling(3, notes="linear"),
+    "adaptive_max_pool1d": pooling(1),
+    "adaptive_max_pool2d": pooling(2),
+    "interpolate": "b c ...! -> b c ...!",
+}

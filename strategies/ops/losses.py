@@ -1,0 +1,51 @@
+"""Losses: batches and classes split; a mean divides by the global count."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.strategies.arguments import Writer, argument, tensors
+
+
+def cross_entropy(node: fx.Node) -> str | None:
+    """`cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)`."""
+    logits, target, *weight = tensors(node)
+    if argument(node, "size_average", 3) is not None or argument(node, "reduce", 5) is not None:
+        return None
+    reduction = argument(node, "reduction", 6, "mean")
+    rows = [f"x{k}" for k in range(logits.dim() - 1)]
+    classes = [*rows[:1], "v", *rows[1:]]
+    soft = target.is_floating_point()
+    operands = [classes, classes if soft else rows] + [["v"]] * len(weight)
+    notes = []
+    # labels given as class probabilities, and weights by class, stay whole over the classes
+    whole = soft or bool(weight)
+    text = ", ".join(" ".join(f"{n}!" if n == "v" and whole else n for n in o) for o in operands)
+    if not whole:
+        notes.append("v @cross_entropy whole")
+    if reduction == "mean":
+        notes += [f"{n} @{'mean' if soft else 'cross_entropy'}" for n in rows]
+    return f"{text} -> {' '.join(rows) if reduction == 'none' else ''}{' | ' + ', '.join(notes) if notes else ''}"
+
+
+def elementwise_loss(position: int) -> Writer:
+    """A loss of each element, then the reduction; `position` is that of `reduction` among the arguments."""
+
+    def write(node: fx.Node) -> str | None:
+        if any(argument(node, name, 99) is not None for name in ("size_average", "reduce")):
+            return None
+        reduction = argument(node, "reduction", position, "mean")
+        operands = ", ".join(["..."] * len(tensors(node)))
+        if reduction == "none":
+            return f"{operands} -> ..."
+        return f"{operands} -> {' | ... @mean' if reduction == 'mean' else ''}"
+
+    return write
+
+
+RULES: dict[str, str | Writer] = {
+    "cross_entropy": cross_entropy,
+    "mse_loss l1_loss": elementwise_loss(4),
+    "smooth_l1_loss huber_loss": elementwise_loss(4),
+    "binary_cross_entropy binary_cross_entropy_with_logits": elementwise_loss(5),
+}

@@ -1,0 +1,164 @@
+"""Cutting and joining along a dim: split, chunk, unbind, slices; cat, stack.
+
+Where all the cuts of a dim are multiples of a unit, the dim is `(count unit)`: the unit splits, strided, in every
+piece. So the output of a fused qkv projection is sharded on heads, and its three pieces with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.strategies.arguments import Writer, argument, input_shape, letters, output_shapes, tensors, value
+
+
+def split(notes: str) -> Writer:
+    """Pieces along `dim`, of equal lengths or not."""
+
+    def write(node: fx.Node) -> str:
+        whole, pieces = input_shape(node), output_shapes(node)
+        dim = argument(node, "dim", 2, 0) % len(whole)
+        lengths = [piece[dim] for piece in pieces]
+        unit = math.gcd(*lengths)
+        names = letters(len(whole))
+        before = _units(names, dim, unit, whole[dim])
+        return f"{before} -> {', '.join(_units(names, dim, unit, length) for length in lengths)} | {notes}"
+
+    return write
+
+
+def cat(node: fx.Node) -> str:
+    """Operands one after the other along `dim`."""
+    parts, whole = [tuple(t.shape) for t in tensors(node)], output_shapes(node)[0]
+    dim = argument(node, "dim", 1, argument(node, "axis", 1, 0)) % len(whole)
+    if any(len(part) != len(whole) for part in parts):  # eager torch skips empty 1-D operands
+        return f"{', '.join(' '.join('_' * len(p)) for p in parts)} -> {' '.join('_' * len(whole))}"
+    unit = math.gcd(*(part[dim] for part in parts))
+    names = letters(len(whole))
+    before = ", ".join(_units(names, dim, unit, part[dim]) for part in parts)
+    return f"{before} -> {_units(names, dim, unit, whole[dim])} | linear"
+
+
+def _units(names: Sequence[str], dim: int, unit: int, length: int) -> str:
+    """The dims `names` with dim `dim` cut into units."""
+    cut = names[dim] if length == unit else f"(_ {names[dim]}={unit})"
+    return " ".join(cut if i == dim else n for i, n in enumerate(names)) if unit > 1 else _hidden(names, dim)
+
+
+def _hidden(names: Sequence[str], dim: int) -> str:
+    return " ".join("_" if i == dim else n for i, n in enumerate(names))
+
+
+def stack(node: fx.Node) -> str:
+    """Operands along a new dim."""
+    parts, whole = tensors(node), output_shapes(node)[0]
+    names = letters(parts[0].dim())
+    dim = argument(node, "dim", 1, 0) % len(whole)
+    side = " ".join(names)
+    return f"{', '.join([side] * len(parts))} -> {' '.join([*names[:dim], '_', *names[dim:]])} | linear"
+
+
+def unbind(node: fx.Node) -> str:
+    """One output for each index of a dim."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1, 0) % len(names)
+    rest = " ".join(n for i, n in enumerate(names) if i != dim)
+    return f"{_hidden(names, dim)} -> {', '.join([rest] * len(output_shapes(node)))} | linear"
+
+
+def select(node: fx.Node) -> str:
+    """One index of a dim."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1) % len(names)
+    return f"{_hidden(names, dim)} -> {' '.join(n for i, n in enumerate(names) if i != dim)} | linear"
+
+
+def narrow(node: fx.Node) -> str:
+    """A run of indices of a dim."""
+    shape = input_shape(node)
+    names = letters(len(shape))
+    dim, start = argument(node, "dim", 1) % len(shape), argument(node, "start", 2)
+    if not isinstance(start, int):
+        return f"{' '.join('_' * len(shape))} -> {' '.join('_' * len(shape))}"
+    before, after = _slice(names[dim], shape[dim], start % max(shape[dim], 1), output_shapes(node)[0][dim], 1)
+    sides = [" ".join(cut if i == dim else n for i, n in enumerate(names)) for cut in (before, after)]
+    return f"{' -> '.join(sides)} | linear @slice"
+
+
+def _slice(name: str, length: int, start: int, taken: int, step: int) -> tuple[str, str]:
+    """A dim before and after `start::step`, `taken` long."""
+    if taken == length and step == 1:
+        return name, name
+    if step > 1:
+        whole_steps = length % step == 0 and start < step and taken == length // step
+        return (f"({name}={taken} _)", name) if whole_steps else ("_", "_")
+    unit = math.gcd(start, taken, length)
+    if unit < 2:
+        return "_", "_"
+    return f"(_ {name}={unit})", name if taken == unit else f"(_ {name}={unit})"
+
+
+def getitem(node: fx.Node) -> str | None:
+    """Numbers, slices, None and ellipsis cut; tensors of integers look up, their dims going where torch puts them."""
+    shape = input_shape(node)
+    raw = node.args[1]
+    index: list[Any] = list(raw) if isinstance(raw, (tuple, list)) else [raw]
+    index = [value(i) if not _is_tensor(i) else i for i in index]
+    if any(isinstance(i, (bool, list, tuple)) or (_is_tensor(i) and value(i).dtype == torch.bool) for i in index):
+        return None  # a mask: the result's shape depends on data
+    used = sum(i is not None and i is not Ellipsis for i in index)
+    index = [j for i in index for j in ([slice(None)] * (len(shape) - used) if i is Ellipsis else [i])]
+    index += [slice(None)] * (len(shape) - sum(i is not None for i in index))
+    names, before, after = iter(letters(len(shape))), [], []
+    looked_up: list[int] = []
+    dim = 0
+    for i in index:
+        if i is None:
+            after.append("1")
+            continue
+        name, length = next(names), shape[dim]
+        dim += 1
+        if isinstance(i, slice):
+            start, stop, step = i.indices(length)
+            cut, kept = _slice(name, length, start, len(range(start, stop, step)), step)
+            before.append(cut)
+            after.append(kept)
+        else:
+            before.append("_")
+            if _is_tensor(i):
+                looked_up.append(len(after))
+    texts = [" ".join(before)]
+    if looked_up:
+        operands, result = _lookup(index)
+        texts += operands
+        position = looked_up[0] if len(set(looked_up)) == 1 else 0  # torch takes numbers and slices first
+        after[position:position] = result
+    return f"{', '.join(texts)} -> {' '.join(after)} | {'linear:0' if looked_up else 'linear'} @slice"
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, fx.Node) and isinstance(value(item), torch.Tensor)
+
+
+def _lookup(index: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Texts of the index tensors, and of the dims that they broadcast to."""
+    shapes = [tuple(value(i).shape) for i in index if _is_tensor(i)]
+    rank = max(len(s) for s in shapes)
+    names = [f"i{k}" for k in range(rank)]
+    return [" ".join(names[rank - len(s) :]) for s in shapes], names
+
+
+RULES: dict[str, str | Writer] = {
+    "split split_with_sizes": split("linear @split"),
+    "chunk tensor_split": split("linear"),
+    "unbind": unbind,
+    "cat concat concatenate": cat,
+    "stack": stack,
+    "select": select,
+    "narrow": narrow,
+    "getitem": getitem,
+}

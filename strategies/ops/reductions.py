@@ -1,0 +1,88 @@
+"""Reductions, and ops along one dim that keep it whole."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.strategies.arguments import (
+    Writer,
+    argument,
+    dims_of,
+    input_shape,
+    integers,
+    letters,
+    op_name,
+    output_shapes,
+    tensors,
+)
+
+
+def reduction(notes: str, *, factor_notes: str = "", split: bool = True, position: int = 1) -> Writer:
+    """A reduction over `dim` (default: all); `factor_notes` on each reduced factor; `split`: it can be cut.
+
+    `position` is that of `dim` among the arguments.
+    """
+
+    def write(node: fx.Node) -> str:
+        rank = len(input_shape(node))
+        names = letters(rank)
+        dims = set(dims_of(integers(node, "dim", position), rank))
+        kept = len(output_shapes(node)[0]) == rank and rank > 0
+        inside = [n if split or i not in dims else f"{n}!" for i, n in enumerate(names)]
+        outside = [n if i not in dims else "1" for i, n in enumerate(names) if kept or i not in dims]
+        extra = [f"{names[i]} {factor_notes}" for i in sorted(dims)] if factor_notes and split else []
+        notes_text = ", ".join([*([notes] if notes else []), *extra])
+        outputs = ", ".join([" ".join(outside)] * len(output_shapes(node)))
+        return f"{' '.join(inside)} -> {outputs}{' | ' + notes_text if notes_text else ''}"
+
+    return write
+
+
+def extremum(join: str) -> Writer:
+    """`max` and `min`: of two tensors elementwise, of one tensor whole or along a dim (values and indices)."""
+
+    def write(node: fx.Node) -> str | None:
+        if len(tensors(node)) == 2:
+            return "..., ... -> ..."
+        return reduction("", factor_notes=join, split=len(output_shapes(node)) == 1)(node)
+
+    return write
+
+
+def along(position: int = 1, notes: str = "", name: str = "dim") -> Writer:
+    """Along `dim`, which stays whole; all other dims split."""
+
+    def write(node: fx.Node) -> str:
+        rank = len(input_shape(node))
+        dims = dims_of(argument(node, name, position), rank)
+        side = " ".join(f"{n}!" if i in dims else n for i, n in enumerate(letters(rank)))
+        return f"{side} -> {side}{' | ' + notes if notes else ''}"
+
+    return write
+
+
+def select_along(node: fx.Node) -> str:
+    """`topk` and `sort`: along a dim, of which some elements are kept."""
+    rank = len(input_shape(node))
+    dim = argument(node, "dim", 2 if op_name(node) == "topk" else 1, -1)
+    side = " ".join("_" if i == dim % rank else n for i, n in enumerate(letters(rank))) if rank else ""
+    return f"{side} -> {side}, {side}"
+
+
+RULES: dict[str, str | Writer] = {
+    "sum": reduction("linear"),
+    "mean": reduction("linear", factor_notes="@mean"),
+    "amax": reduction("", factor_notes="max"),
+    "amin": reduction("", factor_notes="min"),
+    "max": extremum("max"),
+    "min": extremum("min"),
+    "var std prod all any argmax argmin logsumexp var_mean std_mean count_nonzero": reduction("", split=False),
+    "norm": reduction("", split=False, position=2),
+    "softmax log_softmax softmin": along(),
+    "cumsum": along(notes="linear"),
+    "cumprod logcumsumexp": along(),
+    "flip": along(notes="linear", name="dims"),
+    "roll": along(2, notes="linear", name="dims"),
+    "topk sort": select_along,
+    "normalize": along(2),
+}

@@ -1,0 +1,90 @@
+"""Which digits of which dims are worth splitting: candidates flow through the graph.
+
+A dim may be sharded at many digit positions, few of which mean anything. A position is *useful* where an op with
+factors of its own (a product, an attention, a norm, a loss: the table's anchors) or an input can split there; from
+there it travels along the rules of the ops in between, forward and backward, to every tensor that it fits. So the
+`h` of attention, seen through the views and the split of a fused qkv, becomes position 3 of the projection's
+output and of its weight, while nothing asks to split the `e` beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import fx
+
+from autopar.graph import TensorRef
+from autopar.strategies.bind import Bound, Spot
+from autopar.strategies.modes import Position
+
+
+class Member(NamedTuple):
+    """A node in the flow: its bound rule, its tensors (inputs, then outputs), and whether it is an anchor."""
+
+    bound: Bound
+    tensors: tuple[TensorRef, ...]
+    anchor: bool
+
+
+def useful_positions(
+    members: Mapping[fx.Node, Member], sources: Iterable[tuple[TensorRef, Sequence[int]]], mesh_shape: Sequence[int]
+) -> dict[fx.Node, tuple[Position, ...]]:
+    """For each node the positions of its factors that are worth splitting.
+
+    `sources` are tensors with their shapes, every dim of which is a candidate (the graph's inputs).
+    """
+    touching: dict[TensorRef, list[fx.Node]] = {}
+    for node, member in members.items():
+        for ref in dict.fromkeys(member.tensors):
+            touching.setdefault(ref, []).append(node)
+    spots: dict[TensorRef, set[Spot]] = {ref: set() for ref in touching}
+    for ref, shape in sources:
+        if ref in spots:
+            spots[ref].update(Spot(dim, 1) for dim, length in enumerate(shape) if length > 1)
+    found: dict[fx.Node, set[Position]] = {}
+    for node, member in members.items():
+        own = range(len(member.bound.factors)) if member.anchor else ()
+        found[node] = {Position(f, 1) for f in own if _divides(member.bound, Position(f, 1), mesh_shape)}
+    queue = deque(members)
+    waiting = set(queue)
+    while queue:
+        node = queue.popleft()
+        waiting.discard(node)
+        bound, tensors, _ = members[node]
+        positions = found[node]
+        for t, ref in enumerate(tensors):
+            for spot in spots[ref]:
+                position = _position(bound, t, spot)
+                if position is not None and position not in positions and _divides(bound, position, mesh_shape):
+                    positions.add(position)
+        for t, ref in enumerate(tensors):
+            known = spots[ref]
+            before = len(known)
+            for factor, outer in positions:
+                lies = bound.spots[t][factor]
+                if lies is not None:
+                    known.add(Spot(lies.dim, lies.outer * outer))
+            if len(known) > before:
+                for other in touching[ref]:
+                    if other not in waiting:
+                        waiting.add(other)
+                        queue.append(other)
+    return {node: tuple(sorted(positions)) for node, positions in found.items()}
+
+
+def _position(bound: Bound, tensor: int, spot: Spot) -> Position | None:
+    """The factor of the op that a digit of one of its tensors falls into, and where in it."""
+    for f, lies in enumerate(bound.spots[tensor]):
+        if lies is not None and lies.dim == spot.dim and spot.outer % lies.outer == 0:
+            inner = spot.outer // lies.outer
+            if inner < bound.factors[f].size and bound.factors[f].size % inner == 0:
+                return Position(f, inner)
+    return None
+
+
+def _divides(bound: Bound, position: Position, mesh_shape: Sequence[int]) -> bool:
+    """Whether at least one axis can pick this digit."""
+    factor = bound.factors[position.factor]
+    return factor.splittable and any(n > 1 and factor.size % (position.outer * n) == 0 for n in mesh_shape)

@@ -1,0 +1,69 @@
+"""The table of all rules, and the rule of a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+from torch import fx
+
+from autopar.errors import RuleError
+from autopar.strategies.arguments import Writer, op_name, output_shapes, tensors
+from autopar.strategies.bind import Bound, bind
+from autopar.strategies.ops import attention, elementwise, indexing, layers, losses, matrix, pieces, reductions, views
+from autopar.strategies.rule import ShardingRule
+
+# ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
+_ANCHORS = (matrix, attention, layers, losses)
+_FOLLOWERS = (elementwise, reductions, views, pieces, indexing)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One op: its name, the rule's text or what writes it, and whether it is an anchor."""
+
+    name: str
+    rule: str | Writer
+    anchor: bool
+
+
+def _collect() -> dict[str, Entry]:
+    table: dict[str, Entry] = {}
+    for family in (*_ANCHORS, *_FOLLOWERS):
+        for names, rule in _rules(family).items():
+            for name in names.split():
+                if name in table:
+                    raise RuleError(f"op '{name}' has two rules")
+                table[name] = Entry(name, rule, family in _ANCHORS)
+    return table
+
+
+def _rules(family: ModuleType) -> dict[str, str | Writer]:
+    rules: dict[str, str | Writer] = family.RULES
+    return rules
+
+
+TABLE = _collect()
+parse = cache(ShardingRule.parse)
+
+
+def entry(node: fx.Node) -> Entry | None:
+    """The table's line for a node's op."""
+    return TABLE.get(op_name(node))
+
+
+def rule_text(node: fx.Node) -> str | None:
+    """The rule of this node as text; None where there is none, or none for these arguments."""
+    found = entry(node)
+    if found is None:
+        return None
+    return found.rule if isinstance(found.rule, str) else found.rule(node)
+
+
+def bound_rule(node: fx.Node) -> Bound | None:
+    """The node's rule bound to its shapes; RuleError where the table's rule does not fit them."""
+    text = rule_text(node)
+    if text is None:
+        return None
+    return bind(parse(text), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
