@@ -1,0 +1,94 @@
+"""The model's tensors while it is traced: parameters and buffers are data-free, and named.
+
+They are swapped inside the modules' own dictionaries and put back afterwards, also after an error. Tied
+tensors keep one identity and get one name, the first. A tensor that hangs on a module without being
+registered, or that a closure holds, becomes a constant of the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A tensor of the model: its name in the graph, its data-free stand-in, and for a constant its real value."""
+
+    name: str
+    data_free: torch.Tensor
+    real: torch.Tensor | None = None
+
+
+class Attributes:
+    """Finds the attribute behind a tensor, and swaps the model's tensors for data-free ones."""
+
+    def __init__(self, model: nn.Module, parameter_dtype: torch.dtype | None = None) -> None:
+        self.model = model
+        self.parameter_dtype = parameter_dtype
+        self.constants: dict[str, torch.Tensor] = {}
+        self._by_id: dict[int, Attribute] = {}
+        self._alive: list[torch.Tensor] = []
+
+    def find(self, tensor: torch.Tensor) -> Attribute | None:
+        """The attribute this tensor is; None for a tensor that was made, unseen, during the trace."""
+        found = self._by_id.get(id(tensor))
+        if found is None and not _is_new(tensor):
+            name = f"_constant_{len(self.constants)}"
+            self.constants[name] = tensor
+            real = tensor if tensor.device.type != "meta" and not tensor.requires_grad else None
+            found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), real)
+            self._by_id[id(found.data_free)] = found
+            self._alive.append(tensor)
+        return found
+
+    def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a constant."""
+        found = self.find(tensor)
+        assert found is not None
+        return found.data_free
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Parameters and buffers are data-free inside; the model is as it was afterwards."""
+        saved = [(d, dict(d)) for m in self.model.modules() for d in (m._parameters, m._buffers)]
+        stand_ins: dict[int, torch.Tensor] = {}
+        for path, module in self.model.named_modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in stand_ins:
+                        dtype = self.parameter_dtype if tensor.is_floating_point() and tensors is module._parameters else None
+                        stand_in = stand_ins[id(tensor)] = _data_free(tensor, dtype)
+                        self._by_id[id(stand_in)] = Attribute(f"{path}.{name}" if path else name, stand_in)
+                    tensors[name] = stand_ins[id(tensor)]  # type: ignore[index]
+        collecting = gc.isenabled()
+        gc.collect(1)  # what lives now is in the old generation; see _is_new
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+            for tensors, before in saved:
+                tensors.clear()
+                tensors.update(before)
+
+
+def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    with torch.no_grad():
+        free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(free, requires_grad=tensor.requires_grad)
+    return free.requires_grad_() if tensor.requires_grad else free
+
+
+def _is_new(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was made since the trace began: collection is off, so only those are in the youngest generation."""
+    return any(found is tensor for found in gc.get_objects(generation=0))

@@ -1,0 +1,23 @@
+"""Removing what has no effect: nodes without users that change nothing."""
+
+from __future__ import annotations
+
+from torch import fx
+
+WRITES = "writes"  # node.meta: {argument node: data-free value behind the call} of tensors written in place
+
+
+def remove_dead_nodes(graph: fx.Graph) -> int:
+    """Erase, last first, every node that nobody uses and that writes to no tensor; returns how many."""
+    erased = 0
+    for node in reversed(graph.nodes):
+        if node.op in ("placeholder", "output") or node.users or has_effect(node):
+            continue
+        graph.erase_node(node)
+        erased += 1
+    return erased
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether running the node does more than to compute its value."""
+    return WRITES in node.meta or node.op == "call_module"

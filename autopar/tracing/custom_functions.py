@@ -1,0 +1,56 @@
+"""`torch.autograd.Function`: one opaque node a call, its own backward kept.
+
+The recorder would see only the operations inside `forward`, and a replay would differentiate those. `apply`
+is often bound early, so what is replaced is the method that `Function.apply` itself calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.autograd import Function
+from torch.autograd.function import _SingleLevelFunction
+
+from autopar.tracing.recorder import Recorder
+
+
+class CustomFunction:
+    """A call of an autograd function as a node's target; the same function gives an equal target."""
+
+    def __init__(self, function: type[Function]) -> None:
+        self.function = function
+        self.__name__ = function.__name__
+        self.__qualname__ = function.__qualname__
+        self.__module__ = function.__module__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CustomFunction) and self.function is other.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+
+@contextlib.contextmanager
+def custom_functions(recorder: Recorder) -> Iterator[None]:
+    """While inside, `MyFunction.apply(...)` in the user's code is recorded as one node."""
+    original = _SingleLevelFunction.__dict__.get("apply")
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        run = super(_SingleLevelFunction, cls).apply
+        if not recorder.is_recording():
+            return run(*args, **kwargs)
+        return recorder.record_call(CustomFunction(cls), run, args, kwargs)
+
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore
+    try:
+        yield
+    finally:
+        if original is None:
+            del _SingleLevelFunction.apply  # type: ignore
+        else:
+            _SingleLevelFunction.apply = original  # type: ignore

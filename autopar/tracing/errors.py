@@ -1,0 +1,25 @@
+"""What can go wrong while tracing: each error says where in the model and what to do."""
+
+from __future__ import annotations
+
+from autopar.errors import InputError, UntraceableError
+
+
+class TraceError(UntraceableError, RuntimeError):
+    """The model does something that cannot be put in a graph."""
+
+
+class UnknownDataError(TraceError):
+    """Python asked for the contents of a tensor that has none while tracing.
+
+    `frames` are the code objects of the functions that asked, innermost first: a library that asked and has a
+    data-free path is sent down it when the trace is repeated.
+    """
+
+    def __init__(self, message: str, *, where: str = "", frames: tuple[object, ...] = ()) -> None:
+        super().__init__(message, where=where)
+        self.frames = frames
+
+
+class ArgumentError(InputError, ValueError):
+    """An example, a fixed value or an argument of a call does not fit the model's signature or the trace."""

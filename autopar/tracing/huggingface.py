@@ -1,0 +1,79 @@
+"""What Hugging Face models need to be traced: a warning muted, caches that are pytrees."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
+    """While inside, `warn_if_padding_and_no_attention_mask`, a warning that reads the input's data, is mute."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:
+        yield
+        return
+    register_caches()
+    name = "warn_if_padding_and_no_attention_mask"
+    owner = modeling.PreTrainedModel
+    original = owner.__dict__.get(name)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, lambda self, *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def register_caches() -> None:
+    """Make the library's key-value caches pytrees, so that they can go in and out of a graph."""
+    caches = sys.modules.get("transformers.cache_utils")
+    if caches is None:
+        return
+    for kind in vars(caches).values():
+        is_cache = isinstance(kind, type) and issubclass(kind, (caches.Cache, caches.CacheLayerMixin))
+        if is_cache and kind not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(
+                kind, _flatten, _unflatten, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}"
+            )
+
+
+class _Skeleton:
+    """An object without the attributes that hold tensors; two of the same class and attribute names are equal."""
+
+    def __init__(self, kind: type, names: tuple[str, ...], rest: dict[str, Any]) -> None:
+        self.kind, self.names, self.rest = kind, names, rest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Skeleton) and (self.kind, self.names) == (other.kind, other.names)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.names))
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__}({', '.join(self.names)})"
+
+
+def _flatten(value: Any) -> tuple[list[Any], _Skeleton]:
+    names = tuple(n for n, v in vars(value).items() if _holds_tensors(v))
+    return [getattr(value, n) for n in names], _Skeleton(
+        type(value), names, {n: v for n, v in vars(value).items() if n not in names}
+    )
+
+
+def _unflatten(children: Any, skeleton: _Skeleton) -> Any:
+    value = object.__new__(skeleton.kind)
+    value.__dict__.update(skeleton.rest)
+    value.__dict__.update(zip(skeleton.names, children, strict=True))
+    return value
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(value))

@@ -1,0 +1,165 @@
+"""The traced call: which arguments are inputs of the graph, which are fixed, and how a later call is matched to it."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.errors import ArgumentError
+from autopar.tracing.known import Known
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor input: the placeholder's name, which argument it is part of, and its example."""
+
+    name: str
+    argument: str
+    example: torch.Tensor
+    known: bool = False
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument that holds tensors: its structure, and its leaves (`Leaf`, or the fixed value)."""
+
+    name: str
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+
+
+@dataclass
+class Inputs:
+    """All that a traced call was given. `fixed` are arguments the trace took as they were."""
+
+    signature: inspect.Signature
+    arguments: dict[str, Argument]
+    fixed: dict[str, Any]
+    loss_names: tuple[str, ...] = ()
+    model_names: frozenset[str] = frozenset()
+    leaves: list[Leaf] = field(default_factory=list)
+
+    def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with `tensors` (by placeholder name) in place of the leaves, and the fixed ones that were given."""
+        made = {
+            a.name: pytree.tree_unflatten([tensors[v.name] if isinstance(v, Leaf) else v for v in a.leaves], a.spec)
+            for a in self.arguments.values()
+        }
+        return {**self.fixed, **made}
+
+
+def gather(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    concrete_args: Mapping[str, Any],
+    loss_fn: Callable[..., Any] | None,
+) -> Inputs:
+    """Sort the caller's examples and fixed values by the model's signature; raises ArgumentError naming what does not fit."""
+    forward = model.forward
+    signature = inspect.signature(forward)
+    parameters = signature.parameters
+    accepted = _extra_names(forward, parameters)
+    loss_names = _loss_names(loss_fn)
+    for kind, given in (("meta_args", meta_args), ("concrete_args", concrete_args)):
+        for name in given:
+            named = name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
+            if not named and name not in loss_names and accepted is not None and name not in accepted:
+                known = ", ".join(n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD)
+                raise ArgumentError(f"{kind} names {name!r}, but {type(model).__name__}.forward takes {known}")
+    for name in meta_args.keys() & concrete_args.keys():
+        raise ArgumentError(f"{name!r} is both an example (meta_args) and fixed (concrete_args): choose one")
+    inputs = Inputs(signature, {}, {}, loss_names)
+    order = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    order += [n for n in (*meta_args, *concrete_args) if n not in order]
+    order += [n for n in loss_names if n not in order]
+    missing = []
+    for name in order:
+        if name in concrete_args:
+            inputs.fixed[name] = _concrete(name, concrete_args[name])
+        elif name in meta_args:
+            _add(inputs, name, meta_args[name])
+        elif name in parameters:
+            parameter = parameters[name]
+            if isinstance(parameter.default, torch.Tensor):
+                _add(inputs, name, parameter.default)
+            elif parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+                missing.append(name)
+        elif name in loss_names and _loss_default(loss_fn, name) is inspect.Parameter.empty:
+            missing.append(name)
+    if missing:
+        raise ArgumentError(
+            f"{type(model).__name__} needs {', '.join(map(repr, missing))}: give an example in meta_args, or a value in concrete_args"
+        )
+    inputs.model_names = frozenset(n for n in order if n in parameters or n not in loss_names)
+    return inputs
+
+
+def _add(inputs: Inputs, name: str, value: Any) -> None:
+    leaves, spec = pytree.tree_flatten(value)
+    tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
+    if not tensors:
+        inputs.fixed[name] = value
+        return
+    taken = {leaf.name for leaf in inputs.leaves}
+    single = len(leaves) == 1 and leaves[0] is value
+    found: list[Any] = []
+    for value in leaves:
+        if isinstance(value, (torch.Tensor, Known)):
+            known = isinstance(value, Known)
+            position = sum(isinstance(v, Leaf) for v in found)
+            leaf_name = name if single else f"{name}_{position}"
+            while leaf_name in taken:
+                leaf_name += "_"
+            leaf = Leaf(leaf_name, name, value.tensor if known else value, known)
+            if known and leaf.example.device.type == "meta":
+                raise ArgumentError(f"the example of {name!r} is marked known but has no data (meta device)")
+            taken.add(leaf_name)
+            inputs.leaves.append(leaf)
+            found.append(leaf)
+        else:
+            found.append(value)
+    inputs.arguments[name] = Argument(name, spec, tuple(found))
+
+
+def _concrete(name: str, value: Any) -> Any:
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta":
+            raise ArgumentError(f"concrete_args fixes {name!r} to a tensor without data (meta device): give it in meta_args")
+    return value
+
+
+def _loss_names(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
+    if loss_fn is None:
+        return ()
+    target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    names = [
+        n
+        for n, p in inspect.signature(target).parameters.items()
+        if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    if not names:
+        raise ArgumentError("loss_fn takes no argument; its first is the model's output")
+    return tuple(names[1:])
+
+
+def _loss_default(loss_fn: Any, name: str) -> Any:
+    target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    return inspect.signature(target).parameters[name].default
+
+
+def _extra_names(forward: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | None:
+    """Names that `**kwargs` takes: those of its TypedDict, none without `**kwargs`, any (None) where it does not say."""
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            declared = typing.get_args(parameter.annotation)  # Unpack[SomeTypedDict]
+            if declared and typing.is_typeddict(declared[0]):
+                return frozenset(declared[0].__required_keys__ | declared[0].__optional_keys__)
+            return None
+    return frozenset()

@@ -1,0 +1,134 @@
+"""Known values: tensors that come from constants alone carry their real value beside the data-free one.
+
+`arange`, `ones`, masks made from them: when Python asks such a tensor (`bool`, `item`, `all`), the trace has
+the answer that an eager run would have had. Values above `LIMIT` elements are not kept. An input whose
+example was marked with `known` has a value too; what is read from it is a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.graph import KNOWN
+from autopar.tracing import places
+from autopar.tracing.targets import RANDOM
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Arguments
+
+LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Known:
+    """An example input whose contents the trace may read; each reading is checked again at run time."""
+
+    tensor: torch.Tensor
+
+
+def known(tensor: torch.Tensor) -> Known:
+    """Mark an example as known: branches on its contents are taken as this example says, and guarded."""
+    return Known(tensor)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An answer the trace took from a known input: `question(*args, **kwargs)` was `answer`; arguments are graph nodes."""
+
+    question: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    answer: Any
+    place: str
+
+
+class KnownValues:
+    """Real values by data-free tensor."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, torch.Tensor] = {}
+        self.guarded: set[int] = set()  # tensors computed from a known input
+        self.readings: list[Reading] = []
+        self._nodes: dict[int, fx.Node] = {}
+        self._from_input = False
+
+    def put(self, tensor: torch.Tensor, real: torch.Tensor, node: fx.Node, *, from_input: bool = False) -> None:
+        """`real` is the value of a data-free tensor that `node` made."""
+        if real.numel() > LIMIT:
+            return
+        self.values[id(tensor)] = real
+        self._nodes[id(tensor)] = node
+        if from_input or self._from_input:
+            self.guarded.add(id(tensor))
+        else:
+            node.meta[KNOWN] = real
+
+    def knows(self, tensors: list[torch.Tensor]) -> bool:
+        return all(id(t) in self.values for t in tensors)
+
+    def run(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any, written: list[int]) -> Any:
+        """`func` on real values; None where one is unknown, the function is random, or the result is large."""
+        self._from_input = False
+        if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):
+            return None
+        if func in RANDOM or not self.knows(tensors) or _is_large(result):
+            for i in written:
+                self._forget(tensors[i])
+            return None
+        for i in written:
+            self._unmark(tensors[i])
+        self._from_input = any(id(t) in self.guarded for t in tensors)
+        with torch.no_grad():
+            return func(*self._real(args), **self._real(kwargs))
+
+    def answer(self, func: Any, args: Any, kwargs: Any, seen: Arguments) -> Any:
+        """The answer to a question about known tensors; one about a known input is noted as a guard."""
+        answer = func(*self._real(args), **self._real(kwargs))
+        if any(id(t) in self.guarded for t in seen.tensors):
+            self.readings.append(Reading(func, seen.take(args), seen.take(kwargs), answer, places.current()))
+        return answer
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.values.get(id(value), value)
+        if isinstance(value, torch.device):
+            return _CPU
+        if isinstance(value, slice):
+            return slice(self._real(value.start), self._real(value.stop), self._real(value.step))
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            items = [self._real(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, dict):
+            return {k: (_CPU if k == "device" and v is not None else self._real(v)) for k, v in value.items()}
+        return value
+
+    def _aliases(self, tensor: torch.Tensor) -> list[int]:
+        real = self.values.get(id(tensor))
+        if real is None:
+            return []
+        storage = real.untyped_storage()._cdata
+        return [key for key, value in self.values.items() if value.untyped_storage()._cdata == storage]
+
+    def _unmark(self, tensor: torch.Tensor) -> None:
+        """Its storage is written: what nodes say of it is no longer true of their own moment."""
+        for key in self._aliases(tensor):
+            self._nodes[key].meta.pop(KNOWN, None)
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        """Something unknown is written into a known tensor: every alias is unknown from now on."""
+        self._unmark(tensor)
+        for key in self._aliases(tensor):
+            del self.values[key]
+
+
+_CPU = torch.device("cpu")
+
+
+def _is_large(result: Any) -> bool:
+    return any(t.numel() > LIMIT for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor))

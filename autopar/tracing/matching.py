@@ -1,0 +1,111 @@
+"""Matching a later call to a trace: bind its arguments, check the guards, and say what kind of call it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.errors import ArgumentError
+from autopar.tracing.inputs import Inputs, Leaf
+
+
+def named_arguments(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those of the loss are taken from the keywords."""
+    loss = {n: kwargs[n] for n in inputs.loss_names if n in kwargs and n not in inputs.signature.parameters}
+    own = {n: v for n, v in kwargs.items() if n not in loss}
+    try:
+        bound = inputs.signature.bind(*args, **own)
+    except TypeError as error:
+        raise ArgumentError(f"the call does not fit the model's forward: {error}") from error
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if inputs.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return {**named, **loss}
+
+
+def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The placeholders' values in order; raises ArgumentError where the call is not the one that was traced."""
+    named = named_arguments(inputs, args, kwargs)
+    values: list[torch.Tensor] = []
+    for name, argument in inputs.arguments.items():
+        value = named.pop(name, _default(inputs, name))
+        leaves, spec = pytree.tree_flatten(value)
+        if len(leaves) != len(argument.leaves) or (spec != argument.spec and not _same_kind(spec, argument.spec)):
+            raise ArgumentError(f"argument {name!r} was traced as {_describe(argument.spec)}, and is now {_describe(spec)}")
+        for leaf, given in zip(argument.leaves, leaves, strict=True):
+            if isinstance(leaf, Leaf):
+                values.append(_checked(leaf, given))
+            elif not _equal(leaf, given):
+                raise ArgumentError(f"argument {name!r} was traced with {leaf!r} in it, and now has {given!r}")
+    for name, value in named.items():
+        traced = inputs.fixed.get(name, _default(inputs, name))
+        if not _equal(traced, value):
+            raise ArgumentError(f"argument {name!r} was traced as {_short(traced)}, and is now {_short(value)}")
+    return values
+
+
+def key(inputs: Inputs, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    """Equal for two calls that take the same trace, as far as Python's side of the call can tell."""
+    named = named_arguments(inputs, args, kwargs)
+    parts: list[Hashable] = [torch.is_grad_enabled(), tuple(m.training for m in model.modules())]
+    for name in sorted(named):
+        leaves, spec = pytree.tree_flatten(named[name])
+        if _equal(named[name], _default(inputs, name)):
+            continue  # given or left out: the same call
+        parts.append((name, str(spec), tuple(_kind(v) for v in leaves)))
+    return tuple(parts)
+
+
+def _kind(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), value.dtype)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (type(value), value)
+
+
+def _checked(leaf: Leaf, value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(f"input {leaf.name!r} was traced as a tensor, and is now {_short(value)}")
+    if value.shape != leaf.example.shape:
+        raise ArgumentError(
+            f"input {leaf.name!r} was traced with shape {tuple(leaf.example.shape)}, and now has {tuple(value.shape)}"
+        )
+    if value.dtype != leaf.example.dtype:
+        raise ArgumentError(f"input {leaf.name!r} was traced as {leaf.example.dtype}, and is now {value.dtype}")
+    return value
+
+
+def _default(inputs: Inputs, name: str) -> Any:
+    parameter = inputs.signature.parameters.get(name)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and bool(torch.equal(a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _same_kind(a: pytree.TreeSpec, b: pytree.TreeSpec) -> bool:
+    return a.type is b.type and str(a) == str(b)
+
+
+def _describe(spec: pytree.TreeSpec) -> str:
+    return "a tensor or plain value" if spec.is_leaf() else f"{getattr(spec.type, '__name__', spec.type)} of {spec.num_leaves}"
+
+
+def _short(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:100]

@@ -1,0 +1,44 @@
+"""Where in the user's code we are: the innermost frame that belongs neither to torch nor to the tracer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+
+import torch
+
+_OURS = (os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep, os.path.dirname(__file__) + os.sep)
+_foreign: dict[str, bool] = {}
+
+
+def _is_users(filename: str) -> bool:
+    known = _foreign.get(filename)
+    if known is None:
+        known = _foreign[filename] = not filename.startswith((*_OURS, "<frozen"))
+    return known
+
+
+def current() -> str:
+    """ "file:line" of the user's code that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if _is_users(filename):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def callers(depth: int = 3) -> tuple[CodeType, ...]:
+    """Code of the user's functions that are running, innermost first, up to the nearest `forward`."""
+    found: list[CodeType] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < depth:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            if code.co_name == "forward" and found:
+                break
+            found.append(code)
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(found)

@@ -1,0 +1,153 @@
+"""Traced sizes: numbers that remember the tensor they were read from.
+
+`x.shape[i]` and `len`-like questions answer with a `TracedInt`, an ordinary `int` that also holds its
+origin: a size of a node, or arithmetic on other traced numbers. Only when one reaches a torch function
+does the graph get nodes for it, so a graph traced at one batch size can run at another. Whatever Python
+reads without a hook (`range`, indexing, slicing a list) sees a plain `int`, and the origin ends there.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+Origin = tuple[Any, ...]  # ("size", node, dim), ("numel", node) or (function, operand, ...)
+
+
+class TracedInt(int):
+    """An int that knows where it came from.
+
+    >>> n = TracedInt(6, ("numel", None))
+    >>> type(n // 2).__name__, n // 2, n > 5, type(n * 0.5).__name__
+    ('TracedInt', 3, True, 'TracedFloat')
+    """
+
+    origin: Origin
+
+    def __new__(cls, value: int, origin: Origin) -> TracedInt:
+        self = super().__new__(cls, value)
+        self.origin = origin
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> int:
+        return int(self)
+
+    def __reduce__(self) -> Any:
+        return (int, (int(self),))
+
+
+class TracedFloat(float):
+    """A float computed from traced sizes."""
+
+    origin: Origin
+
+    def __new__(cls, value: float, origin: Origin) -> TracedFloat:
+        self = super().__new__(cls, value)
+        self.origin = origin
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> float:
+        return float(self)
+
+    def __reduce__(self) -> Any:
+        return (float, (float(self),))
+
+
+Traced = (TracedInt, TracedFloat)
+
+
+def traced(value: Any, origin: Origin) -> Any:
+    """A number with an origin; what is neither int nor float (a bool, NotImplemented) is returned as it is."""
+    if type(value) is int:
+        return TracedInt(value, origin)
+    if type(value) is float:
+        return TracedFloat(value, origin)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """The number without its origin."""
+    return int(value) if isinstance(value, TracedInt) else float(value) if isinstance(value, TracedFloat) else value
+
+
+def _binary(function: Callable[..., Any], method: str) -> Callable[[Any, Any], Any]:
+    def forward(self: Any, other: Any) -> Any:
+        value = getattr(_plain(self), method)(_plain(other))
+        if value is NotImplemented and isinstance(other, float) and isinstance(self, int):
+            value = getattr(float(self), method)(_plain(other))  # int + float: Python asks the int first
+        return traced(value, (function, self, other))
+
+    return forward
+
+
+def _reflected(function: Callable[..., Any], method: str) -> Callable[[Any, Any], Any]:
+    def backward(self: Any, other: Any) -> Any:
+        value = getattr(_plain(self), method)(_plain(other))
+        if value is NotImplemented and isinstance(other, float) and isinstance(self, int):
+            value = getattr(float(self), method)(_plain(other))
+        return traced(value, (function, other, self))
+
+    return backward
+
+
+def _unary(function: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def forward(self: Any, *rest: Any) -> Any:
+        return traced(getattr(_plain(self), method)(*rest), (function, self, *rest))
+
+    return forward
+
+
+for _kind in Traced:
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        setattr(_kind, f"__{_name}__", _binary(getattr(operator, _name), f"__{_name}__"))
+        setattr(_kind, f"__r{_name}__", _reflected(getattr(operator, _name), f"__r{_name}__"))
+    for _name, _function in (
+        ("neg", operator.neg), ("pos", operator.pos), ("abs", operator.abs), ("round", round),
+        ("ceil", math.ceil), ("floor", math.floor), ("trunc", math.trunc),
+    ):  # fmt: skip
+        setattr(_kind, f"__{_name}__", _unary(_function, f"__{_name}__"))
+
+
+class SizeNodes:
+    """Writes the nodes of traced numbers into a graph, each once.
+
+    The size of a tensor is read right behind the node that made the tensor, so that no tensor is kept
+    alive for its size; arithmetic stands where it is first needed.
+    """
+
+    def __init__(self, graph: fx.Graph, annotate: Callable[[fx.Node, Any, fx.Node | None], None]) -> None:
+        self.graph = graph
+        self.annotate = annotate
+        self.written: dict[Any, fx.Node] = {}
+
+    def node(self, value: Any) -> fx.Node:
+        """The node that computes a traced number."""
+        origin = value.origin
+        key = _key(origin)
+        found = self.written.get(key)
+        if found is None:
+            found = self.written[key] = self._write(value, origin)
+        return found
+
+    def _write(self, value: Any, origin: Origin) -> fx.Node:
+        if origin[0] in ("size", "numel"):
+            source: fx.Node = origin[1]
+            place = source
+            while source.op == "placeholder" and place.next.op == "placeholder":
+                place = place.next
+            with self.graph.inserting_after(place):
+                node = self.graph.call_method(origin[0], origin[1:])
+            self.annotate(node, _plain(value), source)
+            return node
+        operands = tuple(self.node(v) if isinstance(v, Traced) else v for v in origin[1:])
+        node = self.graph.call_function(origin[0], operands)
+        self.annotate(node, _plain(value), None)
+        return node
+
+
+def _key(origin: Origin) -> Any:
+    return tuple(_key(v.origin) if isinstance(v, Traced) else (type(v), v) for v in origin)

@@ -1,0 +1,78 @@
+"""What a trace yields: the graph, and how to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.graph import CodeGen
+from torch.utils import _pytree as pytree
+
+from autopar.tracing import matching
+from autopar.tracing.inputs import Inputs
+
+
+@dataclass
+class Traced:
+    """A traced model.
+
+    `graph`: its output node holds a flat tuple. `root`: the module that `get_attr` and `call_module` names
+    belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
+    """
+
+    graph: fx.Graph
+    root: nn.Module
+    inputs: Inputs
+    out_spec: pytree.TreeSpec
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+        """A call's placeholder values, in order; raises InputError where the call is not the traced one."""
+        return matching.bind(self.inputs, args, kwargs or {})
+
+    def key(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Hashable:
+        """All that a trace would read from Python for this call: equal keys, equal graphs."""
+        return matching.key(self.inputs, self.root, args, kwargs or {})
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """What the model returns, from the flat outputs of the graph."""
+        return pytree.tree_unflatten(list(leaves), self.out_spec)
+
+    def attribute(self, name: str) -> Any:
+        """The parameter, buffer, submodule or constant behind a node's target."""
+        if name in self.constants:
+            return self.constants[name]
+        value: Any = self.root
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value
+
+    @cached_property
+    def gm(self) -> fx.GraphModule:
+        """The graph as a module that takes the placeholders' values and returns what the model returns."""
+        targets = {str(n.target): self.attribute(str(n.target)) for n in self.graph.nodes if n.op in ("get_attr", "call_module")}
+        self.graph.set_codegen(_Rebuilding(self.rebuild))
+        module = fx.GraphModule(targets, self.graph, class_name=type(self.root).__name__)
+        module.train(self.root.training)
+        return module
+
+
+class _Rebuilding(CodeGen):
+    """Code whose `return` gives the flat outputs back their structure."""
+
+    def __init__(self, rebuild: Any) -> None:
+        super().__init__()
+        self.rebuild = rebuild
+
+    def generate_output(self, output_args: Any, **options: Any) -> str:
+        return f"return _rebuild({super().generate_output(output_args, **options).removeprefix('return ')})"
+
+    def process_outputs(self, outputs: Any) -> Any:
+        return self.rebuild(outputs)
+
+    def additional_globals(self) -> list[tuple[str, Any]]:
+        return [("_rebuild", self.rebuild)]
