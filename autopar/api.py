@@ -155,7 +155,13 @@ def autoparallelize(
         tensors = {k: v for k, v in given.items() if any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(v))}
         constants = {k: v for k, v in given.items() if k not in tensors}
         watch = Stopwatch()
-        again = _trace(model, tensors, constants, request, watch)
+        error: Exception | None = None
+        try:
+            again = _trace(model, tensors, constants, request, watch)
+            digests = _fingerprints(model, again, tuple(device_mesh.shape))
+        except Exception as problem:
+            error, digests = problem, {}
+        agree(device, digests, error)
         return again, decide(again, storage, watch)
 
     chosen = plan if plan is not None else decide(traced, None, watch)
