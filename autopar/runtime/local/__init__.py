@@ -1,0 +1,59 @@
+"""Local code: what runs on a rank's tensors where the op itself would not do.
+
+A strategy names it (`Strategy.local`), the runtime calls it:
+
+================  ==========================================================================================
+shape             views, expansions and factories are given the output's local shape
+split             sizes of the parts along a dim that is sharded inside each part
+slice             bounds on a sharded dim, divided by its number of pieces
+groups            grouped convolutions: groups divided by the number of pieces of the channels
+mean              a mean over a sharded dim: the summand of this rank (output P)
+embedding_vocab   rows of the weight sharded: masked lookup (output P)
+cross_entropy     rows sharded: local sum over the global count (output P); classes sharded: normalised over
+                  all ranks (output R)
+batch_norm        statistics over all axes that shard the batch or space; running statistics alike everywhere
+dropout           mask from a counter over global indices
+sdpa_dropout      attention with such a mask
+sdpa_causal       causal attention on a part of the queries
+================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.runtime.local import losses, masks, norms, shapes, vocabulary
+from autopar.runtime.local.context import LocalContext, LocalOp
+
+LOCAL_OPS: Mapping[str, LocalOp] = {
+    "shape": shapes.shape,
+    "split": shapes.split,
+    "slice": shapes.sliced,
+    "groups": shapes.groups,
+    "mean": losses.mean,
+    "embedding_vocab": vocabulary.embedding,
+    "cross_entropy": losses.cross_entropy,
+    "batch_norm": norms.batch_norm,
+    "dropout": masks.dropout,
+    "sdpa_dropout": masks.attention_dropout,
+    "sdpa_causal": masks.causal_attention,
+}
+NEEDS_KEY = frozenset({"dropout", "sdpa_dropout"})  # their code is handed the random key of the step
+
+
+def run_local(
+    name: str,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ctx: LocalContext,
+    key: torch.Tensor | None = None,
+) -> Any:
+    """Run local code `name` for the op `target` (of a method: `torch.Tensor.<name>`) on this rank's tensors."""
+    return LOCAL_OPS[name](target, args, kwargs, ctx, key)
+
+
+__all__ = ["LOCAL_OPS", "NEEDS_KEY", "LocalContext", "LocalOp", "run_local"]

@@ -1,0 +1,106 @@
+"""Ops that draw masks or know positions: dropout, attention with dropout, causal attention on a part of its queries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from autopar.runtime.local.context import LocalContext
+from autopar.runtime.randomness import bits, keep
+
+
+def dropout(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor | None
+) -> Any:
+    """`F.dropout` and `F.dropout1d` to `3d` (whole channels) with the mask of the global tensor."""
+    assert key is not None
+    return _dropout(ctx, key, target.__name__, *args, **kwargs)
+
+
+def _dropout(
+    ctx: LocalContext,
+    key: torch.Tensor,
+    name: str,
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    if not training or p == 0:
+        return input
+    if p == 1:
+        return input * 0
+    dims = input.ndim if name == "dropout" else input.ndim - int(name[-2])
+    indices = [ctx.positions(ctx.outputs[0], d, ctx.shapes[0][d], input.device) for d in range(dims)]
+    kept = keep(bits(key, ctx.position, indices), p)
+    kept = kept.view(*kept.shape, *(1,) * (input.ndim - dims))
+    return torch.where(kept, input * (1 / (1 - p)), 0)
+
+
+def attention_dropout(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor | None
+) -> Any:
+    """`F.scaled_dot_product_attention` with dropout, whose mask is that of the global tensor.
+
+    It forms the score matrix: a fused kernel draws from its own generator, which knows no global index.
+    """
+    assert key is not None
+    return _attention_dropout(ctx, key, *args, **kwargs)
+
+
+def _attention_dropout(
+    ctx: LocalContext,
+    key: torch.Tensor,
+    query: torch.Tensor,
+    key_states: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if enable_gqa:
+        key_states = key_states.repeat_interleave(query.shape[-3] // key_states.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scores = query @ key_states.mT * (scale or 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        scores = scores.masked_fill(~causal_mask(ctx, query.ndim, key_states.shape[-2], query.device), -torch.inf)
+    elif attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    sizes = enumerate(ctx.input_shapes[0][:-1])
+    indices = [ctx.positions(ctx.inputs[0], dim, length, query.device) for dim, length in sizes]
+    indices.append(torch.arange(scores.shape[-1], device=query.device, dtype=torch.int32))
+    kept = keep(bits(key, ctx.position, indices), dropout_p)
+    return torch.where(kept, scores.softmax(-1) / (1 - dropout_p), 0) @ value
+
+
+def causal_attention(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries: the mask knows where they stand."""
+    return _causal_attention(ctx, *args, **kwargs)
+
+
+def _causal_attention(
+    ctx: LocalContext,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    mask = causal_mask(ctx, query.ndim, key.shape[-2], query.device)
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+
+
+def causal_mask(ctx: LocalContext, ndim: int, keys: int, device: torch.device) -> torch.Tensor:
+    """Which of the `keys` each of this rank's queries sees: those not after it."""
+    queries = ctx.positions(ctx.inputs[0], ndim - 2, ctx.input_shapes[0][-2], device)
+    return queries.unsqueeze(-1) >= torch.arange(keys, device=device, dtype=torch.int32)

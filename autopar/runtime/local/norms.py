@@ -1,0 +1,104 @@
+"""Batch normalisation with the statistics of the global batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.local.context import LocalContext
+from autopar.runtime.local.exchange import reduced
+
+
+class _Normalised(torch.autograd.Function):
+    """(x - mean) / sqrt(var + eps) * weight + bias per channel; mean and biased variance are outputs too.
+
+    Forward exchanges the sums, then the sums of squares about the global mean, which loses no digits where the
+    mean is large against the deviation. Backward exchanges Σg and Σg·x̂, from which follows
+
+        dx = weight / sqrt(var + eps) · (g - Σg / n - x̂ · Σg·x̂ / n).
+
+    Gradients of weight and bias are this rank's summands.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        count: int,
+        axes: tuple[int, ...],
+        mesh: LocalMesh,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        dims = [d for d in range(x.ndim) if d != 1]
+        mean = reduced(wide.sum(dims), "sum", axes, mesh) / count
+        centred = wide - _along(mean, x)
+        variance = reduced(centred.square().sum(dims), "sum", axes, mesh) / count
+        scale = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, mean, scale, weight)
+        ctx.count, ctx.axes, ctx.mesh, ctx.bias_dtype = count, axes, mesh, None if bias is None else bias.dtype
+        out = centred * _along(scale if weight is None else scale * weight, x)
+        if bias is not None:
+            out = out + _along(bias, x)
+        ctx.mark_non_differentiable(mean, variance)
+        return out.to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        x, mean, scale, weight = ctx.saved_tensors
+        dims = [d for d in range(x.ndim) if d != 1]
+        wide = gradient.to(mean.dtype)
+        normal = (x - _along(mean, x)) * _along(scale, x)
+        own = torch.stack((wide.sum(dims), (wide * normal).sum(dims)))
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            sums = reduced(own, "sum", ctx.axes, ctx.mesh) / ctx.count
+            factor = scale if weight is None else scale * weight
+            of_x = ((wide - _along(sums[0], x) - normal * _along(sums[1], x)) * _along(factor, x)).to(x.dtype)
+        of_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = own[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return of_x, of_weight, of_bias, None, None, None, None
+
+
+def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One number a channel, shaped to broadcast against x."""
+    return channels.view(1, -1, *(1,) * (x.ndim - 2))
+
+
+def batch_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`F.batch_norm`, training: statistics over all axes that shard x on another dim than the channels.
+
+    Running statistics are updated alike on every rank. Without training it is the op itself.
+    """
+    return _batch_norm(ctx, target, *args, **kwargs)
+
+
+def _batch_norm(
+    ctx: LocalContext,
+    op: Any,
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not training:
+        return op(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    dims = [d for d in range(input.ndim) if d != 1]
+    count = math.prod(ctx.input_shapes[0][d] for d in dims)
+    axes = ctx.axes_that_shard(ctx.inputs[0], *dims)
+    out, mean, variance = _Normalised.apply(input, weight, bias, eps, count, axes, ctx.mesh)
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            running_var.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
+    return out

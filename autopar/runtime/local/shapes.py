@@ -1,0 +1,99 @@
+"""Ops that are told sizes, with the sizes of this rank's part in place of the global ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from autopar.layout import Layout, take_shard
+from autopar.runtime.local.context import LocalContext
+
+_RESHAPES = {"view", "reshape", "view_as", "reshape_as", "unflatten", "flatten"}
+_EXPANDS = {"expand", "expand_as", "broadcast_to"}
+_FILLS = {"zeros", "ones", "empty"}
+
+
+def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """Views and factories with the output's local shape; a factory of another kind makes the whole and takes its part.
+
+    A view becomes a reshape: what is contiguous as a whole need not be so in parts.
+    """
+    name, local = target.__name__, ctx.local_shape()
+    if name in _RESHAPES:
+        return args[0].reshape(local)
+    if name in _EXPANDS:
+        return args[0].expand(local)
+    options = {k: v for k, v in kwargs.items() if k not in ("size", "fill_value")}
+    if name in _FILLS:
+        return target(local, **options)
+    if name in {"new_" + fill for fill in _FILLS}:
+        return target(args[0], local, **options)
+    if name in ("full", "new_full"):
+        own = args[:1] if name == "new_full" else ()
+        value = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
+        return target(*own, local, value, **options)
+    whole = target(*args, **kwargs)
+    return take_shard(whole, ctx.outputs[0], ctx.mesh.shape, ctx.mesh.coordinate).clone()
+
+
+def split(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`torch.split` and its like along a dim that is sharded within every part."""
+    return _split(ctx, *args, **kwargs)
+
+
+def _split(
+    ctx: LocalContext, tensor: torch.Tensor, split_size_or_sections: Any = None, dim: int = 0, **_: Any
+) -> tuple[torch.Tensor, ...]:
+    return tensor.split([ctx.local_shape(i)[dim] for i in range(len(ctx.outputs))], dim)
+
+
+def sliced(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """Indexing and `narrow`: bounds on a sharded dim are divided by its number of pieces.
+
+    The dim is cut within each stretch between bounds, so that a bound falls between the same elements.
+    """
+    if target.__name__ == "narrow":
+        return _narrow(ctx, *args, **kwargs)
+    tensor, index = args
+    items = index if isinstance(index, tuple) else (index,)
+    return tensor[tuple(_local_items(items, ctx.inputs[0], ctx))]
+
+
+def _narrow(ctx: LocalContext, input: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    pieces = ctx.pieces(ctx.inputs[0], dim % input.ndim)
+    return input.narrow(dim, start // pieces, length // pieces)
+
+
+def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> Iterator[Any]:
+    sizes = ctx.input_shapes[0]
+    rest = len(sizes) - sum(_dims_taken(item) for item in items)
+    dim = 0
+    for item in items:
+        pieces = ctx.pieces(layout, dim) if isinstance(item, slice) else 1
+        if isinstance(item, slice) and pieces > 1:
+            start, stop, step = item.indices(sizes[dim])
+            if step == 1:
+                yield slice(start // pieces, stop // pieces)
+            else:
+                yield slice(start, sizes[dim] // pieces, step)
+        else:
+            yield item
+        dim += rest if item is Ellipsis else _dims_taken(item)
+
+
+def _dims_taken(item: Any) -> int:
+    """How many dims of the indexed tensor an item of an index stands for."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.ndim if isinstance(item, torch.Tensor) and item.dtype == torch.bool else 1
+
+
+def groups(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """A grouped convolution on a shard of its channels, which holds its part of the groups."""
+    pieces = ctx.pieces(ctx.outputs[0], 1)
+    if "groups" in kwargs:
+        return target(*args, **{**kwargs, "groups": kwargs["groups"] // pieces})
+    place = 6  # of `groups` in the signatures of all convolutions
+    return target(*args[:place], args[place] // pieces, *args[place + 1 :], **kwargs)

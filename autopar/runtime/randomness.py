@@ -1,0 +1,85 @@
+"""Random numbers by counter: a hash of (seed, step, node, global index), in plain integer torch ops.
+
+The same element gets the same number whatever rank holds it, however often the op is replayed. The key of a
+step travels as a tensor argument, so a replay after a later forward sees its own, and nothing recompiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from autopar.runtime import collectives
+
+# 64-bit mixing: D. Lea and S. Vigna, splitmix64. 32-bit mixing: C. Wellons, "Prospecting for hash functions" (2018).
+_GOLDEN_64, _MIX_64_A, _MIX_64_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN_32, _MIX_32_A, _MIX_32_B = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+
+
+def _signed(value: int, bits: int) -> int:
+    """The two's complement of an unsigned constant; integer tensors wrap around alike."""
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+class RandomState:
+    """The seed, and how many training forwards have drawn from it; `counter` is plain state on the device."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.seed = torch.tensor(_signed(seed % (1 << 64), 64), dtype=torch.int64, device=device)
+
+    def next_key(self) -> torch.Tensor:
+        """The key of one training forward: a new int64 scalar."""
+        self.counter.add_(1)
+        return _mix_64(_mix_64(self.seed) + self.counter)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"seed": self.seed.clone(), "counter": self.counter.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seed.copy_(state["seed"])
+        self.counter.copy_(state["counter"])
+
+
+def agree_seed(groups: Sequence[str], device: torch.device) -> int:
+    """The largest of the ranks' `torch.initial_seed()`, the same on every rank; `groups`: one name for each axis."""
+    seed = torch.tensor(torch.initial_seed() % (1 << 63), dtype=torch.int64, device=device)
+    for group in groups:
+        seed = collectives.all_reduce(seed, "max", group)
+    return int(seed.item())
+
+
+def bits(key: torch.Tensor, position: int, indices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Uniform int32 numbers, one for each combination of the `indices` (int32, one vector a dim).
+
+    Prefixes of the index are mixed at their own, small size; only the last dim is worked on at full size.
+    """
+    node = _mix_64(key + _signed(_GOLDEN_64 * (position + 1) % (1 << 64), 64))
+    low, high = node.to(torch.int32), (node >> 32).to(torch.int32)
+    if not indices:
+        return _mix_32_(low.clone())
+    prefix = low
+    for index in indices[:-1]:
+        prefix = _mix_32_(prefix.unsqueeze(-1) + index * _signed(_GOLDEN_32, 32))
+    last = _mix_32_(indices[-1] * _signed(_GOLDEN_32, 32) + high)
+    return _mix_32_(prefix.unsqueeze(-1) + last)
+
+
+def keep(bits: torch.Tensor, drop: float) -> torch.Tensor:
+    """True with probability 1 - `drop` (to 2^-32)."""
+    return bits >= min(round(drop * (1 << 32)), (1 << 32) - 1) - (1 << 31)
+
+
+def _mix_64(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser; its logical shifts are masked arithmetic ones."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(_MIX_64_A, 64)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(_MIX_64_B, 64)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _mix_32_(x: torch.Tensor) -> torch.Tensor:
+    """A 32-bit finaliser in place; arithmetic shifts keep it a bijection."""
+    x.bitwise_xor_(x >> 16).mul_(_MIX_32_A)
+    return x.bitwise_xor_(x >> 15).mul_(_signed(_MIX_32_B, 32))
