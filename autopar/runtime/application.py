@@ -1,0 +1,85 @@
+"""`apply`: a model and a plan for it become a model that runs the plan."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar.errors import InputError, PlanMismatchError
+from autopar.graph import fingerprint
+from autopar.plans import Plan
+from autopar.runtime.agreement import agree
+from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.lowering import Rank, dtype_named
+from autopar.runtime.model_class import ATTRIBUTE, planned_class
+from autopar.runtime.parameters import distribute_state, tied_names
+from autopar.runtime.planned import Planned, Replan, Traced
+from autopar.runtime.randomness import RandomState, agree_seed
+
+
+def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh, *, replan: Replan) -> nn.Module:
+    """Make `model` run `plan` on `device_mesh`; every rank calls this alike. Returns the same object.
+
+    Its class becomes a subclass of the user's, its parameters become DTensors with rank 0's values, stored as
+    the plan says. A call of another kind than the traced one (other shapes, other arguments, eval) asks
+    `replan` for its graph and plan.
+
+    Raises PlanMismatchError or InputError, on every rank, before anything is changed.
+    """
+    device = _device(device_mesh)
+    error: Exception | None = None
+    try:
+        _check(model, traced, plan, device_mesh)
+        precision = dtype_named(plan.precision.get("parameter"))
+        rank = Rank(LocalMesh.of(device_mesh), device, _stored_dtypes(model, precision))
+        storage = {p.name: p.storage for p in plan.parameters}
+        planned = Planned(type(model), device_mesh, rank, storage, replan)
+        planned.add(traced, plan)
+    except Exception as found:  # every rank must learn of it before any of them waits for a collective
+        error = found
+    agree(device, {"the plan": hashlib.sha256(plan.to_json().encode()).hexdigest()}, error)
+    planned.random = RandomState(agree_seed(rank.mesh.groups, device), device)
+    planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
+    model.__class__ = planned_class(type(model), traced.loss_names)
+    setattr(model, ATTRIBUTE, planned)
+    return model
+
+
+def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh) -> None:
+    """Everything that can be wrong on this rank alone."""
+    if hasattr(model, ATTRIBUTE):
+        raise InputError("the model runs a plan already: build it anew to plan it anew")
+    if "forward" in vars(model):
+        raise InputError("the model has a `forward` of its own in the instance, which would hide the plan's: put it in the class")
+    if tuple(plan.mesh_shape) != tuple(device_mesh.shape):
+        raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, this one is {tuple(device_mesh.shape)}")
+    if device_mesh.size() != dist.get_world_size():
+        raise InputError(f"the mesh has {device_mesh.size()} ranks and there are {dist.get_world_size()}: use them all")
+    if plan.fingerprints.get("graph", "") != fingerprint(traced.graph):
+        raise PlanMismatchError("the plan is for another graph than the model's: plan again with this model and these examples")
+    names = {name for tied in tied_names(model) for name in tied}
+    for parameter in plan.parameters:
+        if parameter.name not in names:
+            raise PlanMismatchError(f"the plan stores a parameter '{parameter.name}' that the model does not have")
+        if tuple(parameter.shape) != tuple(model.get_parameter(parameter.name).shape):
+            raise PlanMismatchError(f"parameter '{parameter.name}' has another shape than in the plan: {parameter.shape}")
+        if not parameter.storage.is_plain(plan.mesh_shape):
+            raise PlanMismatchError(f"parameter '{parameter.name}' cannot be stored as {parameter.storage}")
+
+
+def _device(device_mesh: DeviceMesh) -> torch.device:
+    if device_mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(device_mesh.device_type)
+
+
+def _stored_dtypes(model: nn.Module, precision: torch.dtype | None) -> dict[str, torch.dtype]:
+    """The dtype in which each parameter and buffer will lie in memory, under each of its names."""
+    dtypes = {name: buffer.dtype for name, buffer in model.named_buffers(remove_duplicate=False)}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        dtypes[name] = precision if precision is not None and parameter.is_floating_point() else parameter.dtype
+    return dtypes

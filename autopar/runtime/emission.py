@@ -1,0 +1,100 @@
+"""One node of the trace as one node of the local graph: the op itself, or the local code that its plan names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: the pair that fx graphs may hold
+from torch.func import functional_call
+
+from autopar.graph import AUTOCAST, GRAD_MODE, output_tensors, tensor_inputs, tensor_of
+from autopar.plans import NodePlan
+from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
+from autopar.runtime.scopes import Scope
+
+
+class LocalCall:
+    """Local code bound to its op and context: `call(key, args, kwargs)`."""
+
+    def __init__(self, name: str, target: Any, context: LocalContext) -> None:
+        self.__name__ = f"local_{name}"
+        self._code, self._target, self._context = LOCAL_OPS[name], target, context
+
+    def __call__(self, key: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._code(self._target, args, kwargs, self._context, key)
+
+
+class LeafCall:
+    """A module that the trace left whole, run on the local tensors of its parameters and buffers."""
+
+    def __init__(self, module: torch.nn.Module, names: Sequence[str]) -> None:
+        self.__name__ = f"leaf_{type(module).__name__}"
+        self._module, self._names = module, tuple(names)
+
+    def __call__(self, state: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return functional_call(self._module, dict(zip(self._names, state, strict=True)), args, kwargs)
+
+
+def emit(
+    node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
+) -> fx.Node:
+    """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
+    if not plan.local:
+        return scope.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+    context = LocalContext(
+        mesh=mesh,
+        inputs=plan.inputs,
+        outputs=plan.outputs,
+        input_shapes=tuple(tuple(tensor_of(ref).shape) for ref in tensor_inputs(node)),
+        shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
+        position=plan.position,
+    )
+    target = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+    key = scope.random_key() if plan.local in NEEDS_KEY else None
+    return scope.graph.call_function(LocalCall(plan.local, target, context), (key, args, kwargs))
+
+
+class Modes:
+    """The grad mode and autocast state that the user's code had set around a node, set around it again."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self._ambient = any(node.meta.get(GRAD_MODE, True) for node in nodes)
+
+    def enter(self, node: fx.Node, graph: fx.Graph) -> fx.Node | None:
+        if self._switches(node):
+            graph.call_function(torch._C._set_grad_enabled, (not self._ambient,))
+        state = node.meta.get(AUTOCAST, ())
+        if not state:
+            return None
+        kind, dtype = state
+        return graph.call_function(_enter_autocast, (kind, getattr(torch, dtype.removeprefix("torch.")), True, False))
+
+    def leave(self, node: fx.Node, graph: fx.Graph, autocast: fx.Node | None) -> None:
+        if autocast is not None:
+            graph.call_function(_exit_autocast, (autocast,))
+        if self._switches(node):
+            graph.call_function(torch._C._set_grad_enabled, (self._ambient,))
+
+    def _switches(self, node: fx.Node) -> bool:
+        return bool(node.meta.get(GRAD_MODE, self._ambient)) is not self._ambient
+
+
+def constant(value: Any, device: torch.device) -> Any:
+    """Plain Python values of the trace as arguments in the local graph: traced sizes are ints, devices this rank's.
+
+    >>> constant((torch.Size([2, 3]), slice(None, 4), torch.device("meta")), torch.device("cpu"))
+    ((2, 3), slice(None, 4, None), device(type='cpu'))
+    """
+
+    def leaf(item: Any) -> Any:
+        if isinstance(item, torch.device):
+            return device
+        if isinstance(item, int) and not isinstance(item, bool):
+            return int(item)
+        return float(item) if isinstance(item, float) else item
+
+    return fx.node.map_aggregate(value, leaf)

@@ -1,0 +1,288 @@
+"""A traced graph and its plan become a graph that one rank runs on its local tensors.
+
+Every node keeps its torch function. Between two nodes whose layouts differ stands `convert(value, recipe)`;
+it is made where the wanted layout is first needed and shared by all who want the same. A recomputed segment
+becomes a submodule under `torch.utils.checkpoint`: its inputs are the tensors from outside as they lie there,
+parameter shards included, so conversions of them are inside it and a replay gathers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from autopar.errors import PlanMismatchError
+from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_of
+from autopar.layout import R_PLUS, Layout, R
+from autopar.plans import NodePlan, Plan
+from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.convert import convert, recipe
+from autopar.runtime.emission import LeafCall, Modes, constant, emit
+from autopar.runtime.refusion import find_fusions
+from autopar.runtime.regather import Regather
+from autopar.runtime.scopes import Scope, readers, written_buffers
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph for local tensors, and what to call it with.
+
+    `module(*values of placeholders, *local tensors of `state`, [random key])` returns the flat outputs as
+    local tensors and constants; `outputs` are their layouts and global shapes, None for what is no tensor.
+    """
+
+    module: fx.GraphModule
+    state: tuple[str, ...]
+    takes_key: bool
+    outputs: tuple[tuple[Layout, tuple[int, ...]] | None, ...]
+    regather: Regather | None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where a graph is lowered for: the mesh as this rank sees it, its device, dtypes of its parameters and buffers."""
+
+    mesh: LocalMesh
+    device: torch.device
+    stored: Mapping[str, torch.dtype]
+
+
+def lower(graph: fx.Graph, root: torch.nn.Module, plan: Plan, rank: Rank) -> Lowered:
+    """The local form of `graph` under `plan`; PlanMismatchError where the plan does not fit the graph."""
+    return _Lowering(graph, root, plan, rank).run()
+
+
+class _Lowering:
+    def __init__(self, graph: fx.Graph, root: torch.nn.Module, plan: Plan, rank: Rank) -> None:
+        self.nodes = list(graph.nodes)
+        self.rank = rank
+        self.plans = _plans_by_node(self.nodes, plan)
+        self.parameters = {p.name: p for p in plan.parameters}
+        self.reduction_dtype = dtype_named(plan.precision.get("reduction"))
+        self.casts_inputs = plan.precision.get("compute") is not None
+        self.segment_of = _segments_by_node(self.nodes, plan)
+        self.fused = find_fusions(self.nodes, self.plans, self.segment_of)
+        self.absorbed = {fused.product for fused in self.fused.values()}
+        self.modes = Modes(self.nodes)
+        self.root = root
+        self.regather = Regather()
+        self.outer = Scope(fx.Graph())
+        self.leaf_graph, self.leaves = fx.Graph(), dict[fx.Node, dict[str, TensorRef]]()
+        self.state: list[str] = []
+        self.outputs: list[tuple[Layout, tuple[int, ...]] | None] = []
+
+    def run(self) -> Lowered:
+        self._inputs()
+        for segment, members in groupby(self.nodes, key=self.segment_of.get):
+            if segment is None:
+                for node in members:
+                    self._place(node, self.outer)
+            else:
+                self._segment(segment, list(members))
+        return Lowered(
+            self.outer.module(),
+            tuple(self.state),
+            self.outer.has_random_key,
+            tuple(self.outputs),
+            self.regather if self.regather.used else None,
+        )
+
+    def _inputs(self) -> None:
+        """Values of the trace's placeholders, then local tensors of parameters and buffers."""
+        for node in self.nodes:
+            if node.op == "placeholder":
+                local = self.outer.placeholder(node.name)
+                self.outer.values.update((ref, self.outer.pick(local, path)) for ref, path in _paths(node))
+        if self.casts_inputs:
+            for ref in list(self.outer.values):
+                if tensor_of(ref).is_floating_point():
+                    self.outer.values[ref] = self.outer.graph.call_method("to", (self.outer.values[ref], tensor_of(ref).dtype))
+        for node in self.nodes:
+            if node.op == "get_attr" and output_tensors(node):
+                assert isinstance(node.target, str)
+                self.outer.values[TensorRef(node, 0)] = self.outer.placeholder("state_" + node.target.replace(".", "_"))
+                self.state.append(node.target)
+            elif node.op == "call_module":
+                self._leaf_inputs(node)
+
+    # -- one node, and the values it wants ---------------------------------------------------------
+
+    def _place(self, node: fx.Node, scope: Scope) -> None:
+        """One node of the trace, after the conversions that it needs."""
+        if node.op == "output":
+            self._output(node)
+            return
+        if node.op in ("placeholder", "get_attr") or is_getitem(node) or node in self.absorbed:
+            return
+        if not output_tensors(node):
+            return  # integers are constants of the plan's shapes
+        plan, fused = self._plan(node), self.fused.get(node)
+        arguments, inputs = (fused.arguments, fused.inputs) if fused else ((node.args, node.kwargs), plan.inputs)
+        args, kwargs = self._arguments(arguments, inputs, scope)
+        leaf_state = self._leaf_state(node, plan, scope)
+        autocast = self.modes.enter(node, scope.graph)
+        if fused is not None:
+            new = scope.graph.call_function(fused.target, args, kwargs)
+        elif node.op == "call_module":
+            leaf = LeafCall(self.root.get_submodule(str(node.target)), tuple(leaf_state))
+            new = scope.graph.call_function(leaf, (tuple(leaf_state.values()), args, kwargs))
+        else:
+            new = emit(node, plan, args, kwargs, scope, self.rank.mesh)
+        self.modes.leave(node, scope.graph, autocast)
+        self._write_back(node, plan, scope)
+        scope.values.update((ref, scope.pick(new, path)) for ref, path in _paths(node) if readers(ref))
+
+    def _arguments(self, arguments: Any, inputs: tuple[Layout, ...], scope: Scope) -> Any:
+        """Arguments with every tensor in its wanted layout and every integer a constant."""
+        wanted = list(inputs)
+
+        def one(source: fx.Node) -> Any:
+            whole, refs = source.meta.get(VAL), resolve(source)
+            if len(refs) > len(wanted):
+                raise PlanMismatchError(f"the plan has too few layouts for what reads '{source.name}': plan again")
+            values = iter([self._value(ref, wanted.pop(0), scope) for ref in refs])
+            if isinstance(whole, torch.Tensor):
+                return next(values)
+            return pytree.tree_map(lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, whole)
+
+        return constant(fx.node.map_arg(arguments, one), self.rank.device)
+
+    def _value(self, ref: TensorRef, layout: Layout, scope: Scope) -> fx.Node:
+        """Tensor `ref` as `layout`, converted at its first use in this scope."""
+        data = tensor_of(ref)
+        layout = layout if data.requires_grad else layout.value()
+        if (ref, layout) not in scope.converted:
+            local = scope.value(ref)
+            name = str(ref.node.target) if ref.node.op == "get_attr" else None
+            steps = recipe(
+                self._layout(ref),
+                layout,
+                tuple(data.shape),
+                self.rank.mesh,
+                needs_grad=data.requires_grad,
+                dtype=data.dtype if name and self.rank.stored.get(name, data.dtype) != data.dtype else None,
+                reduction_dtype=self.reduction_dtype if name else None,
+            )
+            if not steps.is_identity:
+                shard, constant_recipe = local, scope.attribute("recipe", steps)
+                local = scope.graph.call_function(convert, (shard, constant_recipe))
+                if name in self.parameters and self.parameters[name].regather and scope is self.outer:
+                    self.regather.used = True
+                    local = scope.graph.call_function(self.regather, (local, shard, constant_recipe))
+            scope.converted[ref, layout] = local
+        return scope.converted[ref, layout]
+
+    def _layout(self, ref: TensorRef) -> Layout:
+        """The layout in which `ref` is produced, or stored."""
+        if ref.node.op == "get_attr":
+            parameter = self.parameters.get(str(ref.node.target))
+            return parameter.storage if parameter else Layout.replicated(len(self.rank.mesh.shape))
+        layout = self._plan(ref.node).outputs[ref.index]
+        return layout if tensor_of(ref).requires_grad else layout.value()
+
+    def _plan(self, node: fx.Node) -> NodePlan:
+        if node not in self.plans:
+            raise PlanMismatchError(f"the plan says nothing about node '{node.name}' of the graph: plan again")
+        return self.plans[node]
+
+    def _write_back(self, node: fx.Node, plan: NodePlan, scope: Scope) -> None:
+        """A buffer that was written in shards is made whole again on every rank."""
+        for index, ref in written_buffers(node):
+            layout = plan.inputs[index].value()
+            if not layout.is_replicated:
+                back = recipe(layout, self._layout(ref), tuple(tensor_of(ref).shape), self.rank.mesh, needs_grad=False)
+                whole = scope.graph.call_function(convert, (self._value(ref, layout, scope), scope.attribute("recipe", back)))
+                scope.graph.call_method("copy_", (scope.value(ref), whole))
+
+    def _leaf_inputs(self, node: fx.Node) -> None:
+        """Parameters and buffers of a leaf module, which the trace does not show, as if it had read them."""
+        stand_ins: dict[str, TensorRef] = {}
+        module = self.root.get_submodule(str(node.target))
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            stand_in = self.leaf_graph.get_attr(f"{node.target}.{name}")
+            stand_in.meta[VAL] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
+            )
+            stand_ins[name] = TensorRef(stand_in, 0)
+            self.outer.values[stand_ins[name]] = self.outer.placeholder("state_" + str(stand_in.target).replace(".", "_"))
+            self.state.append(str(stand_in.target))
+        self.leaves[node] = stand_ins
+
+    def _leaf_state(self, node: fx.Node, plan: NodePlan, scope: Scope) -> dict[str, fx.Node]:
+        """They are whole; where the leaf works on a part of the batch, their gradients are partial."""
+        splits = [any(layout[axis].is_sharded for layout in plan.inputs) for axis in range(len(self.rank.mesh.shape))]
+        layout = Layout(tuple(R_PLUS if split else R for split in splits))
+        return {name: self._value(ref, layout, scope) for name, ref in self.leaves.get(node, {}).items()}
+
+    # -- segments and outputs ----------------------------------------------------------------------
+
+    def _segment(self, name: str, members: list[fx.Node]) -> None:
+        """Nodes that are recomputed in backward: a submodule, called under `checkpoint`."""
+        written = {ref for node in members for _, ref in written_buffers(node)}
+        inside = Scope(fx.Graph(), parent=self.outer, updates=written)
+        for node in members:
+            self._place(node, inside)
+        own = {node for node in members if node.op not in ("placeholder", "get_attr")}
+        results = [ref for ref in inside.values if ref.node in own and not readers(ref) <= set(members)]
+        inside.graph.output(tuple(inside.values[ref] for ref in results))
+        call = self.outer.graph.call_function(
+            checkpoint,
+            (self.outer.attribute(name, inside.module()), *inside.outer_inputs),
+            {"use_reentrant": False, "preserve_rng_state": False},
+        )
+        self.outer.values.update((ref, self.outer.pick(call, (pytree.SequenceKey(i),))) for i, ref in enumerate(results))
+        inside.finish_updates()
+
+    def _output(self, node: fx.Node) -> None:
+        leaves = node.args[0]
+        assert isinstance(leaves, (tuple, list))
+        tensors = [resolve(leaf) if isinstance(leaf, fx.Node) else [] for leaf in leaves]
+        inputs = self.plans[node].inputs if any(tensors) else ()
+        wanted = iter(inputs)
+        for refs in tensors:
+            layout = next(wanted) if refs else None
+            self.outputs.append((layout, tuple(tensor_of(refs[0]).shape)) if layout is not None else None)
+            if layout is not None and not layout.is_plain(self.rank.mesh.shape):
+                raise PlanMismatchError(f"an output lies as {layout}; outputs are whole or plain shards: plan again")
+        self.outer.graph.output(self._arguments(tuple(leaves), inputs, self.outer))
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """
+    >>> dtype_named("torch.float32"), dtype_named("bfloat16"), dtype_named(None)
+    (torch.float32, torch.bfloat16, None)
+    """
+    if name is None:
+        return None
+    dtype = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _plans_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, NodePlan]:
+    if any(p.position >= len(nodes) for p in plan.nodes):
+        raise PlanMismatchError(f"the plan names a node past the {len(nodes)} of this graph: plan again")
+    return {nodes[p.position]: p for p in plan.nodes}
+
+
+def _segments_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, str]:
+    """The recomputed segment of each node that is in one; what a segment reads first of all stays outside."""
+    return {
+        node: f"segment_{i}"
+        for i, segment in enumerate(plan.recompute)
+        for node in nodes[segment.first : segment.last + 1]
+    }
+
+
+def _paths(node: fx.Node) -> list[tuple[TensorRef, pytree.KeyPath]]:
+    """The tensors that a node yields, each with where it is in the node's value."""
+    leaves = pytree.tree_leaves_with_path(node.meta[VAL])
+    paths = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [(TensorRef(node, index), path) for index, path in enumerate(paths)]

@@ -1,0 +1,58 @@
+"""The class that a planned model gets: a subclass of the user's, with the user's signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+ATTRIBUTE = "_autopar"
+"""Name of the model's attribute that holds its `Planned`."""
+
+
+def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> type[nn.Module]:
+    """A subclass of the same name whose `forward` runs the plan.
+
+    The class is replaced and not `forward` on the instance: an instance's own `forward` would keep the first
+    model alive in its deep copies, and hide the signature from those who look at the class. `extra_inputs`
+    (those of a loss that was traced in) are further keyword arguments.
+    """
+
+    @functools.wraps(user_class.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, ATTRIBUTE).run(self, args, kwargs)
+
+    signature = inspect.signature(user_class.forward)
+    forward.__signature__ = _with_keywords(signature, extra_inputs)  # type: ignore[attr-defined]
+    members: dict[str, Any] = {
+        "forward": forward,
+        "__module__": user_class.__module__,
+        "__qualname__": user_class.__qualname__,
+        "__doc__": user_class.__doc__,
+    }
+    if not hasattr(user_class, "no_sync"):
+        members["no_sync"] = no_sync
+    return type(user_class)(user_class.__name__, (user_class,), members)
+
+
+@contextmanager
+def no_sync(self: nn.Module) -> Iterator[None]:
+    """For loops that accumulate gradients. Gradients are complete after every backward, inside as well:
+    each micro-batch moves its own, so what is accumulated is right, and movement is not saved yet."""
+    yield
+
+
+def _with_keywords(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
+    """The signature with further keyword-only parameters, before a final `**kwargs`."""
+    parameters = list(signature.parameters.values())
+    rest = [parameters.pop()] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+    further = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in names
+        if name not in signature.parameters
+    ]
+    return signature.replace(parameters=[*parameters, *further, *rest])

@@ -1,0 +1,109 @@
+"""Parameters and buffers of the user's model, replaced in place by what the plan stores."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
+
+from autopar.errors import InputError
+from autopar.layout import Layout
+
+
+def placements(layout: Layout) -> tuple[DTensorPlacement, ...]:
+    """A plain layout in DTensor's words.
+
+    >>> placements(Layout.parse("S1, R"))
+    (Shard(dim=1), Replicate())
+    """
+    return tuple(Shard(p.dim) if p.is_sharded else Replicate() for p in layout.placements)
+
+
+def distribute_state(
+    model: nn.Module,
+    storage: Mapping[str, Layout],
+    dtype: torch.dtype | None,
+    device_mesh: DeviceMesh,
+    device: torch.device,
+) -> list[weakref.ref[nn.Parameter]]:
+    """Replace every parameter by a DTensor stored as `storage` says (replicated where it says nothing).
+
+    Values are rank 0's, of buffers too. Tied parameters stay one object. `dtype`: what floating parameters
+    are stored in, None as they are. Returns weak references to the parameters that were replaced.
+    """
+    replaced: list[weakref.ref[nn.Parameter]] = []
+    with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+            if buffer.numel():
+                dist.broadcast(buffer.data, src=0)
+        for names in tied_names(model):
+            old = model.get_parameter(names[0])
+            if old.is_meta:
+                raise InputError(f"parameter '{names[0]}' is on the meta device: give the model its values first")
+            layout = next((storage[name] for name in names if name in storage), Layout.replicated(device_mesh.ndim))
+            value = old.detach().to(device, dtype if old.is_floating_point() else None)
+            new = nn.Parameter(
+                distribute_tensor(value, device_mesh, placements(layout), src_data_rank=0), requires_grad=old.requires_grad
+            )
+            replaced.append(weakref.ref(old))
+            _replace(model, names, new)
+            del old, value  # one whole parameter at a time
+    return replaced
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter: more than one where it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return list(names.values())
+
+
+def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
+    """Raise InputError if something still holds parameters that were replaced, as an optimizer made before does.
+
+    Variables do not count: the last `p` of a loop over `model.parameters()` stays alive in a script for good.
+    """
+    alive = [p for p in (ref() for ref in replaced) if p is not None]
+    if not alive:
+        return
+    gc.collect()  # cycles
+    if any(_is_container(holder) and holder is not alive for holder in gc.get_referrers(*alive)):
+        raise InputError(
+            f"{len(alive)} parameters that autoparallelize replaced are still held by something, such as an optimizer "
+            "made before: it would update tensors that the model no longer uses. Build the optimizer after autoparallelize"
+        )
+
+
+@contextmanager
+def plain_parameters(model: nn.Module) -> Iterator[None]:
+    """For the duration, the model's parameters are data-free and of their global shapes: it can be traced."""
+    groups = [(names, model.get_parameter(names[0])) for names in tied_names(model)]
+    try:
+        for names, parameter in groups:
+            plain = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            _replace(model, names, nn.Parameter(plain, requires_grad=parameter.requires_grad))
+        yield
+    finally:
+        for names, parameter in groups:
+            _replace(model, names, parameter)
+
+
+def _replace(model: nn.Module, names: list[str], new: nn.Parameter) -> None:
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(path), attribute, new)  # not `_parameters[...]`: RNNs keep a second list
+
+
+def _is_container(holder: object) -> bool:
+    namespace = isinstance(holder, dict) and "__name__" in holder and "__loader__" in holder
+    return isinstance(holder, (list, tuple, set, dict)) and not namespace

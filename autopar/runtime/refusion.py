@@ -1,0 +1,88 @@
+"""Split bias additions become one op with their product again, where the product is not a partial sum.
+
+The trace splits `linear(x, w, b)` into a product and an addition, so that a partial sum gets its bias once.
+Where the plan moves nothing between the two, the fused op is faster and saves no product for backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from autopar.graph import AUTOCAST, BIAS_OF, TensorRef, tensor_inputs, tensor_of
+from autopar.layout import Layout
+from autopar.plans import NodePlan
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The op that stands for a product and its bias addition; `inputs` are the layouts of the tensors in `arguments`."""
+
+    product: fx.Node
+    target: Callable[..., Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    inputs: tuple[Layout, ...]
+
+
+def _convolution(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The trace shows the bias as (channels, 1, ...); the fused op takes it as (channels,)."""
+
+    def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        return function(x, weight, bias.flatten(), *rest, **options)  # type: ignore[no-any-return]
+
+    convolution.__name__ = convolution.__qualname__ = f"{function.__name__}_with_bias"
+    return convolution
+
+
+_BIAS_LAST: dict[Any, Callable[..., Any]] = {functional.linear: functional.linear}
+for _function in (
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+):
+    _BIAS_LAST[_function] = _convolution(_function)
+_BIAS_FIRST: dict[Any, Callable[..., Any]] = {torch.mm: torch.addmm, torch.bmm: torch.baddbmm}
+
+
+def find_fusions(
+    nodes: Sequence[fx.Node], plans: Mapping[fx.Node, NodePlan], segment_of: Mapping[fx.Node, str]
+) -> dict[fx.Node, Fused]:
+    """The additions that can be fused with their product again."""
+    found: dict[fx.Node, Fused] = {}
+    for addition in nodes:
+        product = addition.meta.get(BIAS_OF)
+        if product is None or addition not in plans or product not in plans:
+            continue
+        fused = _fused(addition, product, plans[addition], plans[product])
+        if fused is not None and list(product.users) == [addition] and segment_of.get(addition) == segment_of.get(product):
+            found[addition] = fused
+    return found
+
+
+def _fused(addition: fx.Node, product: fx.Node, add: NodePlan, multiply: NodePlan) -> Fused | None:
+    refs = tensor_inputs(addition)
+    made = TensorRef(product, 0)
+    if len(refs) != 2 or made not in refs or add.local or multiply.local or addition.meta.get(AUTOCAST):
+        return None
+    at = refs.index(made)
+    bias = refs[1 - at]
+    if multiply.outputs[0].is_partial or not multiply.outputs[0] == add.inputs[at] == add.outputs[0]:
+        return None
+    if len({tensor_of(ref).dtype for ref in (made, bias, TensorRef(addition, 0))}) != 1 or bias.index != 0:
+        return None
+    if product.target in _BIAS_LAST and len(product.args) > 1:
+        arguments = (*product.args[:2], bias.node, *product.args[3:])
+        inputs = (*multiply.inputs, add.inputs[1 - at])
+        return Fused(product, _BIAS_LAST[product.target], (arguments, dict(product.kwargs)), inputs)
+    if product.target in _BIAS_FIRST and len(product.args) == 2:
+        inputs = (add.inputs[1 - at], *multiply.inputs)
+        return Fused(product, _BIAS_FIRST[product.target], ((bias.node, *product.args), dict(product.kwargs)), inputs)
+    return None

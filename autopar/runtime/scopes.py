@@ -1,0 +1,135 @@
+"""Where lowered nodes are put: the outer graph, or the graph of one recomputed segment."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.graph import TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_inputs, tensor_of
+from autopar.layout import Layout
+
+
+class Scope:
+    """A graph under construction, and which tensors of the trace are known in it.
+
+    `values` holds tensors as they are produced or stored, `converted` the same in other layouts. A tensor
+    that a segment needs from outside becomes an input of the segment, in the layout it has outside.
+    """
+
+    def __init__(self, graph: fx.Graph, parent: Scope | None = None, updates: Collection[TensorRef] = ()) -> None:
+        self.graph = graph
+        self.parent = parent
+        self.values: dict[TensorRef, fx.Node] = {}
+        self.converted: dict[tuple[TensorRef, Layout], fx.Node] = {}
+        self.outer_inputs: list[fx.Node] = []
+        self._attributes: dict[str, Any] = {}
+        self._attribute_nodes: dict[tuple[str, Any], fx.Node] = {}
+        self._key: fx.Node | None = None
+        self._updates = updates
+        self._updated: list[tuple[fx.Node, fx.Node]] = []
+        self._last_placeholder: fx.Node | None = None
+
+    def placeholder(self, name: str) -> fx.Node:
+        """A further input of this graph, after those it has."""
+        point = self._last_placeholder
+        with self.graph.inserting_after(point) if point else self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+            self._last_placeholder = self.graph.placeholder(name)
+        return self._last_placeholder
+
+    def value(self, ref: TensorRef) -> fx.Node:
+        """The tensor as it is produced or stored; from outside, if it must."""
+        if ref not in self.values:
+            assert self.parent is not None, f"{ref.node.name} is read before it is made"
+            outside = self.parent.value(ref)
+            if ref in self._updates:
+                outside = self._copy_to_update(outside)
+            self.values[ref] = self._input(outside)
+        return self.values[ref]
+
+    def random_key(self) -> fx.Node:
+        """The key of this step's random numbers."""
+        if self._key is None:
+            self._key = self._input(self.parent.random_key()) if self.parent else self.placeholder("random_key")
+        return self._key
+
+    @property
+    def has_random_key(self) -> bool:
+        return self._key is not None
+
+    def attribute(self, name: str, value: Any) -> fx.Node:
+        """A constant that fx cannot print (a recipe, a segment), kept on the module and read by name."""
+        key = (name, value)
+        if key not in self._attribute_nodes:
+            unique = f"{name}_{len(self._attributes)}"
+            self._attributes[unique] = value
+            self._attribute_nodes[key] = self.graph.get_attr(unique)
+        return self._attribute_nodes[key]
+
+    def module(self) -> fx.GraphModule:
+        """The finished graph, runnable."""
+        self.graph.lint()
+        return fx.GraphModule(_Attributes(self._attributes), self.graph)
+
+    def pick(self, node: fx.Node, path: pytree.KeyPath) -> fx.Node:
+        """The part of a structured value at a pytree path."""
+        for step in path:
+            if isinstance(step, pytree.GetAttrKey):
+                node = self.graph.call_function(getattr, (node, step.name))
+            else:
+                key = step.idx if isinstance(step, pytree.SequenceKey) else step.key  # type: ignore[attr-defined]
+                node = self.graph.call_function(operator.getitem, (node, key))
+        return node
+
+    def finish_updates(self) -> None:
+        """After the segment's call: buffers take the values that it wrote."""
+        assert self.parent is not None
+        for outside, copy in self._updated:
+            self.parent.graph.call_method("copy_", (outside, copy))
+
+    def _input(self, outside: fx.Node) -> fx.Node:
+        self.outer_inputs.append(outside)
+        return self.placeholder(outside.name)
+
+    def _copy_to_update(self, outside: fx.Node) -> fx.Node:
+        """A buffer that the segment writes: a replay writes the copy again, which nobody reads then."""
+        assert self.parent is not None
+        copy = self.parent.graph.call_method("clone", (outside,))
+        self._updated.append((outside, copy))
+        return copy
+
+
+class _Attributes(torch.nn.Module):
+    """Holds what `get_attr` and `call_module` nodes name until fx has copied it."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        super().__init__()
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def written_buffers(node: fx.Node) -> list[tuple[int, TensorRef]]:
+    """The buffers that a node writes in place (running statistics, counters), by index among its tensor inputs."""
+    name = target_name(node).rsplit(".", 1)[-1]
+    if name not in ("batch_norm", "instance_norm") and not (name.endswith("_") and not name.endswith("__")):
+        return []
+    inputs = enumerate(tensor_inputs(node))
+    return [(i, ref) for i, ref in inputs if ref.node.op == "get_attr" and not tensor_of(ref).requires_grad]
+
+
+def readers(ref: TensorRef) -> set[fx.Node]:
+    """The nodes that read a tensor's data, seen through `getitem`; asking for its size is not reading."""
+    found: set[fx.Node] = set()
+    waiting = list(ref.node.users)
+    while waiting:
+        user = waiting.pop()
+        if not is_getitem(user):
+            if user.op == "output" or output_tensors(user):
+                found.add(user)
+        elif ref in resolve(user):
+            waiting += user.users
+    return found

@@ -1,0 +1,214 @@
+"""Traces and plans made by hand, so that the runtime is tested without tracer, rules and solver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from autopar.errors import InputError
+from autopar.graph import BIAS_OF, VAL, fingerprint, output_tensors, target_name, tensor_inputs, tensor_of
+from autopar.layout import Layout
+from autopar.plans import Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
+from autopar.reshard import steps
+
+
+class Net(nn.Module):
+    """Three layers with the bias added apart; its loss is a sum, so that every part of it can be partial."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(8, 2 * width), nn.Linear(2 * width, 8), nn.Linear(8, 4)
+        self.register_buffer("scale", torch.full((4,), 2.0, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        h = functional.linear(x, self.up.weight) + self.up.bias
+        h = torch.tanh(h)
+        h = functional.linear(h, self.down.weight) + self.down.bias
+        h = torch.tanh(h)
+        y = functional.linear(h, self.head.weight) + self.head.bias
+        error = y * self.scale - target
+        return (error * error).sum()
+
+
+BATCH = 8
+
+
+def batch(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "x": torch.randn(BATCH, 8, dtype=torch.float64, generator=generator),
+        "target": torch.randn(BATCH, 4, dtype=torch.float64, generator=generator),
+    }
+
+
+@dataclass
+class HandTraced:
+    """A `torch.fx.symbolic_trace` with the annotations that the runtime reads."""
+
+    graph: fx.Graph
+    root: nn.Module
+    own_key: Hashable
+    names: tuple[str, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    loss_names: tuple[str, ...] = ()
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        shapes = tuple(tuple(v.shape) for v in given.values() if isinstance(v, torch.Tensor))
+        return self.root.training, torch.is_grad_enabled(), shapes
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        for node in self.graph.find_nodes(op="placeholder"):
+            if given[node.name].shape != node.meta[VAL].shape:
+                raise InputError(f"input '{node.name}' was traced with shape {tuple(node.meta[VAL].shape)}")
+        return [given[name] for name in self.names]
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        return leaves[0]
+
+
+def trace(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> HandTraced:
+    graph = fx.Tracer().trace(model)
+    made: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value: Any = torch.empty_like(inputs[node.name], device="meta")
+        elif node.op == "get_attr":
+            path, _, name = node.target.rpartition(".")
+            real = getattr(model.get_submodule(path), name)
+            value = torch.empty(real.shape, dtype=real.dtype, device="meta", requires_grad=real.requires_grad)
+        elif node.op == "output":
+            node.args = ((node.args[0],),)
+            value = None
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
+            value = getattr(args[0], node.target)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+        made[node] = node.meta[VAL] = value
+        if node.name.startswith("add") and node.args[0].target is functional.linear:
+            node.meta[BIAS_OF] = node.args[0]
+    traced = HandTraced(graph, model, None, tuple(inputs))
+    traced.own_key = traced.key((), inputs)
+    return traced
+
+
+# For each op in order: layouts of inputs and output on one axis; then storage of the parameters.
+_DATA = {
+    "linear": "S0 R+ -> S0", "add": "S0 R+ -> S0", "tanh": "S0 -> S0",
+    "linear_1": "S0 R+ -> S0", "add_1": "S0 R+ -> S0", "tanh_1": "S0 -> S0",
+    "linear_2": "S0 R+ -> S0", "add_2": "S0 R+ -> S0", "mul": "S0 R -> S0", "sub": "S0 S0 -> S0",
+    "mul_1": "S0 S0 -> S0", "sum_1": "S0 -> P", "output": "R",
+}  # fmt: skip
+_TENSOR = {
+    "linear": "R+ S0 -> S1", "add": "S1 S0 -> S1", "tanh": "S1 -> S1",
+    "linear_1": "S1 S1 -> P", "add_1": "R R -> R", "tanh_1": "R -> R",
+    "linear_2": "R R -> R", "add_2": "R R -> R", "mul": "R R -> R", "sub": "R R -> R",
+    "mul_1": "R R -> R", "sum_1": "R -> R", "output": "R",
+}  # fmt: skip
+_STORED_WHOLE: dict[str, str] = {}
+_STORED_SHARDED = {"up.weight": "S1", "down.weight": "S0", "head.weight": "S0", "up.bias": "S0", "head.bias": "S0"}
+_STORED_TENSOR = {"up.weight": "S0", "up.bias": "S0", "down.weight": "S1"}
+STYLES = {
+    "dp": (_DATA, _STORED_WHOLE),
+    "fsdp": (_DATA, _STORED_SHARDED),
+    "tp": (_TENSOR, _STORED_TENSOR),
+}
+
+
+def plan(
+    traced: HandTraced,
+    mesh_shape: tuple[int, ...],
+    styles: Sequence[str],
+    *,
+    recompute: Sequence[tuple[str, str]] = (),
+    regather: bool = False,
+    precision: Mapping[str, str | None] | None = None,
+    inputs: str = "global",
+) -> Plan:
+    """One style an axis. `recompute`: segments by the names of their first and last nodes."""
+    nodes = list(traced.graph.nodes)
+    position = {node.name: i for i, node in enumerate(nodes)}
+    kinds = [STYLES[style] for style in styles]
+
+    def layouts(texts: list[list[str]]) -> tuple[Layout, ...]:
+        return tuple(Layout.parse(",".join(one)) for one in zip(*texts, strict=True))
+
+    planned = []
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr"):
+            ins: tuple[Layout, ...] = ()
+            stored = [kind[1].get(str(node.target), "R") if node.op == "get_attr" else "R" for kind in kinds]
+            outs: tuple[Layout, ...] = (Layout.parse(",".join(stored)),)
+        else:
+            texts = [kind[0][node.name].split("->") for kind in kinds]
+            ins = layouts([text[0].split() for text in texts])
+            outs = layouts([text[1].split() for text in texts]) if len(texts[0]) > 1 else ()
+        shapes = tuple(tuple(t.shape) for t in output_tensors(node))
+        planned.append(NodePlan(position[node.name], node.name, target_name(node), "", ins, outs, shapes, ()))
+    parameters = tuple(
+        ParameterPlan(
+            str(node.target),
+            tuple(node.meta[VAL].shape),
+            str(node.meta[VAL].dtype),
+            Layout.parse(",".join(kind[1].get(str(node.target), "R") for kind in kinds)),
+            True,
+            regather,
+        )
+        for node in nodes
+        if node.op == "get_attr" and node.meta[VAL].requires_grad
+    )
+    return Plan(
+        mesh_shape=mesh_shape,
+        axis_names=tuple(f"axis{i}" for i in range(len(mesh_shape))),
+        cluster={},
+        fingerprints={"graph": fingerprint(traced.graph), "model": "", "mesh": ""},
+        precision=precision or {},
+        micro_batches=1,
+        optimizer="adamw",
+        inputs=inputs,
+        memory_budget_bytes=None,
+        constraints=(),
+        nodes=tuple(planned),
+        parameters=parameters,
+        recompute=tuple(Segment(position[a], position[b], f"{a}..{b}") for a, b in recompute),
+        collectives=(),
+        predicted=Prediction(0, 0, 0, 0, 0, 0, {}, (), 0),
+        certificate=Certificate("by hand", 0, 0, 0, ""),
+        size=PlanSize(len(nodes), 0, 0, 0),
+        planning_seconds={},
+    )
+
+
+def announced(traced: HandTraced, plan: Plan) -> dict[str, list[int]]:
+    """Calls and bytes that the plan's recipes say, by kind and axis; a segment's forward moves count twice."""
+    nodes = list(traced.graph.nodes)
+    by_node = {nodes[p.position]: p for p in plan.nodes}
+    segment = {n: s.first for s in plan.recompute for n in nodes[s.first : s.last + 1]}
+    calls: Counter[str] = Counter()
+    volume: Counter[str] = Counter()
+    seen = set()
+    for node in nodes:
+        for ref, layout in zip(tensor_inputs(node), by_node[node].inputs if node in by_node else (), strict=False):
+            data, scope = tensor_of(ref), segment.get(node)
+            wanted = layout if data.requires_grad else layout.value()
+            if (ref, wanted, scope) in seen:
+                continue
+            seen.add((ref, wanted, scope))
+            source = by_node[ref.node].outputs[ref.index]
+            for step in steps(source, wanted, tuple(data.shape), plan.mesh_shape, needs_grad=data.requires_grad):
+                moves = [step.forward] * (2 if scope is not None else 1) + [step.backward] * data.requires_grad
+                for move in moves:
+                    if move is not None:
+                        key = f"{move.kind}@{move.axis}"
+                        calls[key] += 1
+                        volume[key] += move.elements * data.element_size()
+    return {key: [calls[key], volume[key]] for key in sorted(calls)}
+
+
+
