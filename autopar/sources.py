@@ -142,15 +142,18 @@ def example_inputs(model: nn.Module, batch: int, sequence: int | None = None) ->
             f"{type(model).__name__} takes {main!r}, of which no example can be made from its config: give a function "
             "module:function that returns (model, meta_args)"
         )
-    return {**inputs, **_labels(type(model).__name__, parameters, batch, length)}
+    return {**inputs, **_labels(model, parameters, batch, length)}
 
 
-def _labels(architecture: str, parameters: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor]:
-    """One label a token, but one a sequence or picture for classifiers, and two positions for question answering."""
+def _labels(model: nn.Module, parameters: Mapping[str, Any], batch: int, length: int) -> dict[str, torch.Tensor]:
+    """One label a token, a sequence, a picture or a pixel, as the head wants; two positions for question answering."""
     if "start_positions" in parameters:
         return {"start_positions": _integers(batch), "end_positions": _integers(batch)}
-    if architecture.endswith(("ForSequenceClassification", "ForImageClassification", "ForMultipleChoice")):
+    name = type(model).__name__
+    if name.endswith(("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")):
         return {"labels": _integers(batch)}
+    if name.endswith("ForSemanticSegmentation"):
+        return {"labels": _integers(batch, *_picture(model.config)[1:])}
     return {"labels": _integers(batch, length)}
 
 
