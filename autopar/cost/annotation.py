@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autopar.cost.calls import NO_DATA, arguments, callable_of
+from autopar.cost.calls import NoDataError, arguments, callable_of, data_free
 from autopar.cost.kernels import kernel
 from autopar.cost.measure import Measured, measure, storage_id, touched_bytes
 from autopar.cost.node_cost import NodeCost, Work
@@ -132,7 +132,7 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
     for leaves in (True, False):  # autograd refuses an in-place op on a leaf: try then with inputs that are none
         try:
             return _measured(node, refs, device_kind, root, leaves)
-        except NO_DATA:
+        except NoDataError:
             continue
     return _estimate(node, root)
 
@@ -140,14 +140,15 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
 def _measured(
     node: fx.Node, refs: Sequence[TensorRef], device_kind: str, root: nn.Module | None, leaves: bool
 ) -> NodeCost:
-    """The node run alone; raises one of NO_DATA where it cannot."""
+    """The node run alone; raises NoDataError where it cannot."""
     with torch.set_grad_enabled(bool(node.meta.get(GRAD_MODE, True))):
         fresh = {ref: _fresh(tensor_of(ref), leaves) for ref in dict.fromkeys(refs)}
         args, kwargs = arguments(node, fresh)
         call, owned = callable_of(node, root)
-        measured = measure(lambda: call(*args, **kwargs), [*fresh.values(), *owned])
+        with data_free(node):
+            measured = measure(lambda: call(*args, **kwargs), [*fresh.values(), *owned])
     if len(measured.outputs) != len(output_tensors(node)):
-        raise ValueError(f"{node} yields {len(measured.outputs)} tensors alone")
+        raise NoDataError(f"{node} alone yields {len(measured.outputs)} tensors")
     return _from_measured(node, device_kind, measured, [fresh[ref] for ref in refs], owned, args, kwargs)
 
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from autopar.errors import InputError
 from autopar.graph import VAL, TensorRef, resolve
 
-# What an op raises that reads data, or that has no data-free form.
-NO_DATA = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, IndexError, AssertionError)
+
+class NoDataError(Exception):
+    """An op does not run on data-free tensors. Never leaves this package: the op's cost is estimated."""
+
+
+@contextmanager
+def data_free(node: fx.Node) -> Iterator[None]:
+    """Where an op runs without data. What it raises there is its own affair, and any op may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise NoDataError(f"{node}: {error}") from error
 
 
 def arguments(node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor]) -> tuple[Any, Any]:
@@ -26,9 +38,7 @@ def arguments(node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor]) -> tuple
         return torch.device("meta") if isinstance(constant, torch.device) else constant
 
     args, kwargs = pytree.tree_map(meta, fx.map_arg((node.args, node.kwargs), value))
-    if "device" in kwargs:
-        kwargs["device"] = torch.device("meta")
-    return args, kwargs
+    return args, {**kwargs, "device": torch.device("meta")} if "device" in kwargs else dict(kwargs)
 
 
 def callable_of(node: fx.Node, root: nn.Module | None) -> tuple[Callable[..., Any], list[torch.Tensor]]:
@@ -39,7 +49,7 @@ def callable_of(node: fx.Node, root: nn.Module | None) -> tuple[Callable[..., An
         assert callable(node.target)
         return node.target, []
     if root is None:
-        raise TypeError(f"the graph has no root to hold the leaf module {node.target}")
+        raise InputError(f"the graph has no root that holds the leaf module {node.target}: give annotate its root")
     module = root.get_submodule(str(node.target))
     state = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)

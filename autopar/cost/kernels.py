@@ -25,7 +25,7 @@ class Kernel:
 
     `saved`: inputs and outputs kept for backward. `causal`: forward does this part of the model's FLOPs.
     `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: bytes, in one kernel each way.
-    `order`: the output's dims, outermost first, where it does not lie in their order.
+    `output`: the output with the strides that the kernel gives it.
     """
 
     saved: tuple[Tensor, ...] | None = None
@@ -35,7 +35,7 @@ class Kernel:
     moved_forward: int | None = None
     moved_backward: int | None = None
     rate: float = 1.0
-    order: tuple[int, ...] | None = None
+    output: Tensor | None = None
 
 
 Row = Callable[..., Kernel | None]
@@ -45,12 +45,12 @@ Row = Callable[..., Kernel | None]
 _ATTENTION_RATE = 0.65
 
 
-def _attention(fused: Callable[..., bool]) -> Row:
+def _attention(fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor | None], Tensor]) -> Row:
     """Fused attention keeps q, k, v, the output and its log-sum-exp; never the score matrix.
 
     Its backward computes the scores again: five products where forward has two (2307.08691, section 3.1.2).
     A boolean mask becomes one in the query's dtype, which is kept; a floating one is kept itself.
-    The output lies as (batch, sequence, heads, head dim), so that merging the heads afterwards copies nothing.
+    The output's strides decide whether merging the heads afterwards copies it.
     """
 
     def row(
@@ -86,7 +86,7 @@ def _attention(fused: Callable[..., bool]) -> Row:
             moved_forward=read + written,
             moved_backward=2 * (read + written),
             rate=_ATTENTION_RATE,
-            order=(0, 2, 1, 3),
+            output=output_like(query, attn_mask),
         )
 
     return row
@@ -108,6 +108,18 @@ def _fused_on_cuda(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     return _same_head_dims(query, key, value) and query.shape[-1] <= 256 and query.dtype in dtypes
+
+
+def _as_query(query: Tensor, mask: Tensor | None) -> Tensor:
+    """The CPU's kernel lays its output out as the query lies."""
+    return torch.empty_like(query)
+
+
+def _on_cuda(query: Tensor, mask: Tensor | None) -> Tensor:
+    """So does flash; the memory-efficient kernel writes (batch, sequence, heads, head dim)."""
+    if mask is None and query.dtype.itemsize == 2:
+        return torch.empty_like(query)
+    return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _dropout_on_cuda(
@@ -166,8 +178,8 @@ def _batch_norm(
 
 
 ROWS: dict[tuple[Any, str], Row] = {
-    (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu),
-    (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda),
+    (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu, _as_query),
+    (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda, _on_cuda),
     (F.dropout, "cuda"): _dropout_on_cuda,
     (torch.dropout, "cuda"): _dropout_on_cuda,
     (F.rms_norm, "cuda"): _rms_norm_on_cuda,

@@ -1,7 +1,7 @@
 """Strides and shared storages as on the target device, where its kernels lay outputs out otherwise than meta's.
 
-Fused attention yields (batch, sequence, heads, head dim) in memory: merging the heads, a copy on the meta device, is a
-view there, so that one tensor is kept for backward and not two.
+Fused attention lays its output out as its query lies, mostly (batch, sequence, heads, head dim): merging the heads, a
+copy on the meta device, is a view there, so that one tensor is kept for backward and not two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.cost.calls import NO_DATA, arguments, callable_of
+from autopar.cost.calls import NoDataError, arguments, callable_of, data_free
 from autopar.cost.kernels import has_row, kernel
 from autopar.cost.measure import storage_id
 from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
@@ -36,16 +36,14 @@ def correct_strides(graph: fx.Graph, device_kind: str, root: nn.Module | None) -
 
 def _run_again(node: fx.Node, refs: Sequence[TensorRef], root: nn.Module | None) -> set[TensorRef]:
     """Run a node on its corrected inputs; the outputs whose strides or storages are others than before."""
+    args, kwargs = arguments(node, {ref: tensor_of(ref).detach() for ref in refs})
+    call, _ = callable_of(node, root)
     try:
-        args, kwargs = arguments(node, {ref: tensor_of(ref).detach() for ref in refs})
-        with torch.no_grad():
-            outputs = [
-                t
-                for t in pytree.tree_leaves(callable_of(node, root)[0](*args, **kwargs))
-                if isinstance(t, torch.Tensor)
-            ]
-    except NO_DATA:
+        with torch.no_grad(), data_free(node):
+            value = call(*args, **kwargs)
+    except NoDataError:
         return set()  # it stays as traced, and its cost is an estimate
+    outputs = [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
     before = output_tensors(node)
     if len(outputs) != len(before):
         return set()
@@ -59,15 +57,12 @@ def _run_again(node: fx.Node, refs: Sequence[TensorRef], root: nn.Module | None)
 
 
 def _lay_out(node: fx.Node, refs: Sequence[TensorRef], device_kind: str) -> set[TensorRef]:
-    """Give the outputs of an op the order of dims that its kernel writes."""
+    """Give the output of an op the strides that its kernel gives it."""
     outputs = output_tensors(node)
     row = kernel(node.target, device_kind, outputs, *arguments(node, {ref: tensor_of(ref) for ref in refs}))
-    if row is None or row.order is None:
+    if row is None or row.output is None or row.output.stride() == outputs[0].stride():
         return set()
-    (output,) = outputs
-    inverse = [row.order.index(dim) for dim in range(output.dim())]
-    laid = torch.empty([output.shape[d] for d in row.order], dtype=output.dtype, device="meta").permute(inverse)
-    return _replace(node, {0: laid}) if laid.stride() != output.stride() else set()
+    return _replace(node, {0: row.output})
 
 
 def _replace(node: fx.Node, news: dict[int, torch.Tensor]) -> set[TensorRef]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recorded import counted_flops, counted_saved_bytes, graph_of, graph_of_call
 from torch import nn
 
 from autopar.cost import NodeCost, annotate, saved_bytes, total_flops
 from autopar.graph import COST, GRAD_MODE
-from recorded import counted_flops, counted_saved_bytes, graph_of, graph_of_call
 
 
 class Attention(nn.Module):

@@ -1,0 +1,133 @@
+"""The rows for the CPU, each against a real run: what is kept, and how the output lies."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorded import counted_saved_bytes, graph_of_call
+
+from autopar.cost import annotate, saved_bytes
+from autopar.cost.kernels import ROWS
+from autopar.graph import COST, VAL
+
+
+def tensors(value: Any, device: str) -> Any:
+    if isinstance(value, Spec):
+        return value.make(device)
+    return value
+
+
+class Spec:
+    """A tensor still to be made, on the meta device and on the CPU alike."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32, grad: bool = True, swap: bool = False) -> None:
+        self.shape, self.dtype, self.grad, self.swap = shape, dtype, grad, swap
+
+    def make(self, device: str) -> torch.Tensor:
+        made = torch.ones(self.shape, dtype=self.dtype, device=device)
+        made = made.transpose(1, 2) if self.swap else made
+        return made.requires_grad_(self.grad)
+
+
+def heads(*shape: int, **how: Any) -> Spec:
+    return Spec(*(shape or (2, 4, 16, 8)), **how)
+
+
+def mask(*shape: int, dtype: torch.dtype = torch.bool) -> Spec:
+    return Spec(*shape, dtype=dtype, grad=False)
+
+
+ATTENTION = F.scaled_dot_product_attention
+STATS = (Spec(3, grad=False), Spec(3, grad=False))
+CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    "attention": (ATTENTION, (heads(), heads(), heads()), {}),
+    "causal": (ATTENTION, (heads(), heads(), heads()), {"is_causal": True}),
+    "heads swapped in": (ATTENTION, tuple(heads(2, 16, 4, 8, swap=True) for _ in "qkv"), {"is_causal": True}),
+    "bf16": (ATTENTION, tuple(heads(dtype=torch.bfloat16) for _ in "qkv"), {}),
+    "float64": (ATTENTION, tuple(heads(dtype=torch.float64) for _ in "qkv"), {}),
+    "longer keys": (ATTENTION, (heads(), heads(2, 4, 24, 8), heads(2, 4, 24, 8)), {}),
+    "grouped queries": (ATTENTION, (heads(), heads(2, 2, 16, 8), heads(2, 2, 16, 8)), {"enable_gqa": True}),
+    "boolean mask": (ATTENTION, (heads(), heads(), heads(), mask(2, 1, 16, 16)), {}),
+    "boolean mask of two dims": (ATTENTION, (heads(), heads(), heads(), mask(16, 16)), {}),
+    "floating mask": (ATTENTION, (heads(), heads(), heads(), mask(2, 4, 16, 16, dtype=torch.float32)), {}),
+    "mask that trains": (ATTENTION, (heads(), heads(), heads()), {"attn_mask": Spec(1, 4, 16, 16)}),
+    "attention dropout": (ATTENTION, (heads(), heads(), heads()), {"dropout_p": 0.5}),
+    "three dims": (ATTENTION, tuple(Spec(4, 16, 8) for _ in "qkv"), {}),
+    "other value width": (ATTENTION, (heads(), heads(), heads(2, 4, 16, 12)), {}),
+    "only values train": (ATTENTION, (heads(grad=False), heads(grad=False), heads()), {}),
+    "nothing trains": (ATTENTION, tuple(heads(grad=False) for _ in "qkv"), {}),
+    "layer norm": (F.layer_norm, (Spec(4, 8), (8,), Spec(8), Spec(8)), {}),
+    "layer norm, bf16": (F.layer_norm, (Spec(4, 8, dtype=torch.bfloat16), (8,)), {}),
+    "layer norm, bf16 with float32 weights": (
+        F.layer_norm,
+        (Spec(4, 8, dtype=torch.bfloat16), (8,), Spec(8), Spec(8)),
+        {},
+    ),
+    "batch norm, training": (F.batch_norm, (Spec(4, 3, 8, 8), *STATS, Spec(3), Spec(3), True), {}),
+    "batch norm, eval": (F.batch_norm, (Spec(4, 3, 8, 8), *STATS, Spec(3), Spec(3), False), {}),
+    "rms norm": (F.rms_norm, (Spec(4, 8), (8,), Spec(8)), {}),
+    "dropout": (F.dropout, (Spec(4, 8), 0.3), {}),
+    "dropout, bf16": (F.dropout, (Spec(4, 8, dtype=torch.bfloat16), 0.3), {}),
+    "dropout, eval": (F.dropout, (Spec(4, 8), 0.3, False), {}),
+    "cross entropy": (F.cross_entropy, (Spec(4, 8), Spec(4, dtype=torch.long, grad=False)), {}),
+    "max pool": (F.max_pool2d, (Spec(2, 3, 8, 8), 3, 2, 1), {}),
+    "group norm": (F.group_norm, (Spec(2, 4, 8, 8), 2, Spec(4), Spec(4)), {}),
+    "embedding": (F.embedding, (Spec(4, dtype=torch.long, grad=False), Spec(10, 8)), {}),
+    "standard deviation": (torch.std, (Spec(4, 8), -1), {}),
+    "scaled exponential": (F.selu, (Spec(4, 8),), {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_real_run_keeps_as_many_bytes_and_lies_alike(name: str) -> None:
+    target, args, kwargs = CALLS[name]
+    node = graph_of_call(
+        target, *[tensors(a, "meta") for a in args], **{k: tensors(v, "meta") for k, v in kwargs.items()}
+    )
+    annotate(node.graph, "cpu")
+    real = [tensors(a, "cpu") for a in args]
+    named = {key: tensors(value, "cpu") for key, value in kwargs.items()}
+    output: list[torch.Tensor] = []
+
+    def run() -> torch.Tensor:
+        output.append(target(*real, **named))
+        return output[0]
+
+    owned = [t for t in (*real, *named.values()) if isinstance(t, torch.Tensor)]
+    assert saved_bytes(node.graph) == counted_saved_bytes(run, owned)
+    assert not node.meta[COST].estimated
+    assert node.meta[VAL].stride() == output[0].stride()
+
+
+def test_every_row_for_the_cpu_is_among_the_calls() -> None:
+    named = {target for target, _, _ in CALLS.values()} | {
+        torch.layer_norm
+    }  # F.layer_norm calls it with the same arguments
+    assert {target for target, kind in ROWS if kind == "cpu"} <= named
+
+
+@pytest.mark.parametrize("op", [F.dropout, torch.dropout])
+def test_a_dropout_mask_is_one_byte_an_element_on_cuda(op: Any) -> None:
+    node = graph_of_call(op, torch.empty(4, 8, device="meta", requires_grad=True), 0.3, True)
+    annotate(node.graph, "cuda")
+    assert node.meta[COST].saved_internal_bytes == 32
+    assert node.meta[COST].saved_inputs == ()
+
+
+def test_rms_norm_is_one_kernel_on_cuda() -> None:
+    x, w = torch.empty(4, 8, device="meta", requires_grad=True), torch.empty(8, device="meta", requires_grad=True)
+    node = graph_of_call(F.rms_norm, x, (8,), w)
+    annotate(node.graph, "cuda")
+    cost = node.meta[COST]
+    assert (cost.saved_inputs, cost.saved_internal_bytes, cost.work.kernels_forward) == ((0, 1), 4 * 4, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
+    q = torch.empty(2, 16, 4, 8, device="meta", dtype=dtype, requires_grad=True).transpose(1, 2)
+    node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), is_causal=True)
+    annotate(node.graph, "cuda")
+    cost = node.meta[COST]
+    assert (cost.saved_inputs, cost.saved_outputs, cost.saved_internal_bytes) == ((0, 1, 2), (0,), 2 * 4 * 16 * 4)
+    assert node.meta[VAL].stride() == (16 * 4 * 8, 8, 4 * 8, 1)
