@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from recorded import graph_of_call
 
 from autopar.cluster import Cluster, Device
 from autopar.cost import annotate, node_seconds
+from autopar.graph import output_tensors, tensor_inputs
 from autopar.layout import Layout
+from autopar.tracing import trace
 
 A100, CPU = Cluster.preset("a100", (8,)).device, Cluster.preset("cpu", (8,)).device
 
@@ -116,3 +119,23 @@ def test_fast_enough_to_be_asked_for_every_strategy() -> None:
     for _ in range(20_000):
         node_seconds(node, how, A100, (8, 8))
     assert time.process_time() - begin < 1.0
+
+
+@pytest.mark.parametrize(("batch", "published_ms"), [(1, 4.396), (4, 4.124), (8, 3.937)])
+def test_a_layer_of_llama2_7b_takes_what_was_measured(batch: int, published_ms: float) -> None:
+    """Forward of one layer, 2048 tokens, bf16, one A100-class GPU (Hetu-Galvatron's computation profile)."""
+
+    def forward_seconds(layers: int) -> float:
+        with torch.device("meta"):
+            config = transformers.LlamaConfig(num_hidden_layers=layers, attn_implementation="sdpa")  # Llama2-7B's sizes
+            model, ids = transformers.LlamaForCausalLM(config).train(), torch.zeros(batch, 2048, dtype=torch.long)
+        graph = trace(model, meta_args={"input_ids": ids}, parameter_dtype=torch.bfloat16).graph
+        annotate(graph, "cuda")
+        whole = Layout.parse("R")
+        return sum(
+            node_seconds(n, Sharded((whole,) * len(tensor_inputs(n)), (whole,) * len(output_tensors(n))), A100, (1,))[0]
+            for n in graph.nodes
+        )
+
+    layer = (forward_seconds(2) - forward_seconds(1)) / batch
+    assert layer == pytest.approx(published_ms * 1e-3, rel=0.2)
