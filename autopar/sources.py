@@ -89,6 +89,7 @@ def _hugging_face(name: str, batch: int, sequence: int | None, path: Path | None
         import transformers
     except ImportError as error:
         raise InputError("hf: models need the package transformers: pip install 'autopar[examples]'") from error
+    transformers.logging.set_verbosity_error()  # its advice on weights and losses is not for planning
     architecture: Any = getattr(transformers, name, None)
     is_model = inspect.isclass(architecture) and issubclass(architecture, transformers.PreTrainedModel)
     if not is_model:

@@ -43,12 +43,22 @@ class PythonSources:
 
 def model_and_batch() -> tuple[GPT2LMHeadModel, dict[str, torch.Tensor]]:
     """The model, and an example of what it is called with. Without dropout: its loss curves can be compared."""
-    config = GPT2Config(n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, n_positions=SEQUENCE, vocab_size=256)
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    config.bos_token_id = config.eos_token_id = 0
-    config.loss_type = "ForCausalLM"
+    config = GPT2Config(
+        n_layer=LAYERS,
+        n_embd=WIDTH,
+        n_head=HEADS,
+        n_positions=SEQUENCE,
+        vocab_size=256,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
-    return GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"  # transformers does not see it from this class's name, and would say so
+    return model, {"input_ids": ids, "labels": ids}
 
 
 def main() -> None:
