@@ -2,3 +2,8 @@
 
 if __name__ != "autopar.solver":
     raise ImportError("import this package as autopar.solver (pip install -e . from the project's root)")
+
+from autopar.solver.make import Solution, make_plan
+from autopar.solver.problem import Problem
+
+__all__ = ["Problem", "Solution", "make_plan"]

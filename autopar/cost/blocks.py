@@ -1,0 +1,190 @@
+"""Repeated blocks of a graph: runs of equal consecutive stretches, found by structure and not by name.
+
+A block is a stretch of `period` nodes that repeats `count` times in a row. Nodes are equal when they run the same
+function with the same constants on values of the same shapes, dtypes and need for a gradient; two stretches are equal
+when besides their nodes the edges are: inside the stretch, from the stretch before, or from one and the same node
+before the whole run. The first stretch may read other nodes where the later ones read the one before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.graph import SCOPE, VAL, input_nodes, target_name
+
+Label = Callable[[fx.Node], Hashable]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`count` equal stretches of `period` nodes, the first one beginning at position `start`."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The position after the last stretch."""
+        return self.start + self.period * self.count
+
+    def instance(self, i: int) -> range:
+        """The positions of stretch `i`."""
+        return range(self.start + i * self.period, self.start + (i + 1) * self.period)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Positions `first` to `last` (inclusive): one repeated block (`repeat`, `instance`), or what lies between."""
+
+    first: int
+    last: int
+    repeat: int | None = None
+    instance: int = 0
+
+
+def regions(length: int, repeats: Sequence[Repeat]) -> tuple[Region, ...]:
+    """The whole graph of `length` nodes as a row of regions, one for every block.
+
+    >>> [(r.first, r.last, r.repeat) for r in regions(9, [Repeat(2, 3, 2)])]
+    [(0, 1, None), (2, 4, 0), (5, 7, 0), (8, 8, None)]
+    """
+    found, at = [], 0
+    for number, repeat in enumerate(repeats):
+        if repeat.start > at:
+            found.append(Region(at, repeat.start - 1))
+        for i in range(repeat.count):
+            span = repeat.instance(i)
+            found.append(Region(span.start, span.stop - 1, number, i))
+        at = repeat.end
+    if at < length:
+        found.append(Region(at, length - 1))
+    return tuple(found)
+
+
+def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, ...]:
+    """The repeated blocks of a graph, in order; each block holds a parameter.
+
+    `label` may tell nodes apart that are equal otherwise (a user's constraint on one of them).
+    """
+    nodes = list(graph.nodes)
+    numbers: dict[Hashable, int] = {}
+    labels = numpy.array(
+        [numbers.setdefault((_label(n), label(n) if label else None), len(numbers)) for n in nodes], dtype=numpy.int64
+    )
+    facts = _Facts(nodes, labels)
+    return tuple(sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start))
+
+
+class _Facts:
+    """What the search asks of the nodes, by position."""
+
+    def __init__(self, nodes: list[fx.Node], labels: numpy.ndarray) -> None:
+        position = {node: i for i, node in enumerate(nodes)}
+        self.nodes, self.labels = nodes, labels
+        self.reads = [[position[n] for n in input_nodes(node)] for node in nodes]
+        self.last_use = list(range(len(nodes)))
+        for i, sources in enumerate(self.reads):
+            for source in sources:
+                self.last_use[source] = i
+        holds = [n.op == "get_attr" or n.op == "call_module" for n in nodes]
+        self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
+        self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
+
+
+def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
+    """The repeat that folds most nodes between `low` and `high`, and then those on either side of it."""
+    best = _best(facts, low, high)
+    if best is not None:
+        yield from _search(facts, low, best.start)
+        yield best
+        yield from _search(facts, best.end, high)
+
+
+def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
+    found: list[tuple[int, int, int, int]] = []  # (nodes folded, period, first, end) of each run of equal labels
+    labels = facts.labels[low:high]
+    for period in _periods(labels):
+        equal = labels[:-period] == labels[period:]
+        edges = numpy.flatnonzero(numpy.diff(numpy.concatenate([[False], equal, [False]]).astype(numpy.int8)))
+        for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if end - first >= period:
+                count = (end - first) // period + 1
+                found.append((period * (count - 1), period, low + first, low + end + period))
+    for _, period, first, end in sorted(found, key=lambda f: (-f[0], f[1], f[2])):
+        repeat = _cut(facts, period, first, end)
+        if repeat is not None:
+            return repeat
+    return None
+
+
+def _periods(labels: numpy.ndarray) -> list[int]:
+    """The distances worth trying: those between neighbours of the same rare label."""
+    distances: set[int] = set()
+    order = numpy.argsort(labels, kind="stable")
+    same = labels[order][1:] == labels[order][:-1]
+    gaps = (order[1:] - order[:-1])[same]
+    values, counts = numpy.unique(gaps, return_counts=True)
+    distances.update(values[(counts >= 2) & (values >= 2)].tolist())
+    return sorted(d for d in distances if d <= len(labels) // 2)
+
+
+def _cut(facts: _Facts, period: int, first: int, end: int) -> Repeat | None:
+    """Where a run of equal labels is best cut into blocks: where the fewest values cross from one into the next."""
+    if facts.parameters[min(first + period, end)] == facts.parameters[first]:
+        return None
+    crossing = numpy.zeros(end - first + 2, dtype=numpy.int64)  # of a cut before position `first + index`
+    for i in range(first, end):
+        crossing[i + 1 - first] += 1
+        crossing[min(facts.last_use[i], end) + 1 - first] -= 1
+    crossing = numpy.cumsum(crossing)
+    ranked = []
+    for shift in range(min(period, end - first - 2 * period + 1)):
+        cut = first + shift + period
+        depth = _common(facts.scopes[cut - 1], facts.scopes[cut])
+        ranked.append((int(crossing[shift + period]), -((end - first - shift) // period), depth, shift))
+    for _, count, _, shift in sorted(ranked)[:8]:
+        checked = _checked(facts, first + shift, period, -count)
+        if checked >= 2:
+            return Repeat(first + shift, period, checked)
+    return None
+
+
+def _checked(facts: _Facts, start: int, period: int, count: int) -> int:
+    """How many of the stretches have equal edges."""
+    for i in range(1, count):
+        here = start + i * period
+        for k in range(period):
+            mine, before = facts.reads[here + k], facts.reads[here - period + k]
+            for a, b in zip(mine, before, strict=True):
+                inside = a - b == period and b >= start
+                outside = a == b and a < start
+                first = i == 1 and b < start and here - period <= a < here
+                if not (inside or outside or first):
+                    return i
+    return count
+
+
+def _common(a: Sequence[object], b: Sequence[object]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _label(node: fx.Node) -> Hashable:
+    """Equal for nodes that do the same to values of the same form."""
+    values = [
+        (tuple(v.shape), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor) else repr(v)
+        for v in pytree.tree_leaves(node.meta.get(VAL))
+    ]
+    if node.op in ("get_attr", "placeholder", "output"):
+        target = node.name if node.op != "get_attr" else ""
+    else:
+        target = re.sub(r"\d+", "#", node.target) if node.op == "call_module" else target_name(node)  # type: ignore[arg-type]
+    arguments = fx.node.map_aggregate((node.args, node.kwargs), lambda a: "%" if isinstance(a, fx.Node) else a)
+    return repr((node.op, target, arguments, values))

@@ -1,0 +1,191 @@
+"""What lives on one device at a moment of a step: the formulas that the prediction and the solver's rows share.
+
+**Copies.** What backward needs of a tensor is kept in the layout in which the op that saves it wants it. Two saved
+tensors are one copy when they alias the same storage in the graph and are cut by the same mesh axes; a converted tensor
+is a copy of its own. A view is charged as the whole storage behind it.
+
+**Parameters** count in the optimizer's dtype as they are stored. Where an op reads one in another dtype or cut by other
+axes than it is stored, what it reads is a copy, which lives until its gradient unless it is gathered again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
+from autopar.layout import Layout
+from autopar.precision import Precision
+
+if TYPE_CHECKING:
+    from autopar.strategies.strategy import Strategy
+
+Copy = tuple[TensorRef, tuple[int, ...]]  # whose storage, cut by which axes
+
+_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1}
+OPTIMIZERS = tuple(_STATES)
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes per device of the parts of one step, from the graph and the layouts asked for.
+
+    `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
+    `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing.
+    """
+
+    graph: fx.Graph
+    parameters: Mapping[str, torch.Tensor]
+    mesh_shape: tuple[int, ...]
+    precision: Precision
+    optimizer: str
+    micro_batches: int
+    device_kind: str
+    train: bool = True
+
+    @cached_property
+    def inputs(self) -> dict[fx.Node, list[TensorRef]]:
+        """The tensors that every node reads, one entry an occurrence."""
+        return {node: tensor_inputs(node) for node in self.graph.nodes}
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def is_parameter(self, node: fx.Node) -> bool:
+        return node.op == "get_attr" and node.target in self.parameters
+
+    def is_trainable(self, node: fx.Node) -> bool:
+        return self.train and self.is_parameter(node) and self.parameters[str(node.target)].requires_grad
+
+    def stored_dtype(self, node: fx.Node) -> torch.dtype:
+        """The dtype in which the optimizer updates the parameter."""
+        stored = self.parameters[str(node.target)].dtype
+        return (self.precision.parameter or stored) if stored.is_floating_point else stored
+
+    def parameter_bytes(self, node: fx.Node, storage: Layout) -> dict[str, int]:
+        """What a parameter takes all the time: itself, its master copy, the optimizer's state."""
+        elements = math.prod(storage.local_shape(tuple(tensor_of(TensorRef(node, 0)).shape), self.mesh_shape))
+        dtype = self.stored_dtype(node)
+        parts = {"parameters": elements * dtype.itemsize}
+        if self.is_trainable(node):
+            master = self.precision.master
+            updated = master if master is not None and master != dtype else dtype
+            if updated != dtype:
+                parts["master weights"] = elements * updated.itemsize
+            parts["optimizer state"] = _STATES[self.optimizer] * elements * updated.itemsize
+        return parts
+
+    def gradient_bytes(self, node: fx.Node, storage: Layout) -> int:
+        """The gradient that the optimizer reads."""
+        return self.parameter_bytes(node, storage)["parameters"] if self.is_trainable(node) else 0
+
+    def optimizer_traffic_bytes(self, node: fx.Node, storage: Layout) -> int:
+        """Bytes that the optimizer's step reads and writes: every tensor twice, the gradient once."""
+        if not self.is_trainable(node):
+            return 0
+        return 2 * sum(self.parameter_bytes(node, storage).values()) + self.gradient_bytes(node, storage)
+
+    def optimizer_transient_bytes(self, node: fx.Node, storage: Layout) -> int:
+        """Temporaries of the optimizer's step: on CUDA it runs over all parameters at once."""
+        whole = self.device_kind == "cuda" and _STATES[self.optimizer] > 0
+        return self.gradient_bytes(node, storage) if whole else 0
+
+    def read_bytes(self, node: fx.Node, storage: Layout, wanted: Layout) -> int:
+        """The copy of a parameter that an op reads: 0 where it reads the stored tensor itself."""
+        tensor = tensor_of(TensorRef(node, 0))
+        if tensor.dtype == self.stored_dtype(node) and self.axes(storage) == self.axes(wanted):
+            return 0
+        return math.prod(wanted.local_shape(tuple(tensor.shape), self.mesh_shape)) * tensor.dtype.itemsize
+
+    # -- saved tensors ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def roots(self) -> dict[TensorRef, TensorRef]:
+        """The tensor whose storage each tensor shares; views of parameters count as their own."""
+        found: dict[TensorRef, TensorRef] = {}
+        for node in self.graph.nodes:
+            aliases = getattr(node.meta.get(COST), "alias_of", ())
+            inputs = self.inputs[node]
+            for i in range(len(output_tensors(node))):
+                ref = TensorRef(node, i)
+                source = inputs[aliases[i]] if i < len(aliases) and aliases[i] is not None else None
+                own = source is None or self.is_parameter(source.node) or source not in found
+                found[ref] = ref if own or source is None else found[source]
+        return found
+
+    def saved(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded)."""
+        cost = node.meta.get(COST)
+        if cost is None or not self.train:
+            return (), (), 0
+        return tuple(sorted(set(cost.saved_inputs))), tuple(sorted(set(cost.saved_outputs))), cost.saved_internal_bytes
+
+    def saves(self, node: fx.Node) -> bool:
+        """Whether autograd keeps anything for this node (a replay runs as far as the last such node)."""
+        return any(self.saved(node))
+
+    def axes(self, layout: Layout) -> tuple[int, ...]:
+        """The axes that cut a tensor; an axis of one device cuts nothing."""
+        return tuple(a for a, p in enumerate(layout.placements) if p.is_sharded and self.mesh_shape[a] > 1)
+
+    def copy(self, ref: TensorRef, layout: Layout) -> Copy:
+        """The storage that holds `ref` in `layout`."""
+        return self.roots.get(ref, ref), self.axes(layout)
+
+    def copy_bytes(self, copy: Copy) -> int:
+        """Bytes of a storage; inputs and buffers in whole are there anyway."""
+        root, axes = copy
+        if not axes and root.node.op in ("placeholder", "get_attr"):
+            return 0
+        tensor = tensor_of(root)
+        return -(-tensor.numel() // math.prod(self.mesh_shape[a] for a in axes)) * tensor.dtype.itemsize
+
+    @cached_property
+    def saved_roots(self) -> frozenset[TensorRef]:
+        """The storages of which some node keeps a copy."""
+        found = set()
+        for node in self.graph.nodes:
+            inputs, outputs, _ = self.saved(node)
+            refs = self.inputs[node]
+            found.update(self.roots.get(refs[i], refs[i]) for i in inputs)
+            found.update(self.roots.get(TensorRef(node, i), TensorRef(node, i)) for i in outputs)
+        return frozenset(found)
+
+    # -- what lives for a short while, and always ------------------------------------------------------------------------
+
+    def local_bytes(self, ref: TensorRef, layout: Layout) -> int:
+        tensor = tensor_of(ref)
+        return math.prod(layout.local_shape(tuple(tensor.shape), self.mesh_shape)) * tensor.dtype.itemsize
+
+    def transient_bytes(self, node: fx.Node, strategy: Strategy) -> int:
+        """What lives only while the node runs, the larger of forward and backward.
+
+        Forward: its inputs and outputs that nobody keeps. Backward: gradients of its outputs and inputs.
+        """
+        if node.op in ("placeholder", "get_attr", "output"):
+            return 0
+        inputs = list(zip(self.inputs[node], strategy.inputs, strict=True))
+        outputs = [(TensorRef(node, i), layout) for i, layout in enumerate(strategy.outputs)]
+        backward = sum(self.local_bytes(r, l) for r, l in inputs + outputs if self.train and tensor_of(r).requires_grad)
+        unsaved: dict[Copy, int] = {}
+        for ref, layout in inputs + outputs:
+            root = self.roots.get(ref, ref)
+            if root not in self.saved_roots and not self.is_parameter(root.node):
+                unsaved[self.copy(ref, layout)] = self.copy_bytes(self.copy(ref, layout))
+        return max(backward, sum(unsaved.values()))
+
+    def output_bytes(self, ref: TensorRef, layout: Layout) -> int:
+        """An output of the graph that nobody keeps for backward: the caller holds it meanwhile."""
+        root = self.roots.get(ref, ref)
+        if root in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
+            return 0
+        return self.copy_bytes(self.copy(ref, layout))
+
+    def input_bytes(self, node: fx.Node, layout: Layout) -> int:
+        """A placeholder or buffer as it is given."""
+        return self.local_bytes(TensorRef(node, 0), layout) if len(output_tensors(node)) == 1 else 0

@@ -1,0 +1,365 @@
+"""The integer program: choices, flows, conversions paid once, and how many blocks recompute.
+
+For op v with choices s, tensor t with source layouts l ("ports") and wanted layouts w, block class c of m_c blocks::
+
+    x[v,s] in {0,1}                    sum_s x[v,s] = 1                              one choice
+    f[t,u,l,w] >= 0                    sum_w f[t,u,l,w] = sum_{s gives l} x[v,s]     flow of use u: equalities at both
+                                       sum_l f[t,u,l,w] = sum_{s wants w} x[u,s]     ends
+    p[t,l,w] >= f[t,u,l,w]             for every use u                               paid once by all uses
+    r_c in {0..m_c}                    the first r_c blocks of c recompute
+    q_c in {0,1}                       q_c <= r_c <= m_c q_c                         whether any does
+    z[v,s] in [0, m x[v,s]]            sum_s z[v,s] = r_c                            z = r x, exactly
+    g[t,l,w] in [0, m p[t,l,w]]        sum_{l,w} g = r (q for edges into the first   replays of a conversion (of the
+                                       block, r - q between blocks)                  uses that a replay runs)
+
+A tensor made outside a class and read in it is converted outside for all blocks that keep (with the other readers
+outside) and once more in every block that recomputes::
+
+    p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all of c recompute
+
+The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; `autopar.solver.rows` adds memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from autopar.cost.collectives import collective_seconds
+from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
+from autopar.errors import InfeasibleError, LayoutError
+from autopar.graph import TensorRef, tensor_of
+from autopar.layout import Layout
+from autopar.reshard import Move
+from autopar.solver.problem import Op, Problem, Tensor, Use
+from autopar.solver.program import Program
+
+Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
+Pair = tuple[Port, Layout]
+Expression = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds of one conversion, forward and backward, and how many collectives it is."""
+
+    forward: float
+    backward: float
+    collectives: int
+
+
+@dataclass
+class Flow:
+    """The flows of one tensor to one use."""
+
+    tensor: Tensor
+    use: Use
+    pairs: dict[Pair, int]
+    replays: dict[Pair, int] = field(default_factory=dict)
+
+
+@dataclass
+class Model:
+    """A program with the variables of a problem."""
+
+    problem: Problem
+    program: Program = field(default_factory=Program)
+    x: list[list[int]] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
+    recomputed: dict[int, int] = field(default_factory=dict)  # r of a recomputable stage
+    any_recomputed: dict[int, int] = field(default_factory=dict)  # q
+    seconds: Expression = field(default_factory=dict)  # the objective, in seconds
+
+    def __post_init__(self) -> None:
+        self._prices_of: dict[tuple[TensorRef, Layout, Layout], Price | None] = {}
+        self._z: dict[int, list[int]] = {}
+        self._kept: dict[int, int] = {}
+        for number, op in enumerate(self.problem.ops):
+            names = [f"x.{op.node.name}.{s}" for s in range(len(op.choices))]
+            fixed = len(names) == 1
+            self.x.append([self.program.variable(n, lower=float(fixed), integer=not fixed) for n in names])
+            if not fixed:
+                self.program.equal(f"one.{op.node.name}", [(v, 1.0) for v in self.x[number]], 1.0)
+        for number, stage in enumerate(self.problem.stages):
+            if stage.recomputable:
+                self._recompute_counts(number, stage.count)
+        self._pay_ops()
+        by_source: dict[tuple[int, int], list[Tensor]] = {}
+        for tensor in self.problem.tensors:
+            by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
+        for tensors in by_source.values():
+            self._tensor(tensors)
+
+    # -- expressions ----------------------------------------------------------------------------------------------------
+
+    def count(self, op: Op) -> int:
+        return self.problem.stages[op.stage].count
+
+    def z(self, number: int) -> list[int]:
+        """How many blocks recompute with each choice of an op: r x."""
+        if number not in self._z:
+            op = self.problem.ops[number]
+            name = op.node.name
+            self._z[number] = self.counted(
+                f"z.{name}", self.x[number], self.recomputed[op.stage], self.count(op)
+            )
+        return self._z[number]
+
+    def counted(self, name: str, ones: list[int], times: int | Expression, most: int) -> list[int]:
+        """Variables equal to `times * ones`, where `ones` are one-hot and `times` is a count up to `most`."""
+        found = [self.program.variable(f"{name}.{i}", upper=float(most)) for i in range(len(ones))]
+        for variable, one in zip(found, ones, strict=True):
+            self.program.at_most(name, [(variable, 1.0), (one, -float(most))], 0.0)
+        right = {times: 1.0} if isinstance(times, int) else times
+        self.program.equal(name, [(v, 1.0) for v in found] + [(v, -c) for v, c in right.items()], 0.0)
+        return found
+
+    def kept(self, stage: int) -> int:
+        """Whether any block of a stage keeps: 1 unless all recompute."""
+        if stage not in self._kept:
+            if self.problem.stages[stage].count == 1:
+                self._kept[stage] = self.program.variable(f"k.{stage}")
+                self.program.equal("k", [(self._kept[stage], 1.0), (self.recomputed[stage], 1.0)], 1.0)
+            else:
+                many = float(self.problem.stages[stage].count)
+                self._kept[stage] = self.program.variable(f"k.{stage}", integer=True)
+                self.program.at_least("k", [(self._kept[stage], many), (self.recomputed[stage], 1.0)], many)
+        return self._kept[stage]
+
+    def pay(self, variable: int, seconds: float) -> None:
+        """Add seconds to the objective."""
+        if seconds:
+            self.seconds[variable] = self.seconds.get(variable, 0.0) + seconds
+
+    def plainness(self) -> Expression:
+        """How far each variable departs from the plainest plan: sharded or regathered storage, recompute, collectives."""
+        found: Expression = {r: 1.0 for r in self.recomputed.values()}
+        for number, op in enumerate(self.problem.ops):
+            if op.node.op == "get_attr":
+                for variable, choice in zip(self.x[number], op.choices, strict=True):
+                    cut = sum(p.is_sharded for p in choice.strategy.outputs[0].placements)
+                    found[variable] = float(cut + choice.regather)
+        for flow in self.flows:
+            ref = self.problem.ref(flow.tensor)
+            for pair, variable in flow.pairs.items():
+                price = self.price(ref, pair[0][0], pair[1])
+                if price is not None and price.collectives:
+                    found[variable] = float(price.collectives)
+        return found
+
+    # -- ops ------------------------------------------------------------------------------------------------------------
+
+    def _recompute_counts(self, stage: int, count: int) -> None:
+        self.recomputed[stage] = r = self.program.variable(f"r.{stage}", upper=float(count), integer=True)
+        if count == 1:
+            self.any_recomputed[stage] = r
+            return
+        self.any_recomputed[stage] = q = self.program.variable(f"q.{stage}", integer=True)
+        self.program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
+        self.program.at_most("q", [(r, 1.0), (q, -float(count))], 0.0)
+
+    def _pay_ops(self) -> None:
+        memory, cluster = self.problem.memory, self.problem.cluster
+        many = memory.micro_batches
+        for number, op in enumerate(self.problem.ops):
+            forwards = []
+            for variable, choice in zip(self.x[number], op.choices, strict=True):
+                inner_forward, inner_backward = 0.0, 0.0
+                for inner in choice.strategy.inner:
+                    axis = cluster.axes[inner.axis]
+                    if inner.forward_bytes:
+                        inner_forward += collective_seconds(inner.kind, inner.forward_bytes, axis)
+                    if inner.backward_bytes and memory.train:
+                        inner_backward += collective_seconds(inner.kind, inner.backward_bytes, axis)
+                forwards.append(choice.forward_seconds + inner_forward)
+                once = forwards[-1] + choice.backward_seconds + inner_backward
+                self.pay(variable, many * self.count(op) * once)
+                if memory.is_parameter(op.node):
+                    traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
+                    self.pay(variable, self.count(op) * traffic / cluster.device.bytes_per_s)
+            if op.replayed and op.stage in self.recomputed and any(forwards):
+                for variable, forward in zip(self.z(number), forwards, strict=True):
+                    self.pay(variable, many * forward)
+
+    # -- tensors ----------------------------------------------------------------------------------------------------------
+
+    def _tensor(self, tensors: list[Tensor]) -> None:
+        """All uses of one tensor; those outside segments share."""
+        shared: dict[Pair, int] = {}
+        outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
+        sharing = len(outside) > 1 or any(t.kind == "outer" and self._count(t) > 1 for t in outside)
+        for tensor in tensors:
+            flows = [self._flow(tensor, use) for use in tensor.uses]
+            self.flows += flows
+            prices = self._prices(tensor, flows)
+            for flow in flows:
+                self._pay_regather(flow, prices)
+            if tensor.kind == "each":
+                for flow in flows:
+                    for pair, price in prices.items():
+                        if pair in flow.pairs:
+                            self._pay_conversion(tensor, flow.pairs[pair], price, 1.0)
+                continue
+            paid = self._paid(flows, prices)
+            if sharing and tensor in outside:
+                self._pay_shared(tensor, paid, prices, shared)
+            else:
+                for pair, variable in paid.items():
+                    self._pay_conversion(tensor, variable, prices[pair], self._count(tensor))
+            self._pay_replays(tensor, flows, prices, again=sharing and tensor.kind in ("outer", "first"))
+
+    def _count(self, tensor: Tensor) -> int:
+        """How many conversions there are of a tensor in one micro-batch."""
+        stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
+        return stage - 1 if tensor.kind == "next" else stage
+
+    def _flow(self, tensor: Tensor, use: Use) -> Flow:
+        problem, program = self.problem, self.program
+        source, reader, ref = problem.ops[tensor.source], problem.ops[use.op], problem.ref(tensor)
+        grad = needs_grad(problem.memory, ref)
+        ports: dict[Port, list[int]] = {}
+        for variable, choice in zip(self.x[tensor.source], source.choices, strict=True):
+            layout = choice.strategy.outputs[tensor.output]
+            ports.setdefault((layout if grad else layout.value(), choice.regather), []).append(variable)
+        wanted: dict[Layout, list[int]] = {}
+        for variable, choice in zip(self.x[use.op], reader.choices, strict=True):
+            layout = choice.strategy.inputs[use.index]
+            wanted.setdefault(layout if grad else layout.value(), []).append(variable)
+        name = f"{source.node.name}.{tensor.kind}.{reader.node.name}.{use.index}"
+        pairs = {}
+        for port in ports:
+            for layout in wanted:
+                if self.price(ref, port[0], layout) is not None:
+                    pairs[port, layout] = program.variable(f"f.{name}")
+        for port, ones in ports.items():
+            out = [(v, 1.0) for (p, _), v in pairs.items() if p == port]
+            program.equal(f"out.{name}", out + [(v, -1.0) for v in ones], 0.0)
+        for layout, ones in wanted.items():
+            into = [(v, 1.0) for (_, w), v in pairs.items() if w == layout]
+            program.equal(f"in.{name}", into + [(v, -1.0) for v in ones], 0.0)
+        if not pairs:
+            raise InfeasibleError(f"no layout that '{source.node.name}' gives can become one that '{reader.node.name}' wants")
+        return Flow(tensor, use, pairs)
+
+    def _prices(self, tensor: Tensor, flows: list[Flow]) -> dict[Pair, Price]:
+        """The prices of the pairs that cost something."""
+        ref = self.problem.ref(tensor)
+        found = {}
+        for pair in {pair: None for flow in flows for pair in flow.pairs}:
+            price = self.price(ref, pair[0][0], pair[1])
+            if price is not None and (price.forward or price.backward or price.collectives):
+                found[pair] = price
+        return found
+
+    def price(self, ref: TensorRef, source: Layout, wanted: Layout) -> Price | None:
+        """What it takes to convert a tensor; None where it is impossible."""
+        key = (ref, source, wanted)
+        if key not in self._prices_of:
+            memory, axes = self.problem.memory, self.problem.cluster.axes
+            try:
+                forward, backward = conversion_moves(
+                    ref, source, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref)
+                )
+            except LayoutError:
+                self._prices_of[key] = None
+            else:
+                live = sum(axes[m.axis].size > 1 for m in forward + backward)
+                sizes = tensor_of(ref).dtype.itemsize, reduction_dtype(memory, ref).itemsize
+                ahead, back = self.moves_seconds(forward, sizes[0]), self.moves_seconds(backward, sizes[1])
+                self._prices_of[key] = Price(ahead, back, live)
+        return self._prices_of[key]
+
+    def moves_seconds(self, moves: Iterable[Move], itemsize: int) -> float:
+        axes = self.problem.cluster.axes
+        return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis]) for m in moves)
+
+    def _paid(self, flows: list[Flow], prices: dict[Pair, Price]) -> dict[Pair, int]:
+        """Per pair that costs something, the variable that is 1 when any use needs it."""
+        if len(flows) == 1:
+            return {pair: flows[0].pairs[pair] for pair in prices}
+        found = {}
+        for pair in prices:
+            users = [flow.pairs[pair] for flow in flows if pair in flow.pairs]
+            if len(users) == 1:
+                found[pair] = users[0]
+                continue
+            found[pair] = self.program.variable("p")
+            for user in users:
+                self.program.at_least("p", [(found[pair], 1.0), (user, -1.0)], 0.0)
+        return found
+
+    def _pay_conversion(self, tensor: Tensor, variable: int, price: Price, count: float) -> None:
+        many = self.problem.memory.micro_batches
+        times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
+        self.pay(variable, count * (many * price.forward + times * price.backward))
+
+    def _pay_shared(self, tensor: Tensor, paid: dict[Pair, int], prices: dict[Pair, Price], shared: dict[Pair, int]) -> None:
+        """Conversions outside segments, once for all readers there."""
+        for pair, variable in paid.items():
+            if pair not in shared:
+                shared[pair] = self.program.variable("p")
+                self._pay_conversion(tensor, shared[pair], prices[pair], 1.0)
+            terms, right = [(shared[pair], 1.0), (variable, -1.0)], 0.0
+            if tensor.kind != "plain" and tensor.stage in self.recomputed:
+                keeps, sign = (self.kept(tensor.stage), 1.0) if tensor.kind == "outer" else (self.any_recomputed[tensor.stage], -1.0)
+                terms.append((keeps, -sign))
+                right = -1.0 if sign > 0 else 0.0
+            self.program.at_least("p", terms, right)
+
+    def _pay_regather(self, flow: Flow, prices: dict[Pair, Price]) -> None:
+        """A parameter that is gathered again: once more for every use that keeps it, in blocks that do not recompute."""
+        problem = self.problem
+        reader = problem.ops[flow.use.op]
+        if flow.use.index not in problem.memory.saved(reader.node)[0]:
+            return
+        for pair, variable in flow.pairs.items():
+            if pair[0][1] and pair in prices:
+                seconds = problem.memory.micro_batches * prices[pair].forward
+                self.pay(variable, self._count(flow.tensor) * seconds)
+
+    def _pay_replays(self, tensor: Tensor, flows: list[Flow], prices: dict[Pair, Price], *, again: bool) -> None:
+        """Conversions that replays repeat, and (`again`) those that recomputed blocks do not share outside."""
+        stage = tensor.stage
+        if tensor.kind in ("plain", "each") or stage not in self.recomputed:
+            return
+        replays: dict[Pair, list[int]] = {}
+        fresh: dict[Pair, list[int]] = {}
+        for flow in flows:
+            op = self.problem.ops[flow.use.op]
+            drops = flow.use.index in self.problem.memory.saved(op.node)[0]  # its regathers, if it has any
+            wanted = [pair for pair in flow.pairs if pair in prices and (op.replayed or again or (pair[0][1] and drops))]
+            for pair, variable in self.replays(flow, wanted).items():
+                if pair[0][1] and drops:
+                    self.pay(variable, -self.problem.memory.micro_batches * prices[pair].forward)
+                if op.replayed:
+                    replays.setdefault(pair, []).append(variable)
+                if again:
+                    fresh.setdefault(pair, []).append(variable)
+        for pair, variables in replays.items():
+            self.pay(self._largest(variables), self.problem.memory.micro_batches * prices[pair].forward)
+        for pair, variables in fresh.items():
+            self._pay_conversion(tensor, self._largest(variables), prices[pair], 1.0)
+
+    def replays(self, flow: Flow, wanted: Iterable[Pair]) -> dict[Pair, int]:
+        """How many recomputed blocks have each of the wanted flows: r f (q f, (r - q) f at a stage's border)."""
+        stage, kind = flow.tensor.stage, flow.tensor.kind
+        r, q = self.recomputed[stage], self.any_recomputed[stage]
+        missing = [pair for pair in wanted if pair not in flow.replays]
+        if missing:
+            times: int | Expression = q if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else r
+            most = 1 if kind == "first" else max(1, self._count(flow.tensor))
+            ones = [flow.pairs[pair] for pair in missing]
+            rest = [v for pair, v in flow.pairs.items() if pair not in missing]
+            if rest:
+                ones.append(self.program.variable("rest"))
+                self.program.equal("rest", [(v, 1.0) for v in rest] + [(ones[-1], -1.0)], 0.0)
+            flow.replays.update(zip(missing, self.counted("g", ones, times, most), strict=False))
+        return {pair: flow.replays[pair] for pair in wanted}
+
+    def _largest(self, variables: list[int]) -> int:
+        if len(variables) == 1:
+            return variables[0]
+        found = self.program.variable("most", upper=None)
+        for variable in variables:
+            self.program.at_least("most", [(found, 1.0), (variable, -1.0)], 0.0)
+        return found
