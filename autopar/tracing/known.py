@@ -7,20 +7,15 @@ example was marked with `known` has a value too; what is read from it is a guard
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import KNOWN
-from autopar.tracing import places
 from autopar.tracing.targets import RANDOM
-
-if TYPE_CHECKING:
-    from autopar.tracing.recorder import Arguments
 
 LIMIT = 1 << 20
 
@@ -37,24 +32,12 @@ def known(tensor: torch.Tensor) -> Known:
     return Known(tensor)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """An answer the trace took from a known input: `question(*args, **kwargs)` was `answer`; arguments are graph nodes."""
-
-    question: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    answer: Any
-    place: str
-
-
 class KnownValues:
     """Real values by data-free tensor."""
 
     def __init__(self) -> None:
         self.values: dict[int, torch.Tensor] = {}
         self.guarded: set[int] = set()  # tensors computed from a known input
-        self.readings: list[Reading] = []
         self._nodes: dict[int, fx.Node] = {}
         self._from_input = False
 
@@ -87,12 +70,9 @@ class KnownValues:
         with torch.no_grad():
             return func(*self._real(args), **self._real(kwargs))
 
-    def answer(self, func: Any, args: Any, kwargs: Any, seen: Arguments) -> Any:
-        """The answer to a question about known tensors; one about a known input is noted as a guard."""
-        answer = func(*self._real(args), **self._real(kwargs))
-        if any(id(t) in self.guarded for t in seen.tensors):
-            self.readings.append(Reading(func, seen.take(args), seen.take(kwargs), answer, places.current()))
-        return answer
+    def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
+        """The answer to a question about known tensors, and whether it was read from a known input."""
+        return func(*self._real(args), **self._real(kwargs)), any(id(t) in self.guarded for t in tensors)
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

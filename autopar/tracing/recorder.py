@@ -24,6 +24,7 @@ from autopar.tracing import bias, places
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.errors import TraceError, UnknownDataError
+from autopar.tracing.guards import ANSWER
 from autopar.tracing.known import KnownValues
 from autopar.tracing.sizes import SizeNodes, TracedFloat, TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, FACTORIES, QUESTIONS, getter, written_as
@@ -90,7 +91,7 @@ class Recorder(TorchFunctionMode):
             real = self.known.run(func, args, kwargs, seen.tensors, result, written)
         if not written and not _makes_tensor(result, seen.tensors):
             return result
-        call = written_as(func, args, kwargs)
+        call = written_as(_WRITTEN_AS.get(func, func), args, kwargs)
         if call.swapped:
             node_args = (node_args[1], node_args[0])
         node = self.graph.create_node(call.op, call.target, node_args, node_kwargs)
@@ -101,13 +102,13 @@ class Recorder(TorchFunctionMode):
 
     def record_call(self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any, op: str = "call_function") -> Any:
         """One opaque node for `run(*args, **kwargs)`, which is not looked into."""
-        seen = Arguments(self)
-        node_args, node_kwargs = seen.take(args), seen.take(kwargs)
         with torch._C.DisableTorchFunction():
+            seen = Arguments(self)
+            node_args, node_kwargs = seen.take(args), seen.take(kwargs)
             result, _ = self._run(run, args, kwargs, seen)
-        result = pytree.tree_map_only(Tensor, lambda t: _fresh(t, seen.tensors), result)
-        node = self.graph.create_node(op, target, node_args, node_kwargs)
-        self.register(node, result)
+            result = pytree.tree_map_only(Tensor, lambda t: _fresh(t, seen.tensors), result)
+            node = self.graph.create_node(op, target, node_args, node_kwargs)
+            self.register(node, result)
         return result
 
     def is_recording(self) -> bool:
@@ -230,12 +231,17 @@ class Recorder(TorchFunctionMode):
     def ask(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A question about a tensor's contents: answered where they are known."""
         seen = Arguments(self)
-        seen.take(args)
-        seen.take(kwargs)
+        node_args, node_kwargs = seen.take(args), seen.take(kwargs)
         if not self.known.knows(seen.tensors):
             name = getattr(func, "__name__", repr(func)).strip("_")
             raise self.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
-        return self.known.answer(func, args, kwargs, seen)
+        answer, is_guard = self.known.answer(func, args, kwargs, seen.tensors)
+        if is_guard:
+            call = written_as(func, args, kwargs)
+            node = self.graph.create_node(call.op, call.target, node_args, node_kwargs)
+            self.annotate(node, place=True)
+            node.meta[VAL] = node.meta[ANSWER] = answer
+        return answer
 
     def unknown(self, message: str) -> UnknownDataError:
         mend = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
@@ -409,6 +415,19 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.record(func, args[0], *rest, **kwargs)
 
 
+def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same."""
+    query = args[0] if args else kwargs["query"]
+    dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    fused = query.ndim == 4 and (dropout == 0 or recorder.device.type != "cpu") and query.transpose(1, 2).is_contiguous()
+    return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
+
+
+def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
+    result = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.device.type == "meta" else result
+
+
 def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     func(*args)
     node = recorder.nodes.get(id(args[0]))
@@ -439,5 +458,7 @@ _HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,
     Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
+    torch.nn.functional.scaled_dot_product_attention: _attention,
     **dict.fromkeys(DATA_QUESTIONS, _ask),
 }
+_WRITTEN_AS = {_attention_like_the_query: torch.nn.functional.scaled_dot_product_attention}

@@ -13,6 +13,7 @@ from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from autopar.tracing import matching
+from autopar.tracing.guards import Guards
 from autopar.tracing.inputs import Inputs
 
 
@@ -29,10 +30,13 @@ class Traced:
     inputs: Inputs
     out_spec: pytree.TreeSpec
     constants: dict[str, Any] = field(default_factory=dict)
+    guards: Guards = field(default_factory=lambda: Guards(None, ()))
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
         """A call's placeholder values, in order; raises InputError where the call is not the traced one."""
-        return matching.bind(self.inputs, args, kwargs or {})
+        values = matching.bind(self.inputs, args, kwargs or {})
+        self.guards.check(values, self.attribute)
+        return values
 
     def key(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Hashable:
         """All that a trace would read from Python for this call: equal keys, equal graphs."""

@@ -16,10 +16,11 @@ from autopar.tracing import huggingface
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.custom_functions import custom_functions
+from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.functionalize import functionalize
+from autopar.tracing.guards import take_guards
 from autopar.tracing.inputs import Inputs, gather
 from autopar.tracing.libraries import DataFreePaths
-from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
 from autopar.tracing.scopes import module_calls
@@ -99,8 +100,9 @@ def _trace_once(
     output.meta[VAL] = fx.node.map_aggregate(flat, lambda v: v.meta[VAL] if isinstance(v, fx.Node) else v)
     if functional:
         functionalize(graph)
+    guards = take_guards(graph)
     remove_dead_nodes(graph)
-    return Traced(graph, model, inputs, out_spec, attributes.constants)
+    return Traced(graph, model, inputs, out_spec, attributes.constants, guards)
 
 
 def _placeholders(recorder: Recorder, inputs: Inputs, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
