@@ -95,7 +95,9 @@ def plan(
         UntraceableError: the model cannot be put in a graph.
         InfeasibleError: no plan fits; it states the smallest budget that has one.
     """
-    request = _request(mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit)
+    request = _request(
+        mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit
+    )
     watch = Stopwatch()
     traced = _trace(model, meta_args, concrete_args, request, watch)
     return _solve(model, traced, request, watch)
@@ -136,7 +138,9 @@ def autoparallelize(
             _check_mesh(plan, device_mesh)
             micro_batches, inputs = plan.micro_batches, plan.inputs
             precision = Precision.from_dict(plan.precision)
-        request = _request(device_mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit)
+        request = _request(
+            device_mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit
+        )
         traced = _trace(model, meta_args, concrete_args, request, watch)
         digests = _fingerprints(model, traced, tuple(device_mesh.shape))
         if plan is not None:
@@ -226,26 +230,25 @@ def _solve(
 
     cluster = request.cluster
     with watch.stage("annotate"):
-        annotate(traced.graph, cluster.device.kind)
+        annotate(traced.graph, cluster.device.kind, root=traced.root)
     with watch.stage("strategies"):
         strategies = strategies_for(traced.graph, cluster.shape, inputs=request.inputs)
-    with watch.stage("solve"):
-        chosen = make_plan(
-            traced.graph,
-            strategies,
-            cluster,
-            parameters=dict(model.named_parameters(remove_duplicate=False)),
-            memory_budget_bytes=request.memory_budget_bytes,
-            precision=request.precision,
-            micro_batches=request.micro_batches,
-            optimizer=request.optimizer,
-            constraints=request.constraints,
-            inputs=request.inputs,
-            time_limit=request.time_limit,
-            pinned=pinned,
-            fingerprints=_fingerprints(model, traced, cluster.shape),
-        )
-    return replace(chosen, planning_seconds={**chosen.planning_seconds, **watch.seconds})
+    chosen = make_plan(
+        traced.graph,
+        strategies,
+        cluster,
+        parameters=dict(model.named_parameters(remove_duplicate=False)),
+        memory_budget_bytes=request.memory_budget_bytes,
+        precision=request.precision,
+        micro_batches=request.micro_batches,
+        optimizer=request.optimizer,
+        constraints=request.constraints,
+        inputs=request.inputs,
+        time_limit=request.time_limit,
+        pinned=pinned,
+        fingerprints=_fingerprints(model, traced, cluster.shape),
+    )
+    return replace(chosen, planning_seconds={**watch.seconds, **chosen.planning_seconds})
 
 
 def _fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) -> dict[str, str]:
