@@ -11,7 +11,7 @@ WIDTH = 100
 def table(rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = (), indent: int = 2) -> list[str]:
     """Lines of columns two blanks apart; `align` has one of `<` and `>` a column, `head` its titles.
 
-    The first `<` column gives way, with an ellipsis, where a line would be longer than `WIDTH`.
+    The widest `<` column gives way, with an ellipsis, where a line would be longer than `WIDTH`.
 
     >>> print(*table([["a", "1"], ["bcd", "10"]], "<>", indent=0), sep="\\n")
     a     1
@@ -23,7 +23,7 @@ def table(rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = ()
     widths = [max(len(row[i]) for row in everything) for i in range(len(align))]
     over = indent + sum(widths) + 2 * (len(widths) - 1) - WIDTH
     if over > 0 and "<" in align:
-        column = align.index("<")
+        column = max((i for i, side in enumerate(align) if side == "<"), key=widths.__getitem__)
         widths[column] = max(widths[column] - over, 12)
     lines = []
     for row in everything:

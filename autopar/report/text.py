@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.layout import Layout
-from autopar.plans import NodePlan, ParameterPlan, Plan, Segment
+from autopar.plans import NodePlan, ParameterPlan, Plan
 from autopar.report.folding import fold, ranges
 from autopar.report.tables import shorten, show_seconds, show_share, significant, table, wrap
 from autopar.sizes import show_bytes
@@ -20,6 +20,7 @@ _MEANING = {
     "@": "Sd@n on dim d, inside n outer parts",
     "P": "P partial sum",
 }
+_PARAMETER = "parameter "  # how a collective's cause begins that serves a parameter and its gradient
 # Ops that only look at a tensor in another way: their layouts follow from their input's.
 _VIEWS = {
     *("getitem", "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as"),
@@ -40,16 +41,14 @@ def _summary(plan: Plan) -> list[str]:
     devices = math.prod(plan.mesh_shape)
     device = plan.cluster.get("device", {}).get("name", "")
     predicted, budget = plan.predicted, plan.memory_budget_bytes
-    of_budget = f" of {show_bytes(budget)} ({show_share(predicted.peak_bytes, budget)})" if budget else ", no budget"
-    precision = ", ".join(f"{kind} {dtype}" for kind, dtype in plan.precision.items() if dtype)
+    of_budget = f"of {show_bytes(budget)} ({show_share(predicted.peak_bytes, budget)})" if budget else "(no budget)"
     rows = [
         ["mesh", f"{mesh} ({devices} devices{f', {device}' if device else ''})"],
         ["step", f"{show_seconds(predicted.step_seconds)} predicted"],
-        ["memory", f"{show_bytes(predicted.peak_bytes)}{of_budget} at the peak, per device"],
+        ["memory", f"{show_bytes(predicted.peak_bytes)} {of_budget} at the peak, per device"],
         [
             "training",
-            f"{plan.optimizer}, {_count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
-            f"{precision or 'dtypes of the model'}, {plan.inputs} inputs",
+            f"{plan.optimizer}, {_precision(plan)}, {_micro_batches(plan.micro_batches)}, {plan.inputs} inputs",
         ],
         ["problem", f"{plan.size.ops:,} ops -> {plan.size.decisions:,} decisions"],
         ["certificate", _certificate(plan)],
@@ -57,6 +56,17 @@ def _summary(plan: Plan) -> list[str]:
     if plan.constraints:
         rows.append(["constraints", ", ".join(plan.constraints)])
     return ["Plan", *table([[name, shorten(text, 85)] for name, text in rows], "<<")]
+
+
+def _precision(plan: Plan) -> str:
+    kinds = {kind: dtype.removeprefix("torch.") for kind, dtype in plan.precision.items() if dtype}
+    if len(set(kinds.values())) < 2:
+        return next(iter(kinds.values()), "dtypes of the model")
+    return ", ".join(f"{dtype} {kind}" for kind, dtype in kinds.items())
+
+
+def _micro_batches(number: int) -> str:
+    return "1 micro-batch" if number == 1 else f"{number} micro-batches"
 
 
 def _certificate(plan: Plan) -> str:
@@ -100,7 +110,7 @@ def _layers(plan: Plan) -> list[str]:
     head = ["Layouts of results by layer", "global shape", *plan.axis_names]
     lines = table(body, "<>" + "<" * len(plan.axis_names), head=head, indent=0)
     legend = "; ".join(text for key, text in _MEANING.items() if key in used)
-    return [*lines, *wrap(f"({legend}; behind it the rule's factor that the axis shards)", "", " ")]
+    return [*lines, *wrap(f"({legend}; a name behind it is the rule's factor that the axis shards)", "", " ")]
 
 
 def _ops(node: NodePlan) -> Iterable[_Ops]:
@@ -125,7 +135,8 @@ def _legend_key(placement: str) -> str:
 
 
 def _cell(placement: str, factor: str) -> str:
-    return f"{placement} {factor}".rstrip() if factor != "-" else placement
+    """A placement, and the factor's name where the rule gives it one (not a dim of an ellipsis)."""
+    return f"{placement} {factor}" if factor.isalnum() and factor != placement else placement
 
 
 def _padded(factors: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
@@ -133,26 +144,25 @@ def _padded(factors: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
 
 
 def _parameters(plan: Plan) -> list[str]:
-    def shown(p: ParameterPlan) -> tuple[str, ...]:
-        use = "gathered twice" if p.regather else "gathered once" if not p.storage.is_replicated else ""
-        kind = p.dtype.removeprefix("torch.")
-        return (
-            *p.name.rpartition(".")[2:],
-            _shape(p.shape),
-            kind,
-            *map(str, p.storage.placements),
-            use if p.trainable else "frozen",
-        )
-
     if not plan.parameters:
         return []
-    rows = [(p.name.rpartition(".")[0], shown(p)) for p in plan.parameters]
+    moved: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    for c in sorted(plan.collectives, key=lambda c: c.axis):
+        axes = moved[c.cause.removeprefix(_PARAMETER)].setdefault(c.kind.replace("_", "-"), [])
+        if plan.axis_names[c.axis] not in axes:
+            axes.append(plan.axis_names[c.axis])
+
+    def cells(p: ParameterPlan) -> tuple[str, ...]:
+        use = ", ".join(f"{kind} {'+'.join(axes)}" for kind, axes in sorted(moved[p.name].items()))
+        again = " (gathered again backward)" if p.regather else ""
+        dtype = p.dtype.removeprefix("torch.") + ("" if p.trainable else ", frozen")
+        return p.name.rpartition(".")[2], _shape(p.shape), dtype, *map(str, p.storage.placements), use + again
+
     body = []
-    for line in fold(rows):
+    for line in fold([(p.name.rpartition(".")[0], cells(p)) for p in plan.parameters]):
         name = ".".join(part for part in (line.label, line.row[0] if line.row else "") if part)
-        cells = line.row[1:] if line.row else [""] * (3 + len(plan.axis_names))
-        body.append(["  " * line.depth + name, *cells])
-    head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "use in a step"]
+        body.append(["  " * line.depth + name, *(line.row[1:] if line.row else [""] * (3 + len(plan.axis_names)))])
+    head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "moved in a step by"]
     return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0)
 
 
@@ -174,7 +184,7 @@ def _collectives(plan: Plan) -> list[str]:
         for key in sorted(calls, key=lambda key: -seconds[key])
     ]
     total = ["all", "", "", f"{calls.total():,}", show_bytes(volume.total()), show_seconds(sum(seconds.values())), ""]
-    head = ["kind", "phase", "axis", "calls", "bytes in", "seconds", "most of it for"]
+    head = ["kind", "phase", "axis", "calls", "bytes in", "seconds", "for"]
     return [
         "Collectives of a step, per device",
         *table([*rows, total] if len(rows) > 1 else rows, "<<<>>><", head=head),
@@ -182,12 +192,15 @@ def _collectives(plan: Plan) -> list[str]:
 
 
 def _causes(causes: Counter[str]) -> str:
-    """The cause with the most bytes, numbered blocks left open, and how many more there are."""
+    """What the bytes are moved for: parameters (told one by one above) and the rest, largest first."""
     shown = Counter[str]()
     for cause, count in causes.items():
-        shown[".".join("*" if part.isdigit() else part for part in cause.split("."))] += count
-    first = shorten(shown.most_common(1)[0][0], 34)
-    return first if len(shown) == 1 else f"{first} +{len(shown) - 1}"
+        shown["parameters" if cause.startswith(_PARAMETER) else cause] += count
+    total = shown.total()
+    parts = [
+        cause if count == total else f"{cause} {100 * count / total:.0f} %" for cause, count in shown.most_common(2)
+    ]
+    return ", ".join(parts)
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -215,18 +228,18 @@ def _recompute(plan: Plan) -> list[str]:
         parts = segment.name.split(".")
         at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
         if at is None:
-            lines.append(f"  {segment.name}: {_length(segment)}")
+            lines.append(f"  {segment.name}: {segment.last - segment.first + 1:,} ops")
         else:
             numbered[".".join(parts[:at]), ".".join(["", *parts[at + 1 :]])].append(int(parts[at]))
     for (head, tail), indices in numbered.items():
-        lines.append(f"  {head}.{ranges(indices)}{tail}: {_count(len(indices), 'segment', 'segments')}")
+        lines.append(f"  {head}.{ranges(indices)}{tail}: {_segments(len(indices))}")
     ops = sum(1 for n in plan.nodes for s in plan.recompute if s.first <= n.position <= s.last)
     extra = show_seconds(plan.predicted.recompute_seconds)
     return ["Recomputed in backward", *lines, f"  in all {ops:,} of {len(plan.nodes):,} ops, {extra} a step"]
 
 
-def _length(segment: Segment) -> str:
-    return _count(segment.last - segment.first + 1, "op", "ops")
+def _segments(number: int) -> str:
+    return "1 segment" if number == 1 else f"{number} segments"
 
 
 def _step(plan: Plan) -> list[str]:
@@ -254,14 +267,11 @@ def _search(plan: Plan) -> list[str]:
     lines = [f"Found with {size.variables:,} variables and {size.rows:,} rows for {size.decisions:,} decisions"]
     if plan.planning_seconds:
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in plan.planning_seconds.items())
-        lines.append(f"  planning took {sum(plan.planning_seconds.values()):.2f} CPU seconds: {stages}")
+        total = sum(plan.planning_seconds.values())
+        lines += wrap(f"planning took {total:.2f} CPU seconds: {stages}", "  ", "    ")
     return lines
 
 
 def _notes(plan: Plan) -> list[str]:
     lines = [line for note in plan.notes for line in wrap(note, "  - ", "    ")]
     return ["Notes", *lines] if lines else []
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

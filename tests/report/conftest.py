@@ -71,9 +71,13 @@ def plan() -> Plan:
         nodes=_nodes(),
         parameters=_parameters(),
         recompute=tuple(Segment(1 + 6 * i, 6 + 6 * i, f"transformer.h.{i}") for i in (0, 1, 3)),
-        collectives=tuple(
-            Collective("all_reduce", 1, 2**20, 1, 0.002, "forward", f"transformer.h.{i}.mlp.c_proj")
-            for i in range(BLOCKS)
+        collectives=(
+            Collective("all_reduce", 1, 2**20, 4, 0.008, "forward", "activations"),
+            *(
+                Collective("all_gather", 0, 2**12, 2, 0.001, phase, f"parameter transformer.h.{i}.mlp.c_fc.weight")
+                for i in range(BLOCKS)
+                for phase in ("forward", "backward")
+            ),
         ),
         predicted=Prediction(
             step_seconds=0.25,

@@ -1,0 +1,51 @@
+"""The two commands on a machine whose Python is too old: one clear error, before anything is made."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ["bash", "dirname", "grep", "paste", "tr"]
+OLD_PYTHON = '#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.10" && exit 0\nexit 1\n'
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout without .venv, and beside it a `bin` with the tools the scripts use and an old python3."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "checkout" / "scripts")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    (tools / "python3").write_text(OLD_PYTHON)
+    (tools / "python3").chmod(0o755)
+    return tmp_path / "checkout"
+
+
+@pytest.mark.parametrize("name", ["test", "demo"])
+def test_too_old_a_python_is_told(checkout: Path, name: str) -> None:
+    done = subprocess.run(
+        ["bash", f"scripts/{name}"],
+        cwd=checkout,
+        env={"PATH": str(checkout.parent / "bin"), "VIRTUAL_ENV": "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "autopar needs Python 3.10 or newer" in done.stderr
+    assert "python3 here is Python 3.8.10" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ["test", "demo"])
+def test_help_needs_no_setup(checkout: Path, name: str) -> None:
+    done = subprocess.run(["bash", f"scripts/{name}", "--help"], cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert f"./scripts/{name}" in done.stdout
+    assert not (checkout / ".venv").exists()
