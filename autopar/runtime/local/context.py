@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autopar.errors import LayoutError
-from autopar.layout import Layout, R, shard, take_shard
+from autopar.layout import Layout
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.cuts import Cut
 
@@ -30,9 +30,26 @@ class LocalContext:
     shapes: tuple[tuple[int, ...], ...]
     position: int
 
+    def cuts(self, layout: Layout, dim: int, length: int) -> list[tuple[Cut, int]]:
+        """The cuts of a dim of global `length`, outermost digit first, each with the piece that this rank takes.
+
+        In plain steps, not by `Layout.digits`, whose cache `torch.compile` warns of.
+        """
+        placements = enumerate(layout.placements)
+        found, taken = [], 1
+        for outer, axis in sorted([(p.outer, axis) for axis, p in placements if p.is_sharded and p.dim == dim]):
+            cut, rank = Cut(0, length, outer // taken, self.mesh.shape[axis]), self.mesh.coordinate[axis]
+            found.append((cut, rank))
+            length, taken = cut.count(rank), taken * cut.ranks
+        return found
+
     def local_shape(self, index: int = 0) -> tuple[int, ...]:
         """This rank's shape of output `index`."""
-        return self.outputs[index].local_shape(self.shapes[index], self.mesh.shape, self.mesh.coordinate)
+        shape = list(self.shapes[index])
+        for dim in range(len(shape)):
+            for cut, rank in self.cuts(self.outputs[index], dim, shape[dim]):
+                shape[dim] = cut.count(rank)
+        return tuple(shape)
 
     def axes_that_shard(self, layout: Layout, *dims: int) -> tuple[int, ...]:
         """Mesh axes of more than one rank that shard one of `dims`."""
@@ -45,18 +62,19 @@ class LocalContext:
 
     def positions(self, layout: Layout, dim: int, length: int, device: torch.device) -> torch.Tensor:
         """Global indices, in a dim of global `length`, of what this rank holds; int32."""
-        whole = torch.arange(length, device=device, dtype=torch.int32)
-        cut = (shard(0, p.outer) if p.is_sharded and p.dim == dim else R for p in layout.placements)
-        return take_shard(whole, Layout(tuple(cut)), self.mesh.shape, self.mesh.coordinate)
+        held = torch.arange(length, device=device, dtype=torch.int32)
+        for cut, rank in self.cuts(layout, dim, length):
+            held = cut.take(held, rank)
+        return held
 
     def stretch(self, layout: Layout, dim: int, length: int) -> tuple[int, int]:
         """(start, length) of what this rank holds of a dim of global `length`; raises where it is not contiguous."""
-        start, position = 0, 1
-        for digit in layout.digits(dim, self.mesh.shape):
-            if digit.outer != position:
+        start = 0
+        for cut, rank in self.cuts(layout, dim, length):
+            if cut.outer != 1:
                 raise LayoutError(f"dim {dim} lies strided as {layout}, where contiguous shards are needed")
-            begin, length = Cut(dim, length, 1, digit.size).runs(self.mesh.coordinate[digit.axis])[0]
-            start, position = start + begin, position * digit.size
+            begin, length = cut.runs(rank)[0]
+            start += begin
         return start, length
 
 

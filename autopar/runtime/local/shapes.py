@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autopar.layout import Layout, take_shard
+from autopar.layout import Layout
 from autopar.runtime.local.context import LocalContext
 
 _RESHAPES = {"view", "reshape", "view_as", "reshape_as", "unflatten", "flatten"}
@@ -35,7 +35,9 @@ def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Local
         value = kwargs["fill_value"] if "fill_value" in kwargs else args[-1]
         return target(*own, local, value, **options)
     whole = target(*args, **kwargs)
-    return take_shard(whole, ctx.outputs[0], ctx.mesh.shape, ctx.mesh.coordinate).clone()
+    for dim, length in enumerate(ctx.shapes[0]):
+        whole = whole.index_select(dim, ctx.positions(ctx.outputs[0], dim, length, whole.device))
+    return whole
 
 
 def split(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
