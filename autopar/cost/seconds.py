@@ -77,8 +77,17 @@ def _flops_per_s(work: Work, part: float, output_part: float, device: Device) ->
     if not work.flops_forward or not elements:
         return rate
     depth = work.flops_forward * part / (2 * elements)
-    fill = _FILL_ELEMENTS[device.kind] / (elements * max(1.0, depth / _SPLIT))
-    return rate / (1 + fill + _DEPTH[device.kind] / depth)
+    return rate * shape_efficiency(device.kind, elements, depth)
+
+
+def shape_efficiency(device_kind: str, elements: float, depth: float) -> float:
+    """The part of a large product's rate that one of `elements` = m n and `depth` = k reaches.
+
+    >>> shape_efficiency("cuda", 8192 * 8192, 8192) > 0.98, shape_efficiency("cuda", 64 * 64, 8192) < 0.02
+    (True, True)
+    """
+    fill = _FILL_ELEMENTS[device_kind] / (elements * max(1.0, depth / _SPLIT))
+    return 1 / (1 + fill + _DEPTH[device_kind] / depth)
 
 
 def _mean_part(layouts: Sequence[Layout], mesh_shape: tuple[int, ...] | None, work: float) -> float:

@@ -1,0 +1,21 @@
+"""Run under torchrun: `autopar.calibrate` itself, but every rank also writes what it got to OUT.<rank>."""
+
+import os
+import sys
+from typing import Any
+
+from autopar import calibrate
+from autopar.cluster import Cluster
+
+measure = calibrate.measure_host
+
+
+def measured_and_written(*args: Any, **kwargs: Any) -> Cluster:
+    cluster = measure(*args, **kwargs)
+    cluster.save(f"{sys.argv[sys.argv.index('--out') + 1]}.{os.environ['RANK']}")
+    return cluster
+
+
+if __name__ == "__main__":
+    calibrate.measure_host = measured_and_written
+    sys.exit(calibrate.main())

@@ -1,0 +1,83 @@
+"""Measuring a host: alone, and two ranks together."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autopar.calibrate import main, measure_host
+from autopar.cluster import Axis, Cluster
+from autopar.cost import collective_seconds
+from autopar.cost.collectives import KINDS
+from autopar.cost.fitting import Sample, fit_axis
+
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+TRUE = [
+    Axis("x", 2, 5e-5, 1e9, 1e-4, 8e8),
+    Axis("x", 4, 0.0, 2e8, 3e-4, 2e8),
+    Axis("x", 8, 4e-6, 2e11, 2e-5, 5e10),
+    Axis("x", 16, 1e-5, 2e10, 0.0, 2e10),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("true", TRUE)
+def test_a_fit_finds_the_axis_that_made_the_samples(true: Axis, noise: float) -> None:
+    draw = random.Random(0)
+    samples = [
+        Sample(kind, size, collective_seconds(kind, size, true) * draw.uniform(1 - noise, 1 + noise))
+        for kind in KINDS
+        for size in SIZES
+    ]
+    found = fit_axis("x", true.size, samples)
+    for kind in KINDS:
+        for size in SIZES:
+            seconds = collective_seconds(kind, size, true)
+            assert collective_seconds(kind, size, found) == pytest.approx(seconds, rel=0.01 + 4 * noise)
+    assert min(found.latency_seconds, found.launch_seconds) >= 0
+
+
+def test_a_fit_of_pure_noise_is_still_an_axis() -> None:
+    samples = [Sample(kind, size, 1e-3 / (1 + i)) for kind in KINDS for i, size in enumerate(SIZES)]
+    found = fit_axis("x", 2, samples)
+    assert found.bytes_per_s > 0
+    assert min(found.latency_seconds, found.launch_seconds) >= 0
+
+
+def test_a_host_alone() -> None:
+    cluster = measure_host(seconds=0.3)
+    assert cluster.shape == (1,)
+    assert all(rate > 0 for rate in cluster.device.flops_per_s.values())
+    assert cluster.device.flops_per_s["float32"] > cluster.device.flops_per_s["float64"]
+    assert 1e-7 < cluster.device.launch_seconds < 1e-2
+    assert cluster.device.bytes_per_s > 1e8
+
+
+def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(Path(__file__).with_name("calibrating_ranks.py"))
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launch, script, *words], env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
+    out = tmp_path / "cluster.json"
+    done = torchrun("--mesh", "1x2", "--names", "dp,tp", "--seconds", "0.5", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    cluster = Cluster.load(out)
+    assert [Cluster.load(f"{out}.{rank}") for rank in (0, 1)] == [cluster, cluster]
+    assert (cluster.shape, cluster.axis_names, cluster.device.kind) == ((1, 2), ("dp", "tp"), "cpu")
+    small, large = (collective_seconds("all_reduce", size, cluster.axes[1]) for size in (1 << 10, 1 << 26))
+    assert 0 < small < large
+
+
+def test_a_mesh_of_other_size_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    assert main(["--mesh", "4x8", "--out", str(tmp_path / "cluster.json")]) == 2
+    assert "4x8" in capsys.readouterr().err
