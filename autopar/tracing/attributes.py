@@ -18,11 +18,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Attribute:
-    """A tensor of the model: its name in the graph, its data-free stand-in, and for a constant its real value."""
+    """A tensor of the model: its name in the graph, its data-free stand-in, the original, and what is known of it."""
 
     name: str
     data_free: torch.Tensor
-    real: torch.Tensor | None = None
+    original: torch.Tensor
+    known: torch.Tensor | None = None
 
 
 class Attributes:
@@ -41,8 +42,8 @@ class Attributes:
         if found is None and not _is_new(tensor):
             name = f"_constant_{len(self.constants)}"
             self.constants[name] = tensor
-            real = tensor if tensor.device.type != "meta" and not tensor.requires_grad else None
-            found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), real)
+            known = tensor if tensor.device.type != "meta" and not tensor.requires_grad else None
+            found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), tensor, known)
             self._by_id[id(found.data_free)] = found
             self._alive.append(tensor)
         return found
@@ -52,6 +53,18 @@ class Attributes:
         found = self.find(tensor)
         assert found is not None
         return found.data_free
+
+    def original(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The model's own tensor behind a stand-in."""
+        found = self._by_id.get(id(tensor))
+        return tensor if found is None else found.original
+
+    def real_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor with the values behind a stand-in, or random ones where the model has none."""
+        original = self.original(tensor).detach()
+        if original.device.type == "meta":
+            return torch.rand(tensor.shape).to(tensor.dtype)
+        return original.to("cpu", tensor.dtype, copy=True)
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
@@ -66,7 +79,7 @@ class Attributes:
                     if id(tensor) not in stand_ins:
                         dtype = self.parameter_dtype if tensor.is_floating_point() and tensors is module._parameters else None
                         stand_in = stand_ins[id(tensor)] = _data_free(tensor, dtype)
-                        self._by_id[id(stand_in)] = Attribute(f"{path}.{name}" if path else name, stand_in)
+                        self._by_id[id(stand_in)] = Attribute(f"{path}.{name}" if path else name, stand_in, tensor)
                     tensors[name] = stand_ins[id(tensor)]  # type: ignore[index]
         collecting = gc.isenabled()
         gc.collect(1)  # what lives now is in the old generation; see _is_new

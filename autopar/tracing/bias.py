@@ -73,3 +73,13 @@ for _names, _split in (
 ):
     for _name in _names:
         SPLITS[getattr(torch, _name)] = SPLITS[getattr(torch.Tensor, _name)] = _split
+
+_LAYERS = (
+    torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d,
+    torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+def is_split_layer(module: torch.nn.Module, path: str) -> bool:
+    """Whether the split applies to what this layer does, so that it cannot stay a leaf."""
+    return isinstance(module, _LAYERS) and module.bias is not None

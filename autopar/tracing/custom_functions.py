@@ -7,13 +7,15 @@ is often bound early, so what is replaced is the method that `Function.apply` it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.autograd import Function
 from torch.autograd.function import _SingleLevelFunction
 
 from autopar.tracing.recorder import Recorder
+from autopar.tracing.replaced import original, replaced
 
 
 class CustomFunction:
@@ -54,3 +56,21 @@ def custom_functions(recorder: Recorder) -> Iterator[None]:
             del _SingleLevelFunction.apply  # type: ignore
         else:
             _SingleLevelFunction.apply = original  # type: ignore
+
+
+@contextlib.contextmanager
+def one_node_functions(recorder: Recorder, functions: Iterable[Callable[..., Any]]) -> Iterator[None]:
+    """While inside, a call of one of these Python functions is recorded as one node."""
+    with contextlib.ExitStack() as stack:
+        for function in functions:
+            if not isinstance(function, types.FunctionType):
+                raise TypeError(f"autowrap_functions: {function!r} is not a Python function")
+            stack.enter_context(replaced(function, _recorded(recorder, function, original(function))))
+        yield
+
+
+def _recorded(recorder: Recorder, function: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return recorder.record_call(function, run, args, kwargs) if recorder.is_recording() else run(*args, **kwargs)
+
+    return call

@@ -1,4 +1,4 @@
-"""What Hugging Face models need to be traced: a warning muted, caches that are pytrees."""
+"""What Hugging Face models need to be traced: hooked forwards bypassed, a warning muted, caches that are pytrees."""
 
 from __future__ import annotations
 
@@ -8,28 +8,47 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 
 @contextlib.contextmanager
-def prepared() -> Iterator[None]:
-    """While inside, `warn_if_padding_and_no_attention_mask`, a warning that reads the input's data, is mute."""
-    modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None:
+def prepared(model: nn.Module) -> Iterator[None]:
+    """While inside, wrapped forwards are bypassed, and a warning that reads the input's data is mute."""
+    with bare_forward(model), _muted():
         yield
-        return
-    register_caches()
-    name = "warn_if_padding_and_no_attention_mask"
-    owner = modeling.PreTrainedModel
-    original = owner.__dict__.get(name)
-    if original is None:
-        yield
-        return
-    setattr(owner, name, lambda self, *args, **kwargs: None)
+
+
+@contextlib.contextmanager
+def bare_forward(model: nn.Module) -> Iterator[None]:
+    """While inside, modules whose `forward` was wrapped (accelerate's hooks keep the first in `_old_forward`) run that one."""
+    wrapped = [(m, vars(m)["forward"]) for m in model.modules() if "_old_forward" in vars(m) and "forward" in vars(m)]
+    for module, _ in wrapped:
+        vars(module)["forward"] = vars(module)["_old_forward"]
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        for module, forward in wrapped:
+            vars(module)["forward"] = forward
+
+
+disable_hooked_forward = bare_forward
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    modeling = sys.modules.get("transformers.modeling_utils")
+    name = "warn_if_padding_and_no_attention_mask"
+    original = modeling and modeling.PreTrainedModel.__dict__.get(name)
+    if modeling is None or original is None:
+        yield
+        return
+    register_caches()
+    setattr(modeling.PreTrainedModel, name, lambda self, *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        setattr(modeling.PreTrainedModel, name, original)
 
 
 def register_caches() -> None:

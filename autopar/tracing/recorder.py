@@ -9,8 +9,9 @@ no identity is reused.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
-from autopar.tracing import bias, places
+from autopar.tracing import bias, leaves, opaque, places
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.errors import TraceError, UnknownDataError
 from autopar.tracing.guards import ANSWER
 from autopar.tracing.known import KnownValues
+from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.sizes import SizeNodes, TracedFloat, TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, FACTORIES, QUESTIONS, getter, written_as
 
@@ -43,11 +45,13 @@ class Recorder(TorchFunctionMode):
         device: torch.device,
         bias_addition_split: bool,
         trace_sizes: bool = True,
+        order: ExecutionOrder,
     ) -> None:
         super().__init__()
         self.graph = graph
         self.attributes = attributes
         self.device = device
+        self.order = order
         self.split = bias_addition_split
         self.trace_sizes = trace_sizes
         self.scope: tuple[tuple[str, str], ...] = ()
@@ -57,6 +61,7 @@ class Recorder(TorchFunctionMode):
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []
         self.grad = torch.is_grad_enabled()
+        self.paused = False
         self._detached: dict[fx.Node, fx.Node] = {}
 
     # ---- what the mode sees
@@ -65,7 +70,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in QUESTIONS:
+        if self.paused or func in QUESTIONS:
             return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -98,24 +103,56 @@ class Recorder(TorchFunctionMode):
         if written:
             node.meta[WRITES] = {seen.nodes[i]: value_of(seen.tensors[i]) for i in written}
         self.register(node, result, real)
+        self._used(seen)
         return result
 
     def record_call(self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any, op: str = "call_function") -> Any:
         """One opaque node for `run(*args, **kwargs)`, which is not looked into."""
-        with torch._C.DisableTorchFunction():
+        with self.pausing():
             seen = Arguments(self)
             node_args, node_kwargs = seen.take(args), seen.take(kwargs)
-            result, _ = self._run(run, args, kwargs, seen)
+            if seen.replaced:
+                args, kwargs = seen.data_free(args), seen.data_free(kwargs)
+            result = run(*args, **kwargs)
             result = pytree.tree_map_only(Tensor, lambda t: _fresh(t, seen.tensors), result)
             node = self.graph.create_node(op, target, node_args, node_kwargs)
             self.register(node, result)
+        self._used(seen)
         return result
 
+    def record_module(self, module: torch.nn.Module, path: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One node for the call of a leaf."""
+        rule = leaves.rule_of(module)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if rule is not None:
+                return rule(module, *args, **kwargs)
+            try:
+                return call(module, *args, **kwargs)
+            except Exception:  # noqa: BLE001 - whatever a leaf does, it is not looked into
+                return opaque.outputs_of(module, path, self.attributes, args, kwargs)
+
+        return self.record_call(path, run, args, kwargs, op="call_module")
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Nothing is recorded inside."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
     def is_recording(self) -> bool:
-        """Whether we are in the user's code, and not inside a function that is being recorded."""
-        if torch._C._is_torch_function_all_disabled():
+        """Whether we are in the user's code, and not inside something that is being recorded."""
+        if self.paused or torch._C._is_torch_function_all_disabled():
             return False
         return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
+
+    def _used(self, seen: Arguments) -> None:
+        """Tell the execution order which parameters an operation read."""
+        if seen.parameters:
+            self.order.operation([(str(n.target), self.attributes.original(t)) for n, t in seen.parameters])  # type: ignore[misc]
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> tuple[Any, Any]:
         """The result on data-free tensors; the real one too where only real values give a shape."""
@@ -213,8 +250,8 @@ class Recorder(TorchFunctionMode):
                 self.annotate(node, place=True)
                 node.meta[VAL] = entry.data_free if isinstance(entry.data_free, torch.nn.Parameter) else value_of(entry.data_free)
                 self._remember(node, entry.data_free)
-                if entry.real is not None:
-                    self.known.put(entry.data_free, entry.real, node)
+                if entry.known is not None:
+                    self.known.put(entry.data_free, entry.known, node)
         return node
 
     def without_gradient(self, tensor: Tensor, node: fx.Node) -> fx.Node:
@@ -260,6 +297,7 @@ class Arguments:
         self.recorder = recorder
         self.tensors: list[Tensor] = []
         self.nodes: list[fx.Node] = []  # those that stand for them
+        self.parameters: list[tuple[fx.Node, Tensor]] = []  # those that are parameters
         self.replaced = False  # an argument must be replaced to run: a constant, a device
         self._detach = recorder.grad and not torch.is_grad_enabled()
 
@@ -277,6 +315,8 @@ class Arguments:
                     value = recorder.attributes.data_free(value)
             self.tensors.append(value)
             self.nodes.append(node)
+            if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
+                self.parameters.append((node, value))
             if self._detach and value.requires_grad:
                 return recorder.without_gradient(value, node)
             return node
@@ -290,6 +330,8 @@ class Arguments:
             return self.recorder.sizes.node(value)
         if kind is slice:
             return slice(self.take(value.start), self.take(value.stop), self.take(value.step))
+        if kind is type and value in _DTYPES:
+            return _DTYPES[value]
         if kind is torch.device:
             self.replaced = True
             return value
@@ -316,6 +358,7 @@ class Arguments:
 
 
 _META = torch.device("meta")
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as eager reads them
 _PLAIN = {int, float, bool, str, type(None), complex, torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)}
 
 
@@ -356,8 +399,8 @@ def _shape(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
     shape = tensor.shape
     node = recorder.nodes.get(id(tensor))
-    if node is None or not recorder.trace_sizes:
-        return shape
+    if node is None or node.op == "get_attr" or not recorder.trace_sizes:
+        return shape  # a parameter's size is as constant as the parameter
     return torch.Size([traced(n, ("size", node, i)) for i, n in enumerate(shape)])
 
 
@@ -370,7 +413,8 @@ def _size(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _numel(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     node = recorder.nodes.get(id(args[0]))
     count = args[0].numel()
-    return traced(count, ("numel", node)) if node is not None and recorder.trace_sizes else count
+    free = node is not None and node.op != "get_attr" and recorder.trace_sizes
+    return traced(count, ("numel", node)) if free else count
 
 
 def _device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> torch.device:

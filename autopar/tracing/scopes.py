@@ -1,40 +1,106 @@
-"""Module calls as the recorder sees them: which module is running, and which are leaves."""
+"""Module calls as the recorder sees them: which module is running, which are leaves, who called whom."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.recorder import Recorder
 
-LeafRule = Callable[[nn.Module, str], bool]
+
+@dataclass
+class Scope:
+    """Where a node was made: the qualified name of the innermost module that was running, and its type.
+
+    >>> Scope("", None)
+    Scope(module_path='', module_type=None)
+    """
+
+    module_path: str
+    module_type: type[nn.Module] | None
 
 
-@contextlib.contextmanager
-def module_calls(recorder: Recorder, paths: dict[nn.Module, str], is_leaf: LeafRule) -> Iterator[None]:
-    """While inside, a call of any module keeps `recorder.scope`; a call of a leaf becomes one node."""
-    original = nn.Module.__call__
+class ScopeContextManager:
+    """While inside, `scope` is that of `module` at `path`; afterwards what it was, also after an error."""
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        path = paths.get(module)
-        if path is None:  # not in the model's tree: made on the fly, or the loss
-            path = f"{recorder.scope[-1][0]}.<{type(module).__name__}>" if recorder.scope else f"<{type(module).__name__}>"
-        elif path == "":
+    def __init__(self, scope: Scope, module: type[nn.Module] | nn.Module, path: str) -> None:
+        self.scope = scope
+        self.inside = Scope(path, module if isinstance(module, type) else type(module))
+
+    def __enter__(self) -> Scope:
+        self.outside = Scope(self.scope.module_path, self.scope.module_type)
+        self.scope.module_path, self.scope.module_type = self.inside.module_path, self.inside.module_type
+        return self.scope
+
+    def __exit__(self, *error: object) -> None:
+        self.scope.module_path, self.scope.module_type = self.outside.module_path, self.outside.module_type
+
+
+class ModuleCalls:
+    """Follows the calls of modules during one attempt at a trace.
+
+    `culprit(error)`: the innermost module that was running when an error was raised.
+    """
+
+    def __init__(self, recorder: Recorder, root: nn.Module, policy: LeafPolicy) -> None:
+        self.recorder = recorder
+        self.root = root
+        self.policy = policy
+        self.paths = {m: name for name, m in root.named_modules()}
+        self.types: dict[str, type[nn.Module]] = {name: type(m) for m, name in self.paths.items()}
+        self._failed: tuple[BaseException, nn.Module] | None = None
+
+    def culprit(self, error: BaseException) -> nn.Module | None:
+        return self._failed[1] if self._failed is not None and self._failed[0] is error else None
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """While inside, a call of any module is seen, whoever makes it."""
+        original = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not self.recorder.is_recording():
+                return original(module, *args, **kwargs)
+            try:
+                return self._call(original, module, args, kwargs)
+            except BaseException as error:
+                if self._failed is None or self._failed[0] is not error:
+                    self._failed = (error, module)
+                raise
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        recorder = self.recorder
+        path = self.paths.get(module)
+        if path == "":
             return original(module, *args, **kwargs)
+        if path is None:
+            path = self._name(module)
+        leaf = self.policy.is_leaf(module, path)
         outer = recorder.scope
         recorder.scope = (*outer, (path, type(module).__name__))
         try:
-            if is_leaf(module, path):
-                return recorder.record_module(module, path, original, args, kwargs)
-            return original(module, *args, **kwargs)
+            with recorder.order.calling(module, leaf=leaf):
+                if leaf:
+                    return recorder.record_module(module, path, original, args, kwargs)
+                return original(module, *args, **kwargs)
         finally:
             recorder.scope = outer
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+    def _name(self, module: nn.Module) -> str:
+        """A name for a module that is not in the model's tree (the loss, or one made on the fly); as a leaf it is a constant."""
+        path = f"_module_{len(self.paths)}_{type(module).__name__}"
+        self.paths[module] = path
+        self.types[path] = type(module)
+        self.recorder.attributes.constants[path] = module
+        return path

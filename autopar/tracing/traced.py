@@ -12,9 +12,12 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
+from autopar.graph import REGION, SCOPE, VAL
 from autopar.tracing import matching
 from autopar.tracing.guards import Guards
 from autopar.tracing.inputs import Inputs
+from autopar.tracing.order import ExecutionOrder
+from autopar.tracing.scopes import Scope
 
 
 @dataclass
@@ -23,6 +26,7 @@ class Traced:
 
     `graph`: its output node holds a flat tuple. `root`: the module that `get_attr` and `call_module` names
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
+    `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
     """
 
     graph: fx.Graph
@@ -31,6 +35,9 @@ class Traced:
     out_spec: pytree.TreeSpec
     constants: dict[str, Any] = field(default_factory=dict)
     guards: Guards = field(default_factory=lambda: Guards(None, ()))
+    order: ExecutionOrder | None = None
+    types: dict[str, type[nn.Module]] = field(default_factory=dict)
+    failures: dict[nn.Module, str] = field(default_factory=dict)
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
         """A call's placeholder values, in order; raises InputError where the call is not the traced one."""
@@ -63,6 +70,47 @@ class Traced:
         module = fx.GraphModule(targets, self.graph, class_name=type(self.root).__name__)
         module.train(self.root.training)
         return module
+
+    # ---- questions about nodes
+
+    def find(self, target: str) -> list[fx.Node]:
+        """Nodes by the name of their target: a function's, a method's, a parameter's or a module's."""
+        return [n for n in self.graph.nodes if _name(n.target) == target]
+
+    def one(self, target: str) -> fx.Node:
+        """The only node of this target."""
+        (node,) = self.find(target)
+        return node
+
+    def val(self, node: fx.Node) -> Any:
+        """A node's data-free value."""
+        return node.meta[VAL]
+
+    def region(self, node: fx.Node) -> tuple[int, ...]:
+        """The path of checkpoint regions a node is in."""
+        return node.meta[REGION]
+
+    def scope(self, node: fx.Node) -> Scope:
+        """The innermost module that was running when a node was made."""
+        stack = node.meta[SCOPE]
+        return Scope(stack[-1][0], self.types[stack[-1][0]]) if stack else Scope("", None)
+
+    def scope_stack(self, node: fx.Node) -> list[str]:
+        """Paths of the modules that were running, the root first."""
+        return ["", *(path for path, _ in node.meta[SCOPE])]
+
+    @property
+    def scopes(self) -> dict[str, Scope]:
+        """The scope of every node, by its name."""
+        return {n.name: self.scope(n) for n in self.graph.nodes}
+
+    def under(self, path: str) -> list[fx.Node]:
+        """Nodes made inside the module at `path`."""
+        return [n for n in self.graph.nodes if any(p == path for p, _ in n.meta[SCOPE])]
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target)).strip("_")
 
 
 class _Rebuilding(CodeGen):

@@ -1,0 +1,148 @@
+"""One attempt at a trace: everything is set up, the model runs once, and everything is put back."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.graph import VAL
+from autopar.tracing import huggingface, numbers_of_math
+from autopar.tracing.attributes import Attributes
+from autopar.tracing.cleaning import remove_dead_nodes
+from autopar.tracing.custom_functions import custom_functions, one_node_functions
+from autopar.tracing.functionalize import functionalize
+from autopar.tracing.guards import take_guards
+from autopar.tracing.inputs import Inputs
+from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.libraries import DataFreePaths
+from autopar.tracing.order import ExecutionOrder
+from autopar.tracing.recorder import Recorder
+from autopar.tracing.regions import checkpoint_regions
+from autopar.tracing.replaced import overrides_active
+from autopar.tracing.scopes import ModuleCalls
+from autopar.tracing.sizes import Traced as TracedNumbers
+from autopar.tracing.traced import Traced
+
+
+@dataclass
+class Options:
+    """How a trace is made; `trace` says what each means."""
+
+    policy: LeafPolicy
+    paths: DataFreePaths
+    device: torch.device
+    bias_addition_split: bool = True
+    remove_inplace: bool = True
+    parameter_dtype: torch.dtype | None = None
+    loss_fn: Callable[..., Any] | None = None
+    trace_sizes: bool = True
+    trace_act_ckpt: bool = True
+    one_node: Iterable[Callable[..., Any]] = field(default=())
+
+
+class Attempt:
+    """Run the model once under the recorder; `culprit` names the module that an error came from."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs, options: Options) -> None:
+        self.model, self.inputs, self.options = model, inputs, options
+        self.graph = fx.Graph()
+        self.attributes = Attributes(model, options.parameter_dtype)
+        self.order = ExecutionOrder(model, self.attributes.original)
+        self.recorder = Recorder(
+            self.graph,
+            self.attributes,
+            device=options.device,
+            bias_addition_split=options.bias_addition_split,
+            trace_sizes=options.trace_sizes,
+            order=self.order,
+        )
+        self.calls = ModuleCalls(self.recorder, model, options.policy)
+
+    def culprit(self, error: BaseException) -> nn.Module | None:
+        """The innermost module that was running when `error` was raised."""
+        return self.calls.culprit(error)
+
+    def run(self) -> Traced:
+        placeholders = self._placeholders()
+        with self._set_up():
+            leaves, out_spec = pytree.tree_flatten(self._call(placeholders))
+            flat = tuple(self._output(leaf) for leaf in leaves)
+        output = self.graph.output(flat)
+        self.recorder.scope, self.recorder.region = (), ()
+        self.recorder.annotate(output)
+        output.meta[VAL] = fx.node.map_aggregate(flat, lambda v: v.meta[VAL] if isinstance(v, fx.Node) else v)
+        if self.options.remove_inplace:
+            functionalize(self.graph)
+        guards = take_guards(self.graph)
+        remove_dead_nodes(self.graph)
+        return Traced(
+            self.graph,
+            self.model,
+            self.inputs,
+            out_spec,
+            self.attributes.constants,
+            guards,
+            order=self.order,
+            types=self.calls.types,
+            failures=dict(self.options.policy.failed),
+        )
+
+    @contextlib.contextmanager
+    def _set_up(self) -> Iterator[None]:
+        options, recorder = self.options, self.recorder
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+            stack.enter_context(huggingface.prepared(self.model))
+            stack.enter_context(self.attributes.swapped())
+            stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))
+            stack.enter_context(custom_functions(recorder))
+            stack.enter_context(one_node_functions(recorder, options.one_node))
+            stack.enter_context(numbers_of_math.recorded())
+            stack.enter_context(overrides_active())
+            stack.enter_context(options.paths.offered())
+            stack.enter_context(self.calls.followed())
+            stack.enter_context(recorder)
+            yield
+
+    def _placeholders(self) -> dict[str, torch.Tensor]:
+        """A data-free tensor and a placeholder for every tensor input."""
+        made: dict[str, torch.Tensor] = {}
+        dtype = self.options.parameter_dtype
+        for leaf in self.inputs.leaves:
+            example = leaf.example
+            cast = dtype if example.is_floating_point() else None
+            free = torch.empty_strided(example.shape, example.stride(), dtype=cast or example.dtype, device="meta")
+            free.requires_grad_(example.requires_grad)
+            node = self.graph.placeholder(leaf.name)
+            self.recorder.register(node, free)
+            node.meta["example_value"] = example
+            if leaf.known:
+                self.recorder.known.put(free, example.detach().cpu(), node, from_input=True)
+            made[leaf.name] = free
+        return made
+
+    def _call(self, tensors: dict[str, torch.Tensor]) -> Any:
+        inputs = self.inputs
+        values = inputs.values(tensors)
+        kinds = {n: p.kind for n, p in inputs.signature.parameters.items()}
+        positional = [values.pop(n) for n, k in kinds.items() if k is inspect.Parameter.POSITIONAL_ONLY and n in values]
+        for name, kind in kinds.items():
+            if kind is inspect.Parameter.VAR_POSITIONAL and name in values:
+                before = [n for n, k in kinds.items() if k is inspect.Parameter.POSITIONAL_OR_KEYWORD and n in values]
+                positional += [values.pop(n) for n in before] + list(values.pop(name))
+        result = self.model(*positional, **{n: v for n, v in values.items() if n in inputs.model_names})
+        if self.options.loss_fn is None:
+            return result
+        return self.options.loss_fn(result, **{n: values[n] for n in inputs.loss_names if n in values})
+
+    def _output(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.recorder.node_of(value)
+        return self.recorder.sizes.node(value) if isinstance(value, TracedNumbers) else value

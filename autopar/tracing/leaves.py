@@ -1,0 +1,79 @@
+"""Which modules are leaves: one node, not looked into.
+
+`flat`: none but the declared types. `layers`: the layers of torch.nn, and of transformers its activations
+and Conv1D. `LeafPolicy` also holds the modules that had to become leaves because they could not be traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+Predicate = Callable[[nn.Module, str], bool]
+LeafTypes = Sequence["type[nn.Module] | str"]
+
+_RULES: dict[type[nn.Module], Callable[..., Any]] = {}
+
+
+@contextlib.contextmanager
+def leaf_rule(kind: type[nn.Module], rule: Callable[..., Any]) -> Iterator[None]:
+    """While inside, modules of this type are leaves, and `rule(module, *args, **kwargs)` computes their data-free output."""
+    before = _RULES.get(kind)
+    _RULES[kind] = rule
+    try:
+        yield
+    finally:
+        del _RULES[kind]
+        if before is not None:
+            _RULES[kind] = before
+
+
+def rule_of(module: nn.Module) -> Callable[..., Any] | None:
+    """The declared rule for a module's data-free output."""
+    return _RULES.get(type(module))
+
+
+@dataclass
+class LeafPolicy:
+    """`leaf_types` by isinstance or dotted name; `exact_types` by type; `predicates` by type, or one for all."""
+
+    policy: Literal["flat", "layers"] = "flat"
+    leaf_types: LeafTypes = ()
+    exact_types: frozenset[type[nn.Module]] = frozenset()
+    non_leaf_types: tuple[type[nn.Module], ...] = ()
+    predicates: Mapping[type[nn.Module], Predicate] | Predicate | None = None
+    opened: Predicate | None = None  # modules that an option opens (the bias split)
+    failed: dict[nn.Module, str] = field(default_factory=dict)
+
+    def is_leaf(self, module: nn.Module, path: str) -> bool:
+        """Whether a call of this module is one node."""
+        if module in self.failed or type(module) in _RULES or type(module) in self.exact_types:
+            return True
+        if self.non_leaf_types and isinstance(module, self.non_leaf_types):
+            return False
+        if any(_is_type(module, kind) for kind in self.leaf_types):
+            return True
+        if callable(self.predicates):
+            if self.predicates(module, path):
+                return True
+        elif self.predicates and type(module) in self.predicates and self.predicates[type(module)](module, path):
+            return True
+        return self.policy == "layers" and is_layer(module) and not (self.opened and self.opened(module, path))
+
+
+def is_layer(module: nn.Module) -> bool:
+    """A layer of torch.nn (not a container), or an activation or Conv1D of transformers."""
+    home = type(module).__module__
+    if home.startswith(("torch.nn", "torch.ao.nn")):
+        return not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    return home == "transformers.activations" or f"{home}.{type(module).__qualname__}" == "transformers.pytorch_utils.Conv1D"
+
+
+def _is_type(module: nn.Module, kind: type[nn.Module] | str) -> bool:
+    if isinstance(kind, type):
+        return isinstance(module, kind)
+    return any(f"{t.__module__}.{t.__qualname__}" == kind for t in type(module).__mro__)

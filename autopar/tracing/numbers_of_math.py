@@ -1,0 +1,36 @@
+"""`math` functions of traced sizes keep the origin: `math.sqrt(x.shape[-1])` follows the size."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from autopar.tracing.sizes import Traced, traced
+
+_FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor", "trunc", "prod", "isqrt", "gcd", "lcm")
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """While inside, the functions of `math` that models use on sizes return traced numbers for traced numbers."""
+    originals = {name: getattr(math, name) for name in _FUNCTIONS}
+    for name, function in originals.items():
+        setattr(math, name, _following(function))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(math, name, function)
+
+
+def _following(function: Any) -> Any:
+    def follow(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        if not kwargs and any(isinstance(a, Traced) for a in args) and not isinstance(value, Traced):
+            return traced(value, (function, *args))
+        return value
+
+    follow.__name__ = function.__name__
+    return follow

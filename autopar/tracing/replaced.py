@@ -1,0 +1,83 @@
+"""Replacing what a Python function does, wherever it is bound.
+
+A function may have been imported under many names, or closed over, before the trace begins. Its `__code__`
+is what all of them share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Replacement = Callable[..., Any]
+_OVERRIDES: dict[types.FunctionType, Replacement] = {}
+
+
+@contextlib.contextmanager
+def override(function: Callable[..., Any], replacement: Replacement) -> Iterator[None]:
+    """While inside, a trace calls `replacement` where the model calls `function`.
+
+    Raises TypeError for what is not a Python function.
+    """
+    if not isinstance(function, types.FunctionType):
+        raise TypeError(f"{function!r} is not a Python function: wrap it in one, and override that")
+    _OVERRIDES[function] = replacement
+    try:
+        yield
+    finally:
+        del _OVERRIDES[function]
+
+
+@contextlib.contextmanager
+def overrides_active() -> Iterator[None]:
+    """While inside, the declared overrides hold."""
+    with contextlib.ExitStack() as stack:
+        for function, replacement in _OVERRIDES.items():
+            stack.enter_context(replaced(function, replacement))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(function: types.FunctionType, replacement: Replacement) -> Iterator[None]:
+    """While inside, calling `function` calls `replacement`."""
+    code = function.__code__
+    function.__code__ = _forwarding(replacement, code)
+    try:
+        yield
+    finally:
+        function.__code__ = code
+
+
+def original(function: types.FunctionType) -> types.FunctionType:
+    """A copy of a function that keeps doing what it does now."""
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_MARK = "the replacement stands here"
+
+
+def _forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
+    """Code that calls `replacement`, with as many free variables as `like`: Python asks for the same number."""
+    names = [f"v{i}" for i in range(len(like.co_freevars))]
+    source = "\n".join([
+        "def outer():",
+        *(f"    {name} = None" for name in names),
+        "    def inner(*args, **kwargs):",
+        *(f"        {name}" for name in names),
+        f"        return {_MARK!r}(*args, **kwargs)",
+        "    return inner",
+    ])  # fmt: skip
+    namespace: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a string is not callable: it is replaced below
+        exec(source, namespace)
+    inner: types.CodeType = namespace["outer"]().__code__
+    constants = tuple(replacement if c == _MARK else c for c in inner.co_consts)
+    return inner.replace(co_consts=constants, co_name=like.co_name, co_filename=__file__)
