@@ -24,8 +24,10 @@ P→S       **reduce-scatter**     **all-gather**
 Only the bold ones cost anything. A partial value joined by mean goes to R or R+ only. One joined by max or
 min goes to R only, and an all-reduce in backward counts the ranks that hold the extremum.
 
-Of all orders of the changes the one with the least traffic is taken; where every order passes through a
-layout that the shape does not allow, axes make a detour over R.
+Of all orders of the changes the one with the least traffic is taken, of equal ones that which sends less over
+the first axes of the mesh: gathering a shard over two axes costs the same either way round, but the axis that
+comes first moves the small pieces. Where every order passes through a layout that the shape does not allow,
+axes make a detour over R.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ def _with_detours(
 def _edge(
     before: Layout, axis: int, placement: Placement, shape: Shape, mesh_shape: Shape, needs_grad: bool
 ) -> tuple[Step, float] | None:
-    """The step that gives `axis` another placement, and its traffic; None where that is not possible.
+    """The step that gives `axis` another placement, and what it costs; None where that is not possible.
 
     Many pairs of layouts share few edges, so these are kept: the solver asks for all pairs.
     """
@@ -176,7 +178,10 @@ def _edge(
     if not _is_legal(after, shape, mesh_shape):
         return None
     step = _step(before, after, axis, shape, mesh_shape, needs_grad)
-    return None if step is None else (step, traffic((step,), mesh_shape))
+    if step is None:
+        return None
+    slower = 1 + 1e-9 * (len(mesh_shape) - axis)  # decides ties alone: the first axes of a mesh cross the slower links
+    return step, slower * traffic((step,), mesh_shape)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -89,6 +89,13 @@ def test_scatter_early_gather_late() -> None:
     assert [step.axis for step in found] == [1, 0]
 
 
+def test_slow_axes_move_the_small_pieces() -> None:
+    gathered = steps(Layout.parse("S0,S1"), Layout.parse("R,R"), (8, 8), (2, 4), needs_grad=False)
+    assert [step.axis for step in gathered] == [0, 1]
+    scattered = steps(Layout.parse("P,P"), Layout.parse("S0,S1"), (8, 8), (2, 4), needs_grad=False)
+    assert [step.axis for step in scattered] == [1, 0]
+
+
 def test_ragged_shards_are_never_strided() -> None:
     """A vocabulary of 7 over four ranks: the inner axis is gathered first, and travels padded."""
     found = steps(Layout.parse("S0,S0@2"), Layout.parse("R+,S0"), (7, 1), (2, 2), needs_grad=True)

@@ -179,3 +179,26 @@ def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:
     causal = {"is_causal": True}
     attention = F.scaled_dot_product_attention
     yield Case("causal queries", "sdpa_causal", attention, heads, layouts, layouts[:1], (), causal)
+    heads_only = _on(mesh, "S1" if mesh[0] == 2 else "R", "S0")
+    for kwargs in ({}, causal, {"scale": 0.2}):
+        name, inputs = f"attention without dropout {kwargs}", (layouts, (heads_only,) * 3)
+        yield Case(name, "sdpa_dropout", attention, heads, inputs[0], layouts[:1], (), kwargs)
+        yield Case(name + " heads", "sdpa_dropout", attention, heads, inputs[1], inputs[1][:1], (), kwargs)
+    grouped = (heads[0], *(numbers(2, 2, 6, 5) + i for i in range(2)))
+    yield Case(
+        "grouped queries",
+        "sdpa_dropout",
+        attention,
+        grouped,
+        (heads_only,) * 3,
+        (heads_only,),
+        (),
+        {"enable_gqa": True},
+    )
+    seen = numbers(1, 1, 8, 8) > 0
+    seen[..., 2, :] = False  # a query that sees nothing
+    whole = _on(mesh, "R")
+    masked = (*heads, seen)
+    yield Case("masked", "sdpa_dropout", attention, masked, (*(heads_only,) * 3, whole), (heads_only,))
+    added = (*heads, torch.where(seen, numbers(1, 1, 8, 8), -torch.inf))
+    yield Case("bias", "sdpa_dropout", attention, added, (*(heads_only,) * 3, whole), (heads_only,), frozen=(3,))

@@ -66,7 +66,7 @@ def _attention_dropout(
     if enable_gqa:
         key_states = key_states.repeat_interleave(query.shape[-3] // key_states.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    scores = query @ key_states.mT * (scale or 1 / math.sqrt(query.shape[-1]))
+    scores = query @ key_states.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         scores = scores.masked_fill(~causal_mask(ctx, query.ndim, key_states.shape[-2], query.device), -torch.inf)
     elif attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -77,7 +77,9 @@ def _attention_dropout(
     indices = [ctx.positions(ctx.inputs[0], dim, length, query.device) for dim, length in sizes]
     indices.append(torch.arange(scores.shape[-1], device=query.device, dtype=torch.int32))
     kept = keep(bits(key, ctx.position, indices), dropout_p)
-    return torch.where(kept, scores.softmax(-1) / (1 - dropout_p), 0) @ value
+    # private, and what the op itself uses: a query that sees no key has weights 0, not NaN
+    weights = torch._safe_softmax(scores, -1)
+    return torch.where(kept, weights / (1 - dropout_p), 0) @ value
 
 
 def causal_attention(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
