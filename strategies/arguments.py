@@ -17,7 +17,7 @@ Writer = Callable[[fx.Node], "str | None"]
 def op_name(node: fx.Node) -> str:
     """The op's name in the table: that of the torch function, operator or method, without underscores around it.
 
-    Python functions of other modules have none (""): a user's own `linear` is not torch's.
+    Python functions of other modules than torch and the tracer have none (""): a user's own `linear` is not torch's.
     """
     if node.op == "call_method":
         return str(node.target).strip("_")
@@ -25,7 +25,7 @@ def op_name(node: fx.Node) -> str:
         return ""
     module = getattr(node.target, "__module__", None) or "torch"
     name = str(getattr(node.target, "__name__", ""))
-    return name.strip("_") if module.split(".")[0] in ("torch", "_operator", "operator") else ""
+    return name.strip("_") if module.split(".")[0] in ("torch", "_operator", "operator", "autopar") else ""
 
 
 def value(argument: Any) -> Any:

@@ -21,6 +21,10 @@ class Factor:
     splittable: bool
     note: Note
 
+    def splits_at(self, outer: int) -> bool:
+        """Whether a digit may stand there: at the front of a `plain` factor, anywhere in another."""
+        return self.splittable and self.size % outer == 0 and (outer == 1 or "plain" not in self.note.words)
+
 
 @dataclass(frozen=True)
 class Spot:

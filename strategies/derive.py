@@ -60,7 +60,13 @@ def strategies_for(
                 shared[key] = _of_op(members[node], positions[node], mesh_shape)
             found[node] = shared[key]
         elif node.op == "output" or (output_tensors(node) and not is_getitem(node)):
-            key = (node.op, inputs, node in constant, tuple(_fact(t) for t in output_tensors(node)), _facts(node))
+            key = (
+                node.op,
+                inputs,
+                node in constant,
+                tuple(TensorFact.of(t) for t in output_tensors(node)),
+                _facts(node),
+            )
             if key not in shared:
                 shared[key] = _of_end(node, node in constant, mesh_shape, inputs)
             found[node] = shared[key]
@@ -129,7 +135,7 @@ def _signature(node: fx.Node) -> Hashable:
         return _Known(argument.meta.get(VAL)) if isinstance(argument, fx.Node) else argument
 
     arguments = fx.node.map_aggregate((node.args, node.kwargs), known)
-    return (node.op, target_name(node), repr(arguments), repr([_fact(t) for t in output_tensors(node)]))
+    return (node.op, target_name(node), repr(arguments), repr([TensorFact.of(t) for t in output_tensors(node)]))
 
 
 class _Known:
@@ -149,16 +155,12 @@ class _Known:
         return repr(value)
 
 
-def _fact(tensor: torch.Tensor) -> TensorFact:
-    return TensorFact(tuple(tensor.shape), tensor.is_floating_point() or tensor.is_complex(), tensor.requires_grad)
-
-
 def _facts(node: fx.Node) -> tuple[TensorFact, ...]:
-    return tuple(_fact(tensor_of(ref)) for ref in tensor_inputs(node))
+    return tuple(TensorFact.of(tensor_of(ref)) for ref in tensor_inputs(node))
 
 
 def _of_op(member: Member, positions: tuple[Position, ...], mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
-    facts = [_fact(tensor_of(ref)) for ref in member.tensors]
+    facts = [TensorFact.of(tensor_of(ref)) for ref in member.tensors]
     return combine(member.bound, facts, axis_modes(member.bound, facts, positions), mesh_shape)
 
 

@@ -12,7 +12,6 @@ from autopar.strategies.strategy import InnerCollective
 if TYPE_CHECKING:
     from autopar.strategies.modes import TensorFact
 
-_FLOAT32 = 4  # statistics are exchanged in float32
 Facts = Sequence["TensorFact"]
 
 
@@ -26,31 +25,37 @@ def inner_collectives(
 
 def _cross_entropy(facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]) -> tuple[InnerCollective, ...]:
     """Over axes that split the classes: the maximum, then sum of exponentials and target logit, a number a row each.
-    Over axes that split the rows: the count of labels that are not ignored."""
+
+    Over axes that split the rows: the count of labels that are not ignored.
+    """
     logits, classes = facts[0], 1 if len(facts[0].shape) > 1 else 0
     local = layouts[0].local_shape(logits.shape, mesh_shape)
-    rows = 1
+    rows, width = 1, _wide(logits)
     for dim, length in enumerate(local):
         rows *= length if dim != classes else 1
     found = []
     for axis, placement in enumerate(layouts[0].placements):
         if placement.is_sharded and placement.dim == classes:
-            found.append(InnerCollective("all_reduce", axis, rows * _FLOAT32, 0))
-            found.append(InnerCollective("all_reduce", axis, 2 * rows * _FLOAT32, 0))
+            found.append(InnerCollective("all_reduce", axis, rows * width, 0))
+            found.append(InnerCollective("all_reduce", axis, 2 * rows * width, 0))
         elif placement.is_sharded:
-            found.append(InnerCollective("all_reduce", axis, _FLOAT32, 0))
+            found.append(InnerCollective("all_reduce", axis, width, 0))
     return tuple(found)
 
 
 def _batch_norm(facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]) -> tuple[InnerCollective, ...]:
-    """Over axes that split the batch: sum, sum of squares and count forward; two sums a channel backward."""
-    channels = layouts[0].local_shape(facts[0].shape, mesh_shape)[1]
-    forward, backward = (2 * channels + 1) * _FLOAT32, 2 * channels * _FLOAT32 if facts[0].grad else 0
-    return tuple(
-        InnerCollective("all_reduce", axis, forward, backward)
-        for axis, p in enumerate(layouts[0].placements)
-        if p.is_sharded and p.dim != 1
-    )
+    """Over axes that split the batch: sums, then sums of squares forward; two sums a channel at once backward."""
+    one = layouts[0].local_shape(facts[0].shape, mesh_shape)[1] * _wide(facts[0])
+    axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim != 1]
+    found = [InnerCollective("all_reduce", axis, one, 0) for axis in axes for _ in range(2)]
+    if facts[0].grad:
+        found += [InnerCollective("all_reduce", axis, 0, 2 * one) for axis in axes]
+    return tuple(found)
+
+
+def _wide(fact: TensorFact) -> int:
+    """Bytes of one statistic: exchanged in float32, or wider if the tensor is."""
+    return max(4, fact.item_bytes)
 
 
 _INNER: dict[str, Callable[[Facts, Sequence[Layout], tuple[int, ...]], tuple[InnerCollective, ...]]] = {

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+import torch
+
 from autopar.layout import R_PLUS, Join, Layout, P, Placement, R, shard
 from autopar.strategies.bind import Bound
 from autopar.strategies.inner import inner_collectives
@@ -26,11 +28,18 @@ from autopar.strategies.strategy import Strategy
 
 
 class TensorFact(NamedTuple):
-    """What strategies need to know of a tensor; `grad`: a gradient flows."""
+    """What strategies need to know of a tensor; `grad`: a gradient flows; `item_bytes`: of one element."""
 
     shape: tuple[int, ...]
     floating: bool
     grad: bool
+    item_bytes: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorFact:
+        """The facts of a (data-free) tensor."""
+        floating = tensor.is_floating_point() or tensor.is_complex()
+        return TensorFact(tuple(tensor.shape), floating, tensor.requires_grad, tensor.element_size())
 
 
 class Position(NamedTuple):

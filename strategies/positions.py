@@ -87,4 +87,6 @@ def _position(bound: Bound, tensor: int, spot: Spot) -> Position | None:
 def _divides(bound: Bound, position: Position, mesh_shape: Sequence[int]) -> bool:
     """Whether at least one axis can pick this digit."""
     factor = bound.factors[position.factor]
-    return factor.splittable and any(n > 1 and factor.size % (position.outer * n) == 0 for n in mesh_shape)
+    return factor.splits_at(position.outer) and any(
+        n > 1 and factor.size % (position.outer * n) == 0 for n in mesh_shape
+    )

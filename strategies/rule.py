@@ -20,6 +20,7 @@ sum mean max    how the pieces of an output without the factor join (default sum
 @name           local code that runs when the factor is split (no factor: when anything is)
 always          (op) its local code runs even when nothing is split: the op draws random numbers
 whole           the local code, or the op itself, gives the finished output: replicated, not partial
+plain           the factor splits only into contiguous pieces
 idle            splitting the factor saves no work
 double          the split op does twice its share of the work
 linear          (op) linear in all floating inputs together: partial values pass through it
@@ -39,7 +40,7 @@ from autopar.layout import Join
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*|_")
 _TOKEN = re.compile(r"\s*(\.\.\.!?|\(|\)|1(?![0-9])|(?:[A-Za-z][A-Za-z0-9]*|_)(?:=[0-9]+)?!?)")
-Words = Literal["always", "whole", "idle", "double", "linear", "affine"]
+Words = Literal["always", "whole", "plain", "idle", "double", "linear", "affine"]
 
 
 @dataclass(frozen=True)

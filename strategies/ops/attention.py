@@ -1,4 +1,4 @@
-"""Fused attention: batch, heads (grouped or not) and queries split; keys and the head's dim never."""
+"""Fused attention: batch, heads (grouped or not) and "q" split; keys and the head's dim never."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from autopar.strategies.arguments import Writer, argument, tensors
 def attention(node: fx.Node) -> str:
     """`scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)`.
 
-    Causal attention on a part of the queries needs a mask by global position and loses the causal kernel's
-    saving. With dropout the queries' split would need the kernel's random state: not offered.
+    Causal attention on a part of the "q" needs a mask by global position and loses the causal kernel's saving.
     """
     query, key, val, *mask = tensors(node)
     lead = [f"b{k}" for k in range(query.dim() - 3)] + (["h"] if query.dim() > 2 else [])
     groups = query.shape[-3] // key.shape[-3] if argument(node, "enable_gqa", 7, False) else 1
     heads = lead if groups == 1 else [*lead[:-1], f"(h g={groups})"]
     random = argument(node, "dropout_p", 4, 0.0) > 0
-    queries = "q!" if random else "q"
     value_dim = "v!" if val.shape[-1] != query.shape[-1] else "e!"
-    operands = [[*heads, queries, "e!"], [*lead, "k!", "e!"], [*lead, "k!", value_dim]]
+    operands = [[*heads, "q", "e!"], [*lead, "k!", "e!"], [*lead, "k!", value_dim]]
     if mask:
-        operands.append([*heads, queries, "k!"][-mask[0].dim() :])
-    text = f"{', '.join(map(' '.join, operands))} -> {' '.join([*heads, queries, value_dim])}"
+        operands.append([*heads, "q", "k!"][-mask[0].dim() :])
+    text = f"{', '.join(map(' '.join, operands))} -> {' '.join((*heads, 'q', value_dim))}"
     if random:
         return f"{text} | @sdpa_dropout always"
     return f"{text} | q @sdpa_causal double" if argument(node, "is_causal", 5, False) else text

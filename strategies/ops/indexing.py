@@ -8,11 +8,11 @@ from autopar.strategies.arguments import Writer, argument, input_shape, letters
 
 
 def gather(node: fx.Node) -> str:
-    """`gather(input, dim, index)`: every dim of the index but `dim` runs along the input's, if it is as long."""
+    """`gather(input, dim, index)`: every dim of the index but `dim` runs along the input's; it may be shorter there."""
     before, index = input_shape(node, 0), input_shape(node, 1)
     dim = argument(node, "dim", 1) % max(len(before), 1)
     names = [n if i != dim and before[i] == index[i] else "_" for i, n in enumerate(letters(len(before)))]
-    last = [n if i != dim and n != "_" else f"j{i}" for i, n in enumerate(names)]
+    last = ["j" if i == dim else n for i, n in enumerate(names)]
     return f"{' '.join(names)}, {' '.join(last)} -> {' '.join(last)} | linear:0"
 
 

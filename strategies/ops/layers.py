@@ -19,13 +19,17 @@ def over_last_dims(signature: str) -> Writer:
 
 
 def batch_norm(node: fx.Node) -> str | None:
-    """In training the statistics are those of the whole batch; in eval each element stands alone."""
+    """In training the statistics are those of the whole batch; in eval each element stands alone.
+
+    The running statistics are written in training, and stay whole for it: channels split only where there are none.
+    The spatial dims stay whole as for the convolutions around.
+    """
     training = argument(node, "training", 5, False) or argument(node, "use_input_stats", 5, False)
-    names = [f"x{k}" for k in range(tensors(node)[0].dim() - 2)]
-    dims = " ".join(["b", "c", *names])
-    notes = " | " + ", ".join(f"{n} @batch_norm" for n in ["b", *names]) if training else ""
+    channel = "c!" if training and argument(node, "running_mean", 1) is not None else "c"
+    dims = f"b {channel} ...!"
+    notes = " | b @batch_norm" if training else ""
     signature = "input running_mean running_var weight bias training momentum eps"
-    channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), "c")
+    channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), channel)
     return by_name(signature, dims + notes, input=dims, **channels)(node)
 
 
@@ -41,7 +45,7 @@ def embedding(node: fx.Node) -> str | None:
     signature = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     if special:
         return by_name(signature, "...! d", input="...!", weight="v! d")(node)
-    return by_name(signature, "... d | v @embedding_vocab idle", input="...", weight="v d")(node)
+    return by_name(signature, "... d | v @embedding_vocab plain idle", input="...", weight="v d")(node)
 
 
 def convolution(spatial: int, *, transposed: bool = False) -> Writer:
@@ -56,13 +60,14 @@ def convolution(spatial: int, *, transposed: bool = False) -> Writer:
         groups = argument(node, "groups", 6, 1)
         batch = [] if unbatched else ["b"]
         blank = ["_"] * spatial
-        inside, outside = ("i", "o") if groups == 1 else (f"(g={groups} i)", f"(g={groups} o)")
+        bias = len(tensors(node)) > 2  # not split off: a partial sum would get it once a rank
+        inside, outside = ("i!" if bias else "i", "o") if groups == 1 else (f"(g={groups} i)", f"(g={groups} o)")
         if groups == 1:
-            weight = ["i", "o"] if transposed else ["o", "i"]
+            weight = [inside, "o"] if transposed else ["o", inside]
         else:
             weight = [inside, "o"] if transposed else [outside, "i"]
         text = f"{' '.join([*batch, inside, *blank])}, {' '.join([*weight, *blank])}"
-        text += f"{', [' + outside + ']?' if len(tensors(node)) > 2 else ''} -> {' '.join([*batch, outside, *blank])}"
+        text += f"{', ' + outside if bias else ''} -> {' '.join([*batch, outside, *blank])}"
         return text if groups == 1 else _grouped(text, groups)
 
     return write

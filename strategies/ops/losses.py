@@ -22,7 +22,7 @@ def cross_entropy(node: fx.Node) -> str | None:
     whole = soft or bool(weight)
     text = ", ".join(" ".join(f"{n}!" if n == "v" and whole else n for n in o) for o in operands)
     if not whole:
-        notes.append("v @cross_entropy whole")
+        notes.append("v @cross_entropy whole plain")
     if reduction == "mean":
         notes += [f"{n} @{'mean' if soft else 'cross_entropy'}" for n in rows]
     return f"{text} -> {' '.join(rows) if reduction == 'none' else ''}{' | ' + ', '.join(notes) if notes else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, input_shape, value
+from autopar.strategies.arguments import Writer, input_shape, tensors, value
 
 
 def matmul(node: fx.Node) -> str:
@@ -14,6 +14,11 @@ def matmul(node: fx.Node) -> str:
         first, second = "k" if left == 1 else "... m k", "k" if right == 1 else "... k n"
         return f"{first}, {second} -> {'' if left == right == 1 else '... n' if left == 1 else '... m'}"
     return "... m k, ... k n -> ... m n"
+
+
+def linear(node: fx.Node) -> str:
+    """A bias that was not split off would be added once a rank to a partial sum."""
+    return "... i, o i -> ... o" if len(tensors(node)) == 2 else "... i!, o i!, o -> ... o"
 
 
 def einsum(node: fx.Node) -> str | None:
@@ -31,7 +36,7 @@ def einsum(node: fx.Node) -> str | None:
 
 
 RULES: dict[str, str | Writer] = {
-    "linear": "... i, o i, [o]? -> ... o",
+    "linear": linear,
     "matmul rmatmul": matmul,
     "mm": "m k, k n -> m n",
     "bmm": "b m k, b k n -> b m n",

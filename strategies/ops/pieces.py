@@ -104,24 +104,52 @@ def _slice(name: str, length: int, start: int, taken: int, step: int) -> tuple[s
 
 def getitem(node: fx.Node) -> str | None:
     """Numbers, slices, None and ellipsis cut; tensors of integers look up, their dims going where torch puts them."""
-    shape = input_shape(node)
-    raw = node.args[1]
-    index: list[Any] = list(raw) if isinstance(raw, (tuple, list)) else [raw]
-    index = [value(i) if not _is_tensor(i) else i for i in index]
+    found = _indexed(input_shape(node), node.args[1])
+    if found is None:
+        return None
+    before, after, lookups = found
+    cut = any("(" in dim for dim in before)
+    texts = ", ".join(map(" ".join, [before, *lookups]))
+    return f"{texts} -> {' '.join(after)} | {'linear:0' if lookups else 'linear'}{' @slice' if cut else ''}"
+
+
+def write(node: fx.Node) -> str | None:
+    """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three."""
+    found = _indexed(input_shape(node), node.args[1])
+    if found is None:
+        return None
+    before, after, lookups = found
+    before = ["_" if "(" in dim else dim for dim in before]
+    texts = [before, *lookups]
+    if _is_tensor(node.args[2]):
+        rank = value(node.args[2]).dim()
+        texts.append(["_" if "(" in dim or dim not in before else dim for dim in after][len(after) - rank :])
+    return f"{', '.join(map(' '.join, texts))} -> {' '.join(before)}"
+
+
+def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list[list[str]]] | None:
+    """The dims of a tensor, those of `tensor[key]`, and those of the tensors in the key.
+
+    None where a mask or a list is in the key: the result's shape depends on data.
+    """
+    index: list[Any] = list(key) if isinstance(key, (tuple, list)) else [key]
+    index = [i if _is_tensor(i) else value(i) for i in index]
     if any(isinstance(i, (bool, list, tuple)) or (_is_tensor(i) and value(i).dtype == torch.bool) for i in index):
-        return None  # a mask: the result's shape depends on data
+        return None
     used = sum(i is not None and i is not Ellipsis for i in index)
     index = [j for i in index for j in ([slice(None)] * (len(shape) - used) if i is Ellipsis else [i])]
     index += [slice(None)] * (len(shape) - sum(i is not None for i in index))
-    names, before, after = iter(letters(len(shape))), [], []
-    looked_up: list[int] = []
-    dim = 0
+    shapes = [tuple(value(i).shape) for i in index if _is_tensor(i)]
+    looked_up = [f"i{k}" for k in range(max(map(len, shapes), default=0))]
+    names = iter(zip(letters(len(shape)), shape, strict=True))
+    before: list[str] = []
+    after: list[str] = []
+    places: list[int] = []
     for i in index:
         if i is None:
             after.append("1")
             continue
-        name, length = next(names), shape[dim]
-        dim += 1
+        name, length = next(names)
         if isinstance(i, slice):
             start, stop, step = i.indices(length)
             cut, kept = _slice(name, length, start, len(range(start, stop, step)), step)
@@ -129,27 +157,15 @@ def getitem(node: fx.Node) -> str | None:
             after.append(kept)
         else:
             before.append("_")
-            if _is_tensor(i):
-                looked_up.append(len(after))
-    texts = [" ".join(before)]
-    if looked_up:
-        operands, result = _lookup(index)
-        texts += operands
-        position = looked_up[0] if len(set(looked_up)) == 1 else 0  # torch takes numbers and slices first
-        after[position:position] = result
-    return f"{', '.join(texts)} -> {' '.join(after)} | {'linear:0' if looked_up else 'linear'} @slice"
+            places += [len(after)] if _is_tensor(i) else []
+    if places:  # torch takes numbers and slices first; the looked-up dims go to the front if a dim lies between them
+        position = places[0] if len(set(places)) == 1 else 0
+        after[position:position] = looked_up
+    return before, after, [looked_up[len(looked_up) - len(s) :] for s in shapes]
 
 
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, fx.Node) and isinstance(value(item), torch.Tensor)
-
-
-def _lookup(index: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """Texts of the index tensors, and of the dims that they broadcast to."""
-    shapes = [tuple(value(i).shape) for i in index if _is_tensor(i)]
-    rank = max(len(s) for s in shapes)
-    names = [f"i{k}" for k in range(rank)]
-    return [" ".join(names[rank - len(s) :]) for s in shapes], names
 
 
 RULES: dict[str, str | Writer] = {
@@ -161,4 +177,5 @@ RULES: dict[str, str | Writer] = {
     "select": select,
     "narrow": narrow,
     "getitem": getitem,
+    "write": write,
 }

@@ -1,0 +1,287 @@
+"""The executed check: an op split by a strategy does what the op does unsplit, forward and backward.
+
+The op runs on small real tensors, once whole and once on every simulated rank. An input is handed out as its layout
+says (a partial one in random summands), gradients of the outputs likewise, and what comes back, values and gradients
+of the inputs, must be what the layouts promise: equal to the shard, or summing to it over the axes of a partial one.
+So a rule that names the wrong dims, forgets a partial sum or claims linearity falsely cannot pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from autopar.errors import RuleError
+from autopar.graph import VAL, output_tensors
+from autopar.layout import Join, Layout, take_shard
+from autopar.strategies.bind import Bound
+from autopar.strategies.modes import Position, TensorFact, axis_modes, combine
+from autopar.strategies.strategy import Strategy
+from autopar.strategies.table import bound_rule
+
+Coordinate = tuple[int, ...]
+Mesh = tuple[int, ...]
+TOLERANCE = 1e-9
+
+
+class Ranks(Protocol):
+    """What runs local code: for each rank a call with its local arguments."""
+
+    def run(
+        self, node: fx.Node, strategy: Strategy, mesh_shape: Mesh, work: Mapping[Coordinate, LocalRun]
+    ) -> dict[Coordinate, LocalRun]:
+        """Complete `work`, every rank by itself or all at once where they exchange."""
+
+
+class LocalRun:
+    """One rank's part: local leaves and gradients of the outputs in; `finish` brings outputs and the leaves' gradients.
+
+    `extremes` are the joined values of outputs that join by max or min: the gradient goes to the ranks that hold them.
+    """
+
+    def __init__(
+        self,
+        node: fx.Node,
+        leaves: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        extremes: Sequence[torch.Tensor | None] = (),
+    ) -> None:
+        self.node, self.leaves, self.gradients = node, list(leaves), list(gradients)
+        self.extremes = list(extremes) or [None] * len(gradients)
+        self.outputs: list[torch.Tensor] = []
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The node's arguments with this rank's tensors in place of nodes."""
+        leaves = iter(self.leaves)
+        filled = fx.node.map_arg((self.node.args, self.node.kwargs), lambda _: next(leaves))
+        return filled[0], filled[1]
+
+    def finish(self, result: Any) -> None:
+        """Take the op's result and send the gradients back."""
+        self.outputs = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        pairs = []
+        for output, gradient, extreme in zip(self.outputs, self.gradients, self.extremes, strict=True):
+            if output.requires_grad:
+                pairs.append((output, gradient if extreme is None else gradient * (output == extreme)))
+        if pairs:
+            torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+
+
+class OneByOne:
+    """Ranks whose local code is the op itself."""
+
+    def run(
+        self, node: fx.Node, strategy: Strategy, mesh_shape: Mesh, work: Mapping[Coordinate, LocalRun]
+    ) -> dict[Coordinate, LocalRun]:
+        if strategy.local:
+            raise RuleError(f"{node.target}: local code '{strategy.local}' needs the runtime to be checked")
+        for part in work.values():
+            args, kwargs = part.arguments()
+            part.finish(callable_of(node)(*args, **kwargs))
+        return dict(work)
+
+
+def callable_of(node: fx.Node) -> Any:
+    """The torch function behind a node."""
+    return getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+
+
+def example(target: Any, *args: Any, **kwargs: Any) -> tuple[fx.Node, list[torch.Tensor]]:
+    """A graph of one op on real tensors: its node, annotated, and the tensors in the order of its arguments.
+
+    `target` is a torch function or the name of a tensor method.
+    """
+    graph = fx.Graph()
+    tensors: list[torch.Tensor] = []
+
+    def lift(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors.append(value)
+        node = graph.placeholder(f"t{len(tensors)}")
+        node.meta[VAL] = _meta(value)
+        return node
+
+    lifted = torch.utils._pytree.tree_map(lift, (list(args), kwargs))
+    make = graph.call_method if isinstance(target, str) else graph.call_function
+    node = make(target, tuple(lifted[0]), lifted[1])
+    copies = iter([t.detach().clone().requires_grad_(t.requires_grad) for t in tensors])
+    whole = fx.node.map_arg((node.args, node.kwargs), lambda _: next(copies))
+    result = callable_of(node)(*whole[0], **whole[1])
+    node.meta[VAL] = torch.utils._pytree.tree_map(lambda v: _meta(v) if isinstance(v, torch.Tensor) else v, result)
+    return node, tensors
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
+
+
+def all_positions(bound: Bound, mesh_shape: Sequence[int]) -> list[Position]:
+    """Every digit of every factor that an axis can pick."""
+    return [
+        Position(f, outer)
+        for f, factor in enumerate(bound.factors)
+        for outer in range(1, factor.size)
+        if factor.splits_at(outer) and any(factor.size % (outer * n) == 0 for n in mesh_shape)
+    ]
+
+
+def every_strategy(node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh) -> tuple[Strategy, ...]:
+    """All that the node's rule allows, useful or not."""
+    bound = bound_rule(node)
+    if bound is None:
+        raise RuleError(f"{node.target} has no rule")
+    facts = [TensorFact.of(t) for t in [*tensors, *output_tensors(node)]]
+    return combine(bound, facts, axis_modes(bound, facts, all_positions(bound, mesh_shape)), mesh_shape)
+
+
+def check(
+    node: fx.Node,
+    tensors: Sequence[torch.Tensor],
+    mesh_shape: Mesh,
+    *,
+    ranks: Ranks | None = None,
+    most: int = 100,
+    seed: int = 0,
+) -> int:
+    """Run up to `most` strategies of the node (a sample, if there are more) against the op itself; how many ran.
+
+    Raises RuleError for the first that does not do what its layouts say.
+    """
+    strategies = every_strategy(node, tensors, mesh_shape)
+    chosen = random.Random(seed).sample(strategies, most) if len(strategies) > most else strategies
+    for strategy in chosen:
+        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks or OneByOne(), plain=strategies[0])
+    return len(chosen)
+
+
+def check_strategy(
+    node: fx.Node,
+    tensors: Sequence[torch.Tensor],
+    strategy: Strategy,
+    mesh_shape: Mesh,
+    *,
+    ranks: Ranks,
+    plain: Strategy | None = None,
+) -> None:
+    """One strategy against the op itself (or, for an op that draws random numbers, against it on one rank)."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [t.shape for t in output_tensors(node)]
+    gradients = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    one = (1,) * len(mesh_shape)
+    whole = LocalRun(node, [_leaf(t) for t in tensors], gradients)
+    if plain is not None and plain.local:
+        whole = ranks.run(node, plain, one, {(0,) * len(one): whole})[(0,) * len(one)]
+    else:
+        args, kwargs = whole.arguments()
+        whole.finish(callable_of(node)(*args, **kwargs))
+    parts = [_spread(t, layout, mesh_shape, generator) for t, layout in zip(tensors, strategy.inputs, strict=True)]
+    back = [
+        _spread(g.to(o.dtype) if o.is_floating_point() else g, layout.gradient(), mesh_shape, generator)
+        for g, o, layout in zip(gradients, whole.outputs, strategy.outputs, strict=True)
+    ]
+    work = {}
+    for c in _coordinates(mesh_shape):
+        leaves = [_leaf(part[c], t.requires_grad) for part, t in zip(parts, tensors, strict=True)]
+        work[c] = LocalRun(node, leaves, [g[c] for g in back], _extremes(strategy, whole, mesh_shape, c))
+    done = ranks.run(node, strategy, mesh_shape, work)
+    for problem in _problems(done, whole, strategy, mesh_shape):
+        rule = bound_rule(node)
+        raise RuleError(f"{node.target}, rule '{rule.rule if rule else ''}', split as {_text(strategy)}: {problem}")
+
+
+def _extremes(strategy: Strategy, whole: LocalRun, mesh_shape: Mesh, at: Coordinate) -> list[torch.Tensor | None]:
+    joined: list[torch.Tensor | None] = []
+    for output, layout in zip(whole.outputs, strategy.outputs, strict=True):
+        extreme = any(p.is_partial and p.join in ("max", "min") for p in layout.placements)
+        joined.append(take_shard(output.detach(), layout, mesh_shape, at) if extreme else None)
+    return joined
+
+
+def _problems(
+    done: Mapping[Coordinate, LocalRun], whole: LocalRun, strategy: Strategy, mesh_shape: Mesh
+) -> Iterator[str]:
+    for i, (output, layout) in enumerate(zip(whole.outputs, strategy.outputs, strict=True)):
+        yield from _differs(f"output {i}", output, layout, {c: r.outputs[i] for c, r in done.items()}, mesh_shape)
+    for i, (leaf, layout) in enumerate(zip(whole.leaves, strategy.inputs, strict=True)):
+        if not leaf.requires_grad:
+            yield from _differs(
+                f"input {i} afterwards", leaf, layout, {c: r.leaves[i] for c, r in done.items()}, mesh_shape
+            )
+            continue
+        expected = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+        got = {c: r.leaves[i].grad for c, r in done.items()}
+        filled = {c: torch.zeros_like(done[c].leaves[i]) if g is None else g for c, g in got.items()}
+        yield from _differs(f"gradient of input {i}", expected, layout.gradient(), filled, mesh_shape)
+
+
+def _differs(
+    what: str,
+    whole: torch.Tensor,
+    layout: Layout,
+    parts: Mapping[Coordinate, torch.Tensor],
+    mesh_shape: Mesh,
+) -> Iterator[str]:
+    """Whether the ranks' parts are not the whole tensor lying as `layout`."""
+    for c in parts:
+        expected = take_shard(whole.detach(), layout, mesh_shape, c)
+        joined = _joined(layout, parts, c)
+        if joined.shape != expected.shape:
+            yield f"{what} has shape {tuple(joined.shape)} on rank {c}, {tuple(expected.shape)} expected as {layout}"
+        elif not torch.allclose(joined.double(), expected.double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            error = (joined.double() - expected.double()).abs().max().item()
+            yield f"{what} is off by {error:.2g} on rank {c} as {layout}"
+
+
+def _joined(layout: Layout, parts: Mapping[Coordinate, torch.Tensor], at: Coordinate) -> torch.Tensor:
+    """The value at one rank after joining over the axes on which it is partial."""
+    axes = [a for a, p in enumerate(layout.placements) if p.is_partial]
+    found = parts[at].detach()
+    if not axes:
+        return found
+    group = [v.detach() for c, v in parts.items() if all(c[a] == at[a] for a in range(len(at)) if a not in axes)]
+    return _JOINS[layout[axes[0]].join](torch.stack(group), 0)
+
+
+_JOINS: dict[Join, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+}
+
+
+def _spread(
+    tensor: torch.Tensor, layout: Layout, mesh_shape: Mesh, generator: torch.Generator
+) -> dict[Coordinate, torch.Tensor]:
+    """A whole tensor handed out as `layout` says; a partial one in random summands."""
+    axes = [a for a, p in enumerate(layout.placements) if p.is_partial]
+    groups = list(itertools.product(*(range(mesh_shape[a]) for a in axes)))
+    whole = tensor.detach()
+    if axes:
+        drawn = [torch.randn(whole.shape, generator=generator, dtype=whole.dtype) for _ in groups[1:]]
+        summands = dict(zip(groups, [whole - sum(drawn), *drawn], strict=True))
+    else:
+        summands = {(): whole}
+    return {
+        c: take_shard(summands[tuple(c[a] for a in axes)], layout, mesh_shape, c).clone()
+        for c in _coordinates(mesh_shape)
+    }
+
+
+def _leaf(tensor: torch.Tensor, grad: bool | None = None) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad if grad is None else grad)
+
+
+def _coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
+    return list(itertools.product(*map(range, mesh_shape)))
+
+
+def _text(strategy: Strategy) -> str:
+    sides = [", ".join(f"[{layout}]" for layout in side) for side in (strategy.inputs, strategy.outputs)]
+    return f"{' | '.join(strategy.factors)}: {sides[0]} -> {sides[1]}"

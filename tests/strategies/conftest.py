@@ -1,0 +1,88 @@
+"""Simulated ranks for the executed check: local code of the runtime, ranks that exchange run in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import fx
+
+from autopar.graph import output_tensors, tensor_inputs, tensor_of
+from autopar.runtime import collectives
+from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.local import LocalContext, run_local
+from autopar.strategies import Strategy
+from autopar.strategies.check import LocalRun, callable_of
+
+EXCHANGING = {"cross_entropy", "batch_norm"}
+Coordinate = tuple[int, ...]
+
+
+class Simulated:
+    """Every rank of a mesh in this process, with the runtime's own local code."""
+
+    def __init__(self) -> None:
+        self.here = threading.local()
+        self.barriers: dict[str, threading.Barrier] = {}
+        self.values: dict[str, dict[int, torch.Tensor]] = {}
+
+    def run(
+        self, node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], work: Mapping[Coordinate, LocalRun]
+    ) -> dict[Coordinate, LocalRun]:
+        def one(coordinate: Coordinate) -> None:
+            self.here.coordinate = coordinate
+            self._local(node, strategy, mesh_shape, coordinate, work[coordinate])
+
+        if strategy.local not in EXCHANGING:
+            for coordinate in work:
+                one(coordinate)
+            return dict(work)
+        for coordinate in work:
+            for axis, size in enumerate(mesh_shape):
+                self.barriers[_group(coordinate, axis)] = threading.Barrier(size, timeout=20)
+                self.values[_group(coordinate, axis)] = {}
+        with ThreadPoolExecutor(len(work)) as pool:
+            for done in [pool.submit(one, coordinate) for coordinate in work]:
+                done.result()
+        return dict(work)
+
+    def _local(
+        self, node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], coordinate: Coordinate, part: LocalRun
+    ) -> None:
+        args, kwargs = part.arguments()
+        function = callable_of(node)
+        if strategy.local:
+            mesh = LocalMesh(mesh_shape, coordinate, tuple(_group(coordinate, a) for a in range(len(mesh_shape))))
+            shapes = tuple(tuple(t.shape) for t in output_tensors(node))
+            given = tuple(tuple(tensor_of(ref).shape) for ref in tensor_inputs(node))
+            context = LocalContext(mesh, strategy.inputs, strategy.outputs, given, shapes, 0)
+            result = run_local(strategy.local, function, args, kwargs, context, torch.tensor(35))
+        else:
+            result = function(*args, **kwargs)
+        part.finish(result)
+
+    def all_reduce(self, tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
+        """Stands in for the collective: the ranks of a group meet twice at its barrier."""
+        axis = int(group.partition(":")[0])
+        values = self.values[group]
+        values[self.here.coordinate[axis]] = tensor
+        self.barriers[group].wait()
+        stacked = torch.stack([values[rank] for rank in sorted(values)])
+        self.barriers[group].wait()
+        return stacked.sum(0) if op == "sum" else stacked.amax(0)
+
+
+def _group(coordinate: Coordinate, axis: int) -> str:
+    return f"{axis}:" + ",".join("*" if a == axis else str(c) for a, c in enumerate(coordinate))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Simulated]:
+    """Ranks whose collectives are simulated."""
+    with pytest.MonkeyPatch.context() as patch:
+        simulated = Simulated()
+        patch.setattr(collectives, "all_reduce", simulated.all_reduce)
+        yield simulated
