@@ -1,12 +1,55 @@
 """Tracing: a model and examples of its inputs become an annotated `torch.fx.Graph`.
 
 One recorder does it (`recorder`): data-free tensors flow through the user's own Python and every torch
-function they meet is written down.
+function they meet is written down. The other names are thin fronts on it.
 """
 
+from autopar.tracing import passes
 from autopar.tracing.errors import ArgumentError, TraceError, UnknownDataError
+from autopar.tracing.fronts import (
+    HFTracer,
+    MetaTracer,
+    TracingConfig,
+    flat_names,
+    hf_symbolic_trace,
+    is_symbolic,
+    unflatten,
+)
+from autopar.tracing.huggingface import disable_hooked_forward
 from autopar.tracing.known import known
+from autopar.tracing.leaves import leaf_rule
+from autopar.tracing.order import ExecutionOrder, record_execution
+from autopar.tracing.replaced import override
+from autopar.tracing.robust import GraphCollection, RobustTracer, recursive_trace
+from autopar.tracing.scopes import Scope, ScopeContextManager
+from autopar.tracing.symbolic import symbolic_trace
 from autopar.tracing.traced import Traced
 from autopar.tracing.tracer import trace
 
-__all__ = ["ArgumentError", "TraceError", "Traced", "UnknownDataError", "known", "trace"]
+__all__ = [
+    "ArgumentError",
+    "ExecutionOrder",
+    "GraphCollection",
+    "HFTracer",
+    "MetaTracer",
+    "RobustTracer",
+    "Scope",
+    "ScopeContextManager",
+    "TraceError",
+    "Traced",
+    "TracingConfig",
+    "UnknownDataError",
+    "disable_hooked_forward",
+    "flat_names",
+    "hf_symbolic_trace",
+    "is_symbolic",
+    "known",
+    "leaf_rule",
+    "override",
+    "passes",
+    "record_execution",
+    "recursive_trace",
+    "symbolic_trace",
+    "trace",
+    "unflatten",
+]

@@ -40,6 +40,15 @@ def storage_of(value: Any) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
+def pure_overload(target: Any) -> Any:
+    """The pure twin of an ATen-style in-place overload; None where there is none."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return None
+    namespace, name = target._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    return getattr(packet, target._overloadname, None) if name.endswith("_") else None
+
+
 class _Functionalization:
     def __init__(self, graph: fx.Graph, writers: list[fx.Node]) -> None:
         self.graph = graph
@@ -187,11 +196,21 @@ class Pure:
         name = writer.target if isinstance(writer.target, str) else getattr(writer.target, "__name__", "")
         if writer.target is operator.setitem:
             return self.function(functional.write, *args)
+        twin = pure_overload(writer.target)
+        if twin is not None and args[0] is self.target:
+            return self._overload(twin, args, kwargs)
         if kwargs.get("inplace"):
             return self.function(writer.target, *args, **{**kwargs, "inplace": False})
         if name.endswith("_") and not name.startswith("_") and args and args[0] is self.target:
             return self._twin(name, args, kwargs)
         return self._on_a_copy(args, kwargs)
+
+    def _overload(self, twin: Any, args: Any, kwargs: Any) -> fx.Node:
+        """The pure form of an ATen operation."""
+        name = self.source.target._schema.name  # type: ignore[union-attr]
+        if name == "aten::copy_" and args[1].meta[VAL].shape == self.value.shape and args[1].meta[VAL].dtype == self.value.dtype:
+            return args[1]  # type: ignore[no-any-return]
+        return self.function(twin, *args, **kwargs)
 
     def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node:
         if name == "zero_":

@@ -101,6 +101,12 @@ def gather(
     return inputs
 
 
+def leaf_names(name: str, value: Any) -> list[str]:
+    """Names of the tensors in an argument: its own, or numbered where it is a container."""
+    tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, (torch.Tensor, Known))]
+    return [name] if len(tensors) == 1 and tensors[0] is value else [f"{name}_{i}" for i in range(len(tensors))]
+
+
 def _add(inputs: Inputs, name: str, value: Any) -> None:
     leaves, spec = pytree.tree_flatten(value)
     tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
@@ -108,13 +114,12 @@ def _add(inputs: Inputs, name: str, value: Any) -> None:
         inputs.fixed[name] = value
         return
     taken = {leaf.name for leaf in inputs.leaves}
-    single = len(leaves) == 1 and leaves[0] is value
+    names = iter(leaf_names(name, value))
     found: list[Any] = []
     for value in leaves:
         if isinstance(value, (torch.Tensor, Known)):
             known = isinstance(value, Known)
-            position = sum(isinstance(v, Leaf) for v in found)
-            leaf_name = name if single else f"{name}_{position}"
+            leaf_name = next(names)
             while leaf_name in taken:
                 leaf_name += "_"
             leaf = Leaf(leaf_name, name, value.tensor if known else value, known)

@@ -1,0 +1,85 @@
+"""Checkpoint regions written back as calls of `torch.utils.checkpoint`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch.utils.checkpoint
+from torch import fx, nn
+
+from autopar.graph import REGION
+from autopar.tracing.traced import Traced
+
+
+def emit_checkpoints(traced: Traced, depth: int = 0) -> fx.GraphModule:
+    """A module that computes the trace with a real checkpoint call around each of its regions, nested ones included."""
+    module = fx.GraphModule(_attributes(traced), fx.Graph(), class_name=type(traced.root).__name__)
+    _fill(module, module.graph, list(traced.graph.nodes), depth, {})
+    module.graph.set_codegen(traced.gm.graph._codegen)
+    module.recompile()
+    return module
+
+
+def _attributes(traced: Traced) -> dict[str, Any]:
+    return {str(n.target): traced.attribute(str(n.target)) for n in traced.graph.nodes if n.op in ("get_attr", "call_module")}
+
+
+class Checkpointed(nn.Module):
+    """A region: its body runs under `torch.utils.checkpoint.checkpoint`."""
+
+    def __init__(self, body: fx.GraphModule) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *inputs: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(self.body, *inputs, use_reentrant=False)
+
+
+def _fill(
+    root: fx.GraphModule, graph: fx.Graph, nodes: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node]
+) -> None:
+    """Copy `nodes` into `graph`; each run of nodes in one region at `depth` becomes a submodule that is called."""
+    position = 0
+    while position < len(nodes):
+        node = nodes[position]
+        region = node.meta[REGION][: depth + 1] if len(node.meta[REGION]) > depth else None
+        if region is None:
+            made[node] = graph.node_copy(node, made.__getitem__)
+            position += 1
+            continue
+        members = [n for n in nodes[position:] if n.meta[REGION][: depth + 1] == region]
+        last = max(i for i, n in enumerate(nodes) if n in set(members))
+        run = nodes[position : last + 1]
+        between = [n for n in run if n not in set(members)]
+        for other in between:  # size and attribute nodes of the surroundings
+            made[other] = graph.node_copy(other, made.__getitem__)
+        _call_region(root, graph, members, depth, made, "_".join(map(str, region)))
+        position = last + 1
+
+
+def _call_region(
+    root: fx.GraphModule, graph: fx.Graph, members: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node], name: str
+) -> None:
+    inside = set(members)
+    inputs = list(dict.fromkeys(i for n in members for i in n.all_input_nodes if i not in inside))
+    outputs = [n for n in members if any(user not in inside for user in n.users)]
+    targets = {str(n.target): _get(root, str(n.target)) for n in members if n.op in ("get_attr", "call_module")}
+    body = fx.GraphModule(targets, fx.Graph())
+    inner = {n: body.graph.placeholder(n.name) for n in inputs}
+    for node in inputs:
+        inner[node].meta = dict(node.meta)
+    _fill(body, body.graph, members, depth + 1, inner)
+    body.graph.output(tuple(inner[n] for n in outputs))
+    body.recompile()
+    root.add_module(f"checkpoint_{name}", Checkpointed(body))
+    call = graph.call_module(f"checkpoint_{name}", tuple(made[n] for n in inputs))
+    for index, node in enumerate(outputs):
+        made[node] = graph.call_function(operator.getitem, (call, index))
+
+
+def _get(root: nn.Module, name: str) -> Any:
+    value: Any = root
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
