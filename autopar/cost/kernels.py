@@ -64,8 +64,9 @@ def _attention(fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Kernel | None:
-        if not fused(query, key, value, attn_mask, dropout_p):
-            return None
+        heads = (query.dim() == 4 and enable_gqa) or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        if not heads or not fused(query, key, value, attn_mask, dropout_p):
+            return None  # heads that differ without grouping are broadcast by the plain path
         statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
         internal = math.prod(query.shape[:-1]) * statistics.itemsize
         kept: tuple[Tensor, ...] = (query, key, value, *outputs)

@@ -48,6 +48,7 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "float64": (ATTENTION, tuple(heads(dtype=torch.float64) for _ in "qkv"), {}),
     "longer keys": (ATTENTION, (heads(), heads(2, 4, 24, 8), heads(2, 4, 24, 8)), {}),
     "grouped queries": (ATTENTION, (heads(), heads(2, 2, 16, 8), heads(2, 2, 16, 8)), {"enable_gqa": True}),
+    "one key for all heads": (ATTENTION, (heads(), heads(2, 1, 16, 8), heads(2, 1, 16, 8)), {}),
     "boolean mask": (ATTENTION, (heads(), heads(), heads(), mask(2, 1, 16, 16)), {}),
     "boolean mask of two dims": (ATTENTION, (heads(), heads(), heads(), mask(16, 16)), {}),
     "floating mask": (ATTENTION, (heads(), heads(), heads(), mask(2, 4, 16, 16, dtype=torch.float32)), {}),

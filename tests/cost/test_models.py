@@ -96,6 +96,22 @@ def mlp() -> nn.Module:
     return WithLoss(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 5)))
 
 
+def decoder(name: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """A causal language model of transformers by its family's name, small."""
+    config = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **sizes,
+    }  # fmt: skip
+    return lambda: getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**config))
+
+
+def swin() -> nn.Module:
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4
+    )
+    return transformers.SwinForImageClassification(config)
+
+
 PIXELS = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
 IMAGES = {"x": torch.randn(4, 3, 16, 16), "labels": torch.tensor([0, 1, 2, 3])}
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
@@ -111,6 +127,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
     "t5": (t5, TOKENS),
     "t5, padded": (t5, PADDED),
     "resnet": (resnet, IMAGES),
+    "qwen3": (decoder("Qwen3", head_dim=8), TOKENS),
+    "gemma2": (decoder("Gemma2", head_dim=8), TOKENS),
+    "falcon, one key for all heads": (decoder("Falcon"), TOKENS),
+    "mamba": (decoder("Mamba", state_size=4), TOKENS),
+    "swin": (swin, PIXELS),
     "mlp": (mlp, {"x": torch.randn(6, 8), "labels": torch.tensor([0, 1, 2, 3, 4, 0])}),
 }
 
