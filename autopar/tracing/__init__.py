@@ -25,6 +25,7 @@ from autopar.tracing.scopes import Scope, ScopeContextManager
 from autopar.tracing.symbolic import symbolic_trace
 from autopar.tracing.traced import Traced
 from autopar.tracing.tracer import trace
+from autopar.tracing.unknown import as_tensor
 
 __all__ = [
     "ArgumentError",
@@ -39,6 +40,7 @@ __all__ = [
     "Traced",
     "TracingConfig",
     "UnknownDataError",
+    "as_tensor",
     "disable_hooked_forward",
     "flat_names",
     "hf_symbolic_trace",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from autopar.tracing.replaced import overrides_active
 from autopar.tracing.scopes import ModuleCalls
 from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.traced import Traced
+from autopar.tracing.unknown import UnknownNumber, checks_noted
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Options:
     trace_sizes: bool = True
     trace_act_ckpt: bool = True
     one_node: Iterable[Callable[..., Any]] = field(default=())
+    dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 class Attempt:
@@ -63,6 +65,8 @@ class Attempt:
             trace_sizes=options.trace_sizes,
             order=self.order,
         )
+        self.recorder.dynamic.environment.refuses = self.recorder.is_recording
+        self.recorder.dynamic.environment.where = self.recorder.where
         self.calls = ModuleCalls(self.recorder, model, options.policy)
 
     def culprit(self, error: BaseException) -> nn.Module | None:
@@ -105,6 +109,7 @@ class Attempt:
             stack.enter_context(custom_functions(recorder))
             stack.enter_context(one_node_functions(recorder, options.one_node))
             stack.enter_context(numbers_of_math.recorded())
+            stack.enter_context(checks_noted(recorder))
             stack.enter_context(overrides_active())
             stack.enter_context(options.paths.offered())
             stack.enter_context(self.calls.followed())
@@ -118,10 +123,15 @@ class Attempt:
         for leaf in self.inputs.leaves:
             example = leaf.example
             cast = dtype if example.is_floating_point() else None
-            free = torch.empty_strided(example.shape, example.stride(), dtype=cast or example.dtype, device="meta")
+            dims = self.options.dynamic_shapes.get(leaf.argument)
+            if dims:
+                free = self.recorder.dynamic.tensor(example, dims, cast or example.dtype)
+            else:
+                free = torch.empty_strided(example.shape, example.stride(), dtype=cast or example.dtype, device="meta")
             free.requires_grad_(example.requires_grad)
             node = self.graph.placeholder(leaf.name)
             self.recorder.register(node, free)
+            self.recorder.dynamic.read_from(node, free)
             node.meta["example_value"] = example
             if leaf.known:
                 self.recorder.known.put(free, example.detach().cpu(), node, from_input=True)
@@ -145,4 +155,6 @@ class Attempt:
     def _output(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.recorder.node_of(value)
+        if isinstance(value, UnknownNumber):
+            return value.node
         return self.recorder.sizes.node(value) if isinstance(value, TracedNumbers) else value

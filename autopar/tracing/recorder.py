@@ -29,7 +29,9 @@ from autopar.tracing.guards import ANSWER
 from autopar.tracing.known import KnownValues
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.sizes import SizeNodes, TracedFloat, TracedInt, traced
+from autopar.tracing.dynamic import DynamicSizes, Symbolic
 from autopar.tracing.targets import DATA_QUESTIONS, FACTORIES, QUESTIONS, getter, written_as
+from autopar.tracing.unknown import UnknownBool, UnknownNumber
 
 Tensor = torch.Tensor
 
@@ -58,6 +60,7 @@ class Recorder(TorchFunctionMode):
         self.region: tuple[int, ...] = ()
         self.known = KnownValues()
         self.sizes = SizeNodes(graph, self._annotate_number)
+        self.dynamic = DynamicSizes(graph, self._annotate_number)
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []
         self.grad = torch.is_grad_enabled()
@@ -92,7 +95,7 @@ class Recorder(TorchFunctionMode):
         versions = [t._version for t in seen.tensors]
         result, real = self._run(func, args, kwargs, seen)
         written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i]]
-        if real is None:
+        if real is None and not seen.unknown:
             real = self.known.run(func, args, kwargs, seen.tensors, result, written)
         if not written and not _makes_tensor(result, seen.tensors):
             return result
@@ -166,7 +169,7 @@ class Recorder(TorchFunctionMode):
         except (NotImplementedError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
                 raise
-            real = self.known.run(func, args, kwargs, seen.tensors, None, [])
+            real = None if seen.unknown else self.known.run(func, args, kwargs, seen.tensors, None, [])
             if real is None:
                 name = getattr(func, "__name__", repr(func))
                 reason = (str(error).strip().splitlines() or [""])[0][:200]
@@ -270,6 +273,8 @@ class Recorder(TorchFunctionMode):
         seen = Arguments(self)
         node_args, node_kwargs = seen.take(args), seen.take(kwargs)
         if not self.known.knows(seen.tensors):
+            if func is Tensor.item:
+                return self._unknown_item(args[0], node_args)
             name = getattr(func, "__name__", repr(func)).strip("_")
             raise self.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
         answer, is_guard = self.known.answer(func, args, kwargs, seen.tensors)
@@ -279,6 +284,20 @@ class Recorder(TorchFunctionMode):
             self.annotate(node, place=True)
             node.meta[VAL] = node.meta[ANSWER] = answer
         return answer
+
+    def _unknown_item(self, tensor: Tensor, node_args: Any) -> UnknownNumber:
+        kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int
+        node = self.graph.call_method("item", node_args)
+        self.annotate(node, place=True)
+        node.meta[VAL] = None
+        return (UnknownBool if kind is bool else UnknownNumber)(self, node, kind)
+
+    def number_node(self, function: Callable[..., Any], operands: Any, kind: type) -> fx.Node:
+        """A node that computes with unknown numbers."""
+        node = self.graph.call_function(function, Arguments(self).take(operands))
+        self.annotate(node, place=True)
+        node.meta[VAL] = None
+        return node
 
     def unknown(self, message: str) -> UnknownDataError:
         mend = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
@@ -298,7 +317,8 @@ class Arguments:
         self.tensors: list[Tensor] = []
         self.nodes: list[fx.Node] = []  # those that stand for them
         self.parameters: list[tuple[fx.Node, Tensor]] = []  # those that are parameters
-        self.replaced = False  # an argument must be replaced to run: a constant, a device
+        self.replaced = False  # an argument must be replaced to run: a constant, a device, an unknown number
+        self.unknown = False  # an argument is a number that is not known
         self._detach = recorder.grad and not torch.is_grad_enabled()
 
     def take(self, value: Any) -> Any:
@@ -328,6 +348,12 @@ class Arguments:
             return {k: self.take(v) for k, v in value.items()}
         if kind is TracedInt or kind is TracedFloat:
             return self.recorder.sizes.node(value)
+        if kind is UnknownNumber or kind is UnknownBool:
+            self.replaced = self.unknown = True
+            return value.node
+        if kind in Symbolic:
+            self.unknown = True
+            return self.recorder.dynamic.node(value)
         if kind is slice:
             return slice(self.take(value.start), self.take(value.stop), self.take(value.step))
         if kind is type and value in _DTYPES:
@@ -349,6 +375,10 @@ class Arguments:
             return value if value.device.type == "meta" else self.recorder.attributes.data_free(value)
         if isinstance(value, torch.device):
             return _META
+        if isinstance(value, UnknownNumber):
+            return value.stand_in
+        if isinstance(value, slice):
+            return slice(self.data_free(value.start), self.data_free(value.stop), self.data_free(value.step))
         if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
             items = [self.data_free(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -401,6 +431,8 @@ def _shape(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     node = recorder.nodes.get(id(tensor))
     if node is None or node.op == "get_attr" or not recorder.trace_sizes:
         return shape  # a parameter's size is as constant as the parameter
+    if any(isinstance(n, torch.SymInt) for n in shape):
+        return shape
     return torch.Size([traced(n, ("size", node, i)) for i, n in enumerate(shape)])
 
 
@@ -413,6 +445,8 @@ def _size(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _numel(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     node = recorder.nodes.get(id(args[0]))
     count = args[0].numel()
+    if isinstance(count, torch.SymInt):
+        return count
     free = node is not None and node.op != "get_attr" and recorder.trace_sizes
     return traced(count, ("numel", node)) if free else count
 

@@ -37,6 +37,7 @@ def trace(
     unsupported: Literal["raise", "leaf"] = "raise",
     trace_act_ckpt: bool = True,
     exporting: bool = False,
+    dynamic_shapes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> Traced:
     """Trace `model` on examples.
 
@@ -54,6 +55,8 @@ def trace(
     smallest module around what cannot be traced becomes a leaf. `exporting`: libraries that ask are told that
     they are being exported; by default only where they ask for unknown data.
 
+    `dynamic_shapes`: for tensor arguments, names of dims that are symbols; a branch that depends on one is refused.
+
     Raises InputError for names and values that do not fit the signature, TraceError with the place in the
     model for what cannot be traced.
     """
@@ -68,6 +71,7 @@ def trace(
         DataFreePaths(always=exporting),
         _device(root, inputs, device),
         bias_addition_split, remove_inplace, parameter_dtype, loss_fn, trace_sizes, trace_act_ckpt, tuple(autowrap_functions),
+        dynamic_shapes or {},
     )  # fmt: skip
     return trace_until_done(root, inputs, options, contained=(TraceError, NotImplementedError) if unsupported == "leaf" else ())
 

@@ -85,3 +85,5 @@ def kv_cache(layers):
     c = DynamicCache()
     for i in range(layers): c.update(R(1, 2, 3, 4), R(1, 2, 3, 4), i)
     return c
+import pytest
+pytestmark = pytest.mark.filterwarnings("ignore")

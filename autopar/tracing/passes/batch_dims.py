@@ -34,17 +34,13 @@ def remove_batch_dim_nodes(graph: fx.Graph) -> int:
                 if any(n in rank for n in node.all_input_nodes) and node.op != "output":
                     rank[node] = _shift(graph, node, rank)
                 continue
-        _replace(graph, node, new, rank)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
         count += 1
     for node in reversed(list(graph.nodes)):
         if getattr(node.target, "__name__", "") in _BOOKKEEPING and not node.users:
             graph.erase_node(node)
     return count
-
-
-def _replace(graph: fx.Graph, node: fx.Node, new: fx.Node, rank: dict[fx.Node, int]) -> None:
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
 
 
 def _to_front(graph: fx.Graph, source: Any, dim: Any) -> fx.Node:
@@ -103,10 +99,11 @@ def _one_further(dims: Any, rank: int) -> Any:
 
 
 def _widen(node: fx.Node, rank: dict[fx.Node, int]) -> None:
-    """The node's value now has the batch dim."""
-    value, source = node.meta.get("val"), next(n for n in node.all_input_nodes if n in rank or n.meta.get("val") is not None)
-    if value is not None and source.meta.get("val") is not None:
-        node.meta["val"] = value.unsqueeze(0).expand(source.meta["val"].shape[0], *value.shape)
+    """The node's value now has the batch dim in front."""
+    value = node.meta.get("val")
+    source = next((n.meta["val"] for n in node.all_input_nodes if n in rank and n.meta.get("val") is not None), None)
+    if value is not None and source is not None:
+        node.meta["val"] = torch.empty((source.shape[0], *value.shape), dtype=value.dtype, device="meta")
 
 
 def _rank(node: Any) -> int:

@@ -12,17 +12,15 @@ from autopar.graph import REGION
 from autopar.tracing.traced import Traced
 
 
-def emit_checkpoints(traced: Traced, depth: int = 0) -> fx.GraphModule:
+def emit_checkpoints(traced: Traced) -> fx.GraphModule:
     """A module that computes the trace with a real checkpoint call around each of its regions, nested ones included."""
-    module = fx.GraphModule(_attributes(traced), fx.Graph(), class_name=type(traced.root).__name__)
-    _fill(module, module.graph, list(traced.graph.nodes), depth, {})
-    module.graph.set_codegen(traced.gm.graph._codegen)
-    module.recompile()
-    return module
-
-
-def _attributes(traced: Traced) -> dict[str, Any]:
-    return {str(n.target): traced.attribute(str(n.target)) for n in traced.graph.nodes if n.op in ("get_attr", "call_module")}
+    attributes = {
+        str(n.target): traced.attribute(str(n.target)) for n in traced.graph.nodes if n.op in ("get_attr", "call_module")
+    }
+    graph = fx.Graph()
+    _fill(attributes, graph, list(traced.graph.nodes), 0, {})
+    graph.set_codegen(traced.gm.graph._codegen)
+    return fx.GraphModule(attributes, graph, class_name=type(traced.root).__name__)
 
 
 class Checkpointed(nn.Module):
@@ -37,7 +35,7 @@ class Checkpointed(nn.Module):
 
 
 def _fill(
-    root: fx.GraphModule, graph: fx.Graph, nodes: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node]
+    attributes: dict[str, Any], graph: fx.Graph, nodes: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node]
 ) -> None:
     """Copy `nodes` into `graph`; each run of nodes in one region at `depth` becomes a submodule that is called."""
     position = 0
@@ -54,32 +52,21 @@ def _fill(
         between = [n for n in run if n not in set(members)]
         for other in between:  # size and attribute nodes of the surroundings
             made[other] = graph.node_copy(other, made.__getitem__)
-        _call_region(root, graph, members, depth, made, "_".join(map(str, region)))
+        _call_region(attributes, graph, members, depth, made, "_".join(map(str, region)))
         position = last + 1
 
 
 def _call_region(
-    root: fx.GraphModule, graph: fx.Graph, members: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node], name: str
+    attributes: dict[str, Any], graph: fx.Graph, members: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node], name: str
 ) -> None:
     inside = set(members)
     inputs = list(dict.fromkeys(i for n in members for i in n.all_input_nodes if i not in inside))
     outputs = [n for n in members if any(user not in inside for user in n.users)]
-    targets = {str(n.target): _get(root, str(n.target)) for n in members if n.op in ("get_attr", "call_module")}
-    body = fx.GraphModule(targets, fx.Graph())
-    inner = {n: body.graph.placeholder(n.name) for n in inputs}
-    for node in inputs:
-        inner[node].meta = dict(node.meta)
-    _fill(body, body.graph, members, depth + 1, inner)
-    body.graph.output(tuple(inner[n] for n in outputs))
-    body.recompile()
-    root.add_module(f"checkpoint_{name}", Checkpointed(body))
+    body = fx.Graph()
+    inner = {n: body.placeholder(n.name) for n in inputs}
+    _fill(attributes, body, members, depth + 1, inner)
+    body.output(tuple(inner[n] for n in outputs))
+    attributes[f"checkpoint_{name}"] = Checkpointed(fx.GraphModule(attributes, body))
     call = graph.call_module(f"checkpoint_{name}", tuple(made[n] for n in inputs))
     for index, node in enumerate(outputs):
         made[node] = graph.call_function(operator.getitem, (call, index))
-
-
-def _get(root: nn.Module, name: str) -> Any:
-    value: Any = root
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value

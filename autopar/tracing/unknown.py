@@ -1,0 +1,177 @@
+"""Numbers read from unknown data: `x.sum().item()` while tracing.
+
+They can be computed with, compared, and used where an op takes a number; each step is a node. What Python must
+know at once (a branch, a list index) is refused, unless `torch._check` has told enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+_STAND_IN = {int: 1, float: 1.0, bool: True}  # what meta kernels are given: only its type matters
+
+
+class UnknownNumber:
+    """An int or float that is not known while tracing. `positive`, `nonzero`: what `torch._check` has told of it."""
+
+    def __init__(self, recorder: Recorder, node: fx.Node, kind: type) -> None:
+        self.recorder, self.node, self.kind = recorder, node, kind
+        self.positive = False
+        self.nonzero = False
+
+    @property
+    def stand_in(self) -> Any:
+        return _STAND_IN[self.kind]
+
+    def __repr__(self) -> str:
+        return f"<{self.kind.__name__} {self.node}>"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise TypeError(f"{func} met a number of a trace that is over")
+
+    def _made(self, function: Callable[..., Any], *operands: Any, kind: type) -> Any:
+        made = UnknownBool if kind is bool else UnknownNumber
+        return made(self.recorder, self.recorder.number_node(function, operands, kind), kind)
+
+    def _compare(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        if type(other) in (int, float) and other <= 0:
+            if self.positive:
+                return bool(function(1, other))
+            if self.nonzero and other == 0 and function in (operator.eq, operator.ne):
+                return function is operator.ne
+        made = self._made(function, self, other, kind=bool)
+        made.meaning = (function, self, other)
+        return made
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(operator.ne, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(operator.ge, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare(operator.le, other)
+
+    __hash__ = object.__hash__
+
+    def _refuse(self) -> Any:
+        raise self.recorder.unknown(f"the value of {self!r} is needed")
+
+    def __bool__(self) -> bool:
+        if self.nonzero or self.positive:
+            return True
+        return bool(self._refuse())
+
+    def __int__(self) -> int:
+        return int(self._refuse())
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(self._refuse())
+
+
+def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
+    def compute(self: UnknownNumber, other: Any) -> Any:
+        if isinstance(other, torch.Tensor) or not isinstance(other, (int, float, UnknownNumber)):
+            return NotImplemented
+        theirs = other.stand_in if isinstance(other, UnknownNumber) else other
+        operands = (other, self) if reflected else (self, other)
+        return self._made(function, *operands, kind=type(function(self.stand_in, theirs or 1)))
+
+    return compute
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(UnknownNumber, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
+    setattr(UnknownNumber, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
+UnknownNumber.__neg__ = lambda self: self._made(operator.neg, self, kind=self.kind)  # type: ignore[attr-defined]
+UnknownNumber.__abs__ = lambda self: self._made(operator.abs, self, kind=self.kind)  # type: ignore[attr-defined]
+
+
+class UnknownBool(UnknownNumber):
+    """A truth value that is not known; `meaning`: the comparison it is, for `torch._check`."""
+
+    meaning: tuple[Any, ...] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._refuse())
+
+    def _combined(self, function: Callable[..., Any], other: Any, neutral: bool) -> Any:
+        if isinstance(other, bool):
+            return self if other is neutral else (not neutral)
+        return self._made(function, self, other, kind=bool)
+
+    def __and__(self, other: Any) -> Any:
+        return self._combined(operator.and_, other, True)
+
+    def __or__(self, other: Any) -> Any:
+        return self._combined(operator.or_, other, False)
+
+    def __xor__(self, other: Any) -> Any:
+        if isinstance(other, bool):
+            return ~self if other else self
+        return self._made(operator.xor, self, other, kind=bool)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> Any:
+        return self._made(operator.not_, self, kind=bool)
+
+    __hash__ = object.__hash__
+
+
+@contextlib.contextmanager
+def checks_noted(recorder: Recorder) -> Iterator[None]:
+    """While inside, `torch._check` of an unknown comparison is believed and remembered."""
+    original = torch._check
+
+    def check(condition: Any, message: Any = None) -> None:
+        if isinstance(condition, UnknownBool):
+            _believe(condition)
+        else:
+            original(condition, message)
+
+    torch._check = check  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch._check = original
+
+
+def _believe(condition: UnknownBool) -> None:
+    if condition.meaning is None:
+        return
+    function, number, bound = condition.meaning
+    if type(bound) not in (int, float):
+        return
+    if (function is operator.gt and bound >= 0) or (function is operator.ge and bound > 0):
+        number.positive = number.nonzero = True
+    if function is operator.ne and bound == 0:
+        number.nonzero = True
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A number as a tensor, known or not."""
+    if isinstance(value, UnknownNumber):
+        return value.recorder.record(torch.tensor, value)  # type: ignore[no-any-return]
+    return torch.as_tensor(value)
