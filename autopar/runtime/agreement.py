@@ -41,7 +41,7 @@ def agree(device: torch.device, digests: Mapping[str, str], error: BaseException
     differ = [name for i, name in enumerate(digests) if largest[1 + i] != -largest[1 + _ITEMS + i]]
     if differ:
         raise PlanMismatchError(
-            f"the ranks disagree about {' and '.join(differ)}: give every rank the same (this is rank {dist.get_rank()})"
+            f"the ranks disagree about {' and '.join(differ)}, seen from rank {dist.get_rank()}: all need the same"
         )
 
 
@@ -117,7 +117,7 @@ def _fields(error: Exception) -> dict[str, object]:
 
 
 def _revived(kind: str, fields: dict[str, object]) -> AutoparError:
-    error = getattr(errors, kind, PlanMismatchError)(fields["message"])
+    error = getattr(errors, kind, PlanMismatchError)(str(fields["message"]))
     assert isinstance(error, AutoparError)
     vars(error).update(fields)
     return error

@@ -17,7 +17,7 @@ from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.lowering import Rank, dtype_named
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.parameters import distribute_state, tied_names
-from autopar.runtime.planned import Planned, Replan, Traced
+from autopar.runtime.planned import Planned, Replan, Traced, loss_names
 from autopar.runtime.randomness import RandomState, agree_seed
 
 
@@ -44,7 +44,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     agree(device, {"the plan": hashlib.sha256(plan.to_json().encode()).hexdigest()}, error)
     planned.random = RandomState(agree_seed(rank.mesh.groups, device), device)
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
-    model.__class__ = planned_class(type(model), traced.loss_names)
+    model.__class__ = planned_class(type(model), loss_names(traced))
     setattr(model, ATTRIBUTE, planned)
     return model
 
@@ -54,19 +54,25 @@ def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh
     if hasattr(model, ATTRIBUTE):
         raise InputError("the model runs a plan already: build it anew to plan it anew")
     if "forward" in vars(model):
-        raise InputError("the model has a `forward` of its own in the instance, which would hide the plan's: put it in the class")
+        raise InputError(
+            "the model has a `forward` of its own in the instance, which would hide the plan's: put it in the class"
+        )
     if tuple(plan.mesh_shape) != tuple(device_mesh.shape):
         raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, this one is {tuple(device_mesh.shape)}")
     if device_mesh.size() != dist.get_world_size():
         raise InputError(f"the mesh has {device_mesh.size()} ranks and there are {dist.get_world_size()}: use them all")
     if plan.fingerprints.get("graph", "") != fingerprint(traced.graph):
-        raise PlanMismatchError("the plan is for another graph than the model's: plan again with this model and these examples")
+        raise PlanMismatchError(
+            "the plan is for another graph than the model's: plan again with this model and these examples"
+        )
     names = {name for tied in tied_names(model) for name in tied}
     for parameter in plan.parameters:
         if parameter.name not in names:
             raise PlanMismatchError(f"the plan stores a parameter '{parameter.name}' that the model does not have")
         if tuple(parameter.shape) != tuple(model.get_parameter(parameter.name).shape):
-            raise PlanMismatchError(f"parameter '{parameter.name}' has another shape than in the plan: {parameter.shape}")
+            raise PlanMismatchError(
+                f"parameter '{parameter.name}' has another shape than in the plan: {parameter.shape}"
+            )
         if not parameter.storage.is_plain(plan.mesh_shape):
             raise PlanMismatchError(f"parameter '{parameter.name}' cannot be stored as {parameter.storage}")
 

@@ -103,7 +103,9 @@ class _Lowering:
         if self.casts_inputs:
             for ref in list(self.outer.values):
                 if tensor_of(ref).is_floating_point():
-                    self.outer.values[ref] = self.outer.graph.call_method("to", (self.outer.values[ref], tensor_of(ref).dtype))
+                    self.outer.values[ref] = self.outer.graph.call_method(
+                        "to", (self.outer.values[ref], tensor_of(ref).dtype)
+                    )
         for node in self.nodes:
             if node.op == "get_attr" and output_tensors(node):
                 assert isinstance(node.target, str)
@@ -136,7 +138,6 @@ class _Lowering:
         else:
             new = emit(node, plan, args, kwargs, scope, self.rank.mesh)
         self.modes.leave(node, scope.graph, autocast)
-        self._write_back(node, plan, scope)
         scope.values.update((ref, scope.pick(new, path)) for ref, path in _paths(node) if readers(ref))
 
     def _arguments(self, arguments: Any, inputs: tuple[Layout, ...], scope: Scope) -> Any:
@@ -192,15 +193,6 @@ class _Lowering:
             raise PlanMismatchError(f"the plan says nothing about node '{node.name}' of the graph: plan again")
         return self.plans[node]
 
-    def _write_back(self, node: fx.Node, plan: NodePlan, scope: Scope) -> None:
-        """A buffer that was written in shards is made whole again on every rank."""
-        for index, ref in written_buffers(node):
-            layout = plan.inputs[index].value()
-            if not layout.is_replicated:
-                back = recipe(layout, self._layout(ref), tuple(tensor_of(ref).shape), self.rank.mesh, needs_grad=False)
-                whole = scope.graph.call_function(convert, (self._value(ref, layout, scope), scope.attribute("recipe", back)))
-                scope.graph.call_method("copy_", (scope.value(ref), whole))
-
     def _leaf_inputs(self, node: fx.Node) -> None:
         """Parameters and buffers of a leaf module, which the trace does not show, as if it had read them."""
         stand_ins: dict[str, TensorRef] = {}
@@ -211,7 +203,9 @@ class _Lowering:
                 tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
             )
             stand_ins[name] = TensorRef(stand_in, 0)
-            self.outer.values[stand_ins[name]] = self.outer.placeholder("state_" + str(stand_in.target).replace(".", "_"))
+            self.outer.values[stand_ins[name]] = self.outer.placeholder(
+                "state_" + str(stand_in.target).replace(".", "_")
+            )
             self.state.append(str(stand_in.target))
         self.leaves[node] = stand_ins
 
@@ -225,7 +219,7 @@ class _Lowering:
 
     def _segment(self, name: str, members: list[fx.Node]) -> None:
         """Nodes that are recomputed in backward: a submodule, called under `checkpoint`."""
-        written = {ref for node in members for _, ref in written_buffers(node)}
+        written = {ref for node in members for ref in written_buffers(node)}
         inside = Scope(fx.Graph(), parent=self.outer, updates=written)
         for node in members:
             self._place(node, inside)
@@ -237,7 +231,9 @@ class _Lowering:
             (self.outer.attribute(name, inside.module()), *inside.outer_inputs),
             {"use_reentrant": False, "preserve_rng_state": False},
         )
-        self.outer.values.update((ref, self.outer.pick(call, (pytree.SequenceKey(i),))) for i, ref in enumerate(results))
+        self.outer.values.update(
+            (ref, self.outer.pick(call, (pytree.SequenceKey(i),))) for i, ref in enumerate(results)
+        )
         inside.finish_updates()
 
     def _output(self, node: fx.Node) -> None:

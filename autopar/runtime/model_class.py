@@ -36,7 +36,8 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     }
     if not hasattr(user_class, "no_sync"):
         members["no_sync"] = no_sync
-    return type(user_class)(user_class.__name__, (user_class,), members)
+    made: type[nn.Module] = type(user_class)(user_class.__name__, (user_class,), members)  # type: ignore[misc]
+    return made
 
 
 @contextmanager

@@ -52,7 +52,8 @@ def distribute_state(
             layout = next((storage[name] for name in names if name in storage), Layout.replicated(device_mesh.ndim))
             value = old.detach().to(device, dtype if old.is_floating_point() else None)
             new = nn.Parameter(
-                distribute_tensor(value, device_mesh, placements(layout), src_data_rank=0), requires_grad=old.requires_grad
+                distribute_tensor(value, device_mesh, placements(layout), src_data_rank=0),
+                requires_grad=old.requires_grad,
             )
             replaced.append(weakref.ref(old))
             _replace(model, names, new)
@@ -69,18 +70,20 @@ def tied_names(model: nn.Module) -> list[list[str]]:
 
 
 def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
-    """Raise InputError if something still holds parameters that were replaced, as an optimizer made before does.
+    """Raise InputError if an optimizer still holds parameters that were replaced.
 
-    Variables do not count: the last `p` of a loop over `model.parameters()` stays alive in a script for good.
+    An optimizer is what keeps them in a list under the key "params" of a dict, as `param_groups` do; any other
+    holder (a variable, a copy of the weights) is the user's business.
     """
     alive = [p for p in (ref() for ref in replaced) if p is not None]
     if not alive:
         return
-    gc.collect()  # cycles
-    if any(_is_container(holder) and holder is not alive for holder in gc.get_referrers(*alive)):
+    lists = [holder for holder in gc.get_referrers(*alive) if isinstance(holder, list) and holder is not alive]
+    groups = [group for group in (gc.get_referrers(*lists) if lists else ()) if isinstance(group, dict)]
+    if any(group.get("params") is holder for group in groups for holder in lists):
         raise InputError(
-            f"{len(alive)} parameters that autoparallelize replaced are still held by something, such as an optimizer "
-            "made before: it would update tensors that the model no longer uses. Build the optimizer after autoparallelize"
+            f"an optimizer still holds {len(alive)} parameters that autoparallelize has replaced, and would update "
+            "tensors that the model no longer uses: build the optimizer after autoparallelize"
         )
 
 
@@ -102,8 +105,3 @@ def _replace(model: nn.Module, names: list[str], new: nn.Parameter) -> None:
     for name in names:
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, new)  # not `_parameters[...]`: RNNs keep a second list
-
-
-def _is_container(holder: object) -> bool:
-    namespace = isinstance(holder, dict) and "__name__" in holder and "__loader__" in holder
-    return isinstance(holder, (list, tuple, set, dict)) and not namespace

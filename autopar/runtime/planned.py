@@ -29,18 +29,27 @@ MAX_GRAPHS = 16
 
 
 class Traced(Protocol):
-    """What the runtime asks of a trace."""
+    """What the runtime asks of a trace.
 
-    graph: fx.Graph
-    root: nn.Module
-    constants: Mapping[str, Any]
-    own_key: Hashable
-    loss_names: tuple[str, ...]
+    `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
+    `own_key` is the key of the traced call, `loss_names` are the inputs of a loss that was traced in.
+    """
 
-    def key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    @property
+    def graph(self) -> fx.Graph: ...
+    @property
+    def root(self) -> nn.Module: ...
+    @property
+    def constants(self) -> Mapping[str, Any]: ...
+    @property
+    def own_key(self) -> Hashable: ...
+    @property
+    def loss_names(self) -> tuple[str, ...]: ...
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
         """All that the trace read from Python in such a call; another key is another graph."""
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The values of the graph's placeholders, in order; InputError where the call is not the traced one."""
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
@@ -58,6 +67,7 @@ class Program:
     traced: Traced
     plan: Plan
     lowered: Lowered
+    key: Hashable
     checked: bool = False
 
 
@@ -68,7 +78,12 @@ class Planned:
     """
 
     def __init__(
-        self, user_class: type[nn.Module], device_mesh: DeviceMesh, rank: Rank, storage: Mapping[str, Layout], replan: Replan
+        self,
+        user_class: type[nn.Module],
+        device_mesh: DeviceMesh,
+        rank: Rank,
+        storage: Mapping[str, Layout],
+        replan: Replan,
     ) -> None:
         self.user_class = user_class
         self.device_mesh, self.rank, self.storage, self.replan = device_mesh, rank, storage, replan
@@ -96,7 +111,7 @@ class Planned:
 
     def add(self, traced: Traced, plan: Plan) -> Program:
         """Make a graph with its plan ready to run."""
-        program = Program(traced, plan, lower(traced.graph, traced.root, plan, self.rank))
+        program = Program(traced, plan, lower(traced.graph, traced.root, plan, self.rank), own_key(traced))
         self.programs.insert(0, program)
         if len(self.programs) > MAX_GRAPHS:
             self.programs.pop()
@@ -111,7 +126,7 @@ class Planned:
 
     def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         for index, program in enumerate(self.programs):
-            if program.traced.key(args, kwargs) == program.traced.own_key:
+            if program.traced.key(args, kwargs) == program.key:
                 if index:
                     self.programs.insert(0, self.programs.pop(index))
                 return program
@@ -136,7 +151,9 @@ class Planned:
         try:
             self.programs[0].traced.bind(args, kwargs)
         except InputError as difference:
-            return InputError(f"{difference.message}; nor can such a call be planned: {error.message}", where=error.where)
+            return InputError(
+                f"{difference.message}; nor can such a call be planned: {error.message}", where=error.where
+            )
         return error
 
     def _check_first_call(self, program: Program, inputs: Sequence[Any]) -> None:
@@ -177,6 +194,17 @@ class Planned:
         return DTensor.from_local(
             value, self.device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
         )
+
+
+def own_key(traced: Any) -> Hashable:
+    if hasattr(traced, "own_key"):
+        return traced.own_key
+    inputs = traced.inputs
+    return traced.key((), inputs.values({leaf.name: leaf.example for leaf in inputs.leaves}))
+
+
+def loss_names(traced: Any) -> tuple[str, ...]:
+    return traced.loss_names if hasattr(traced, "loss_names") else traced.inputs.loss_names
 
 
 def _description(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from autopar.plans import NodePlan
 
 @dataclass(frozen=True)
 class Fused:
-    """The op that stands for a product and its bias addition; `inputs` are the layouts of the tensors in `arguments`."""
+    """One op for a product and its bias addition; `inputs` are the layouts of the tensors in `arguments`."""
 
     product: fx.Node
     target: Callable[..., Any]
@@ -32,7 +32,9 @@ class Fused:
 def _convolution(function: Callable[..., Any]) -> Callable[..., Any]:
     """The trace shows the bias as (channels, 1, ...); the fused op takes it as (channels,)."""
 
-    def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    def convolution(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any, **options: Any
+    ) -> torch.Tensor:
         return function(x, weight, bias.flatten(), *rest, **options)  # type: ignore[no-any-return]
 
     convolution.__name__ = convolution.__qualname__ = f"{function.__name__}_with_bias"
@@ -62,7 +64,11 @@ def find_fusions(
         if product is None or addition not in plans or product not in plans:
             continue
         fused = _fused(addition, product, plans[addition], plans[product])
-        if fused is not None and list(product.users) == [addition] and segment_of.get(addition) == segment_of.get(product):
+        if (
+            fused is not None
+            and list(product.users) == [addition]
+            and segment_of.get(addition) == segment_of.get(product)
+        ):
             found[addition] = fused
     return found
 

@@ -37,7 +37,11 @@ class Scope:
     def placeholder(self, name: str) -> fx.Node:
         """A further input of this graph, after those it has."""
         point = self._last_placeholder
-        with self.graph.inserting_after(point) if point else self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+        with (
+            self.graph.inserting_after(point)
+            if point
+            else self.graph.inserting_before(next(iter(self.graph.nodes), None))
+        ):
             self._last_placeholder = self.graph.placeholder(name)
         return self._last_placeholder
 
@@ -112,13 +116,12 @@ class _Attributes(torch.nn.Module):
             setattr(self, name, value)
 
 
-def written_buffers(node: fx.Node) -> list[tuple[int, TensorRef]]:
-    """The buffers that a node writes in place (running statistics, counters), by index among its tensor inputs."""
+def written_buffers(node: fx.Node) -> list[TensorRef]:
+    """The buffers that a node writes in place: running statistics, counters. Rules keep them whole on every rank."""
     name = target_name(node).rsplit(".", 1)[-1]
     if name not in ("batch_norm", "instance_norm") and not (name.endswith("_") and not name.endswith("__")):
         return []
-    inputs = enumerate(tensor_inputs(node))
-    return [(i, ref) for i, ref in inputs if ref.node.op == "get_attr" and not tensor_of(ref).requires_grad]
+    return [ref for ref in tensor_inputs(node) if ref.node.op == "get_attr" and not tensor_of(ref).requires_grad]
 
 
 def readers(ref: TensorRef) -> set[fx.Node]:

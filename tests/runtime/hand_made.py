@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,22 +75,33 @@ class HandTraced:
         return leaves[0]
 
 
-def trace(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> HandTraced:
+def trace(
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], *, last: str | None = None, dtype: torch.dtype | None = None
+) -> HandTraced:
+    """`last`: the node to return in place of the loss; `dtype`: of parameters and inputs in the graph."""
     graph = fx.Tracer().trace(model)
+    if last is not None:
+        [output] = graph.find_nodes(op="output")
+        output.args = (next(node for node in graph.nodes if node.name == last),)
+        graph.eliminate_dead_code()
     made: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
-            value: Any = torch.empty_like(inputs[node.name], device="meta")
+            value: Any = torch.empty_like(inputs[node.name], device="meta", dtype=dtype)
         elif node.op == "get_attr":
             path, _, name = node.target.rpartition(".")
             real = getattr(model.get_submodule(path), name)
-            value = torch.empty(real.shape, dtype=real.dtype, device="meta", requires_grad=real.requires_grad)
+            value = torch.empty(real.shape, dtype=dtype or real.dtype, device="meta", requires_grad=real.requires_grad)
         elif node.op == "output":
             node.args = ((node.args[0],),)
             value = None
         else:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
-            value = getattr(args[0], node.target)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+            value = (
+                getattr(args[0], node.target)(*args[1:], **kwargs)
+                if node.op == "call_method"
+                else node.target(*args, **kwargs)
+            )
         made[node] = node.meta[VAL] = value
         if node.name.startswith("add") and node.args[0].target is functional.linear:
             node.meta[BIAS_OF] = node.args[0]
@@ -103,16 +115,16 @@ _DATA = {
     "linear": "S0 R+ -> S0", "add": "S0 R+ -> S0", "tanh": "S0 -> S0",
     "linear_1": "S0 R+ -> S0", "add_1": "S0 R+ -> S0", "tanh_1": "S0 -> S0",
     "linear_2": "S0 R+ -> S0", "add_2": "S0 R+ -> S0", "mul": "S0 R -> S0", "sub": "S0 S0 -> S0",
-    "mul_1": "S0 S0 -> S0", "sum_1": "S0 -> P", "output": "R",
+    "mul_1": "S0 S0 -> S0", "sum_1": "S0 -> P",
 }  # fmt: skip
 _TENSOR = {
     "linear": "R+ S0 -> S1", "add": "S1 S0 -> S1", "tanh": "S1 -> S1",
     "linear_1": "S1 S1 -> P", "add_1": "R R -> R", "tanh_1": "R -> R",
     "linear_2": "R R -> R", "add_2": "R R -> R", "mul": "R R -> R", "sub": "R R -> R",
-    "mul_1": "R R -> R", "sum_1": "R -> R", "output": "R",
+    "mul_1": "R R -> R", "sum_1": "R -> R",
 }  # fmt: skip
 _STORED_WHOLE: dict[str, str] = {}
-_STORED_SHARDED = {"up.weight": "S1", "down.weight": "S0", "head.weight": "S0", "up.bias": "S0", "head.bias": "S0"}
+_STORED_SHARDED = {"up.weight": "S1", "down.weight": "S0", "head.weight": "S0", "down.bias": "S0", "head.bias": "S0"}
 _STORED_TENSOR = {"up.weight": "S0", "up.bias": "S0", "down.weight": "S1"}
 STYLES = {
     "dp": (_DATA, _STORED_WHOLE),
@@ -129,24 +141,25 @@ def plan(
     recompute: Sequence[tuple[str, str]] = (),
     regather: bool = False,
     precision: Mapping[str, str | None] | None = None,
+    output: str = "R",
     inputs: str = "global",
 ) -> Plan:
-    """One style an axis. `recompute`: segments by the names of their first and last nodes."""
+    """One style an axis. `recompute`: segments by the names of their first and last nodes; `output`: on each axis."""
     nodes = list(traced.graph.nodes)
     position = {node.name: i for i, node in enumerate(nodes)}
     kinds = [STYLES[style] for style in styles]
 
     def layouts(texts: list[list[str]]) -> tuple[Layout, ...]:
-        return tuple(Layout.parse(",".join(one)) for one in zip(*texts, strict=True))
+        return tuple(_layout(one, mesh_shape) for one in zip(*texts, strict=True))
 
     planned = []
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             ins: tuple[Layout, ...] = ()
             stored = [kind[1].get(str(node.target), "R") if node.op == "get_attr" else "R" for kind in kinds]
-            outs: tuple[Layout, ...] = (Layout.parse(",".join(stored)),)
+            outs: tuple[Layout, ...] = (_layout(stored, mesh_shape),)
         else:
-            texts = [kind[0][node.name].split("->") for kind in kinds]
+            texts = [[output] if node.op == "output" else kind[0][node.name].split("->") for kind in kinds]
             ins = layouts([text[0].split() for text in texts])
             outs = layouts([text[1].split() for text in texts]) if len(texts[0]) > 1 else ()
         shapes = tuple(tuple(t.shape) for t in output_tensors(node))
@@ -156,7 +169,7 @@ def plan(
             str(node.target),
             tuple(node.meta[VAL].shape),
             str(node.meta[VAL].dtype),
-            Layout.parse(",".join(kind[1].get(str(node.target), "R") for kind in kinds)),
+            _layout([kind[1].get(str(node.target), "R") for kind in kinds], mesh_shape),
             True,
             regather,
         )
@@ -185,14 +198,27 @@ def plan(
     )
 
 
+def _layout(texts: Sequence[str], mesh_shape: tuple[int, ...]) -> Layout:
+    """One placement an axis; where two shard one dim, the later cuts inside the earlier, as DTensor does."""
+    placements = []
+    for axis, text in enumerate(texts):
+        outer = math.prod(n for n, earlier in zip(mesh_shape, texts[:axis], strict=False) if earlier == text)
+        placements.append(f"{text}@{outer}" if text.startswith("S") and outer > 1 else text)
+    return Layout.parse(",".join(placements))
+
+
 def announced(traced: HandTraced, plan: Plan) -> dict[str, list[int]]:
-    """Calls and bytes that the plan's recipes say, by kind and axis; a segment's forward moves count twice."""
+    """Calls and bytes that the plan's recipes say, by kind and axis.
+
+    Forward moves count twice in a segment, and for a weight that is gathered again because a linear saves it.
+    """
     nodes = list(traced.graph.nodes)
     by_node = {nodes[p.position]: p for p in plan.nodes}
     segment = {n: s.first for s in plan.recompute for n in nodes[s.first : s.last + 1]}
     calls: Counter[str] = Counter()
     volume: Counter[str] = Counter()
     seen = set()
+    regather = {p.name for p in plan.parameters if p.regather}
     for node in nodes:
         for ref, layout in zip(tensor_inputs(node), by_node[node].inputs if node in by_node else (), strict=False):
             data, scope = tensor_of(ref), segment.get(node)
@@ -201,8 +227,10 @@ def announced(traced: HandTraced, plan: Plan) -> dict[str, list[int]]:
                 continue
             seen.add((ref, wanted, scope))
             source = by_node[ref.node].outputs[ref.index]
+            saved = node.target is functional.linear and ref.node.target in regather and _needs_grad(node.args[0])
+            times = 2 if scope is not None or saved else 1
             for step in steps(source, wanted, tuple(data.shape), plan.mesh_shape, needs_grad=data.requires_grad):
-                moves = [step.forward] * (2 if scope is not None else 1) + [step.backward] * data.requires_grad
+                moves = [step.forward] * times + [step.backward] * data.requires_grad
                 for move in moves:
                     if move is not None:
                         key = f"{move.kind}@{move.axis}"
@@ -211,4 +239,5 @@ def announced(traced: HandTraced, plan: Plan) -> dict[str, list[int]]:
     return {key: [calls[key], volume[key]] for key in sorted(calls)}
 
 
-
+def _needs_grad(node: Any) -> bool:
+    return bool(node.meta[VAL].requires_grad)

@@ -19,18 +19,26 @@ from pathlib import Path
 from typing import Any
 
 
-def launch(worker: str, ranks: int, *, timeout_seconds: float = 300) -> list[dict[str, Any]]:
+def launch(
+    worker: str, ranks: int, *, environment: Mapping[str, str] | None = None, timeout_seconds: float = 300
+) -> list[dict[str, Any]]:
     """Run `worker` (a file in this folder with a dict CASES) on `ranks` processes; each rank's results by case."""
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        shared = {
+            **os.environ,
+            **(environment or {}),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
         processes, logs = [], []
         for rank in range(ranks):
             log = open(f"{folder}/rank{rank}.log", "w+")  # noqa: SIM115
             command = [sys.executable, "-W", "error::UserWarning:autopar", __file__, worker, folder]
-            own = {**environment, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+            own = {**shared, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
             processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
             logs.append(log)
         try:

@@ -95,6 +95,8 @@ def _shapes(mesh: tuple[int, ...]) -> Iterator[Case]:
     places = (..., ..., None, 1, 0, 1, 4)
     yield Case("groups by place", "groups", F.conv1d, (image, kernel), channels, channels[:1], places)
     yield Case("mean", "mean", torch.mean, (x,), (both,), (_on(mesh, "P", "P"),))
+    if len(mesh) == 2:
+        yield Case("mean of summands", "mean", torch.mean, (x,), ("S0,P",), ("P,P",))
     yield Case("mse", "mean", F.mse_loss, (x, numbers(8, 24) * 2), (rows, rows), (_on(mesh, "P"),))
 
 
@@ -133,8 +135,8 @@ def _losses(mesh: tuple[int, ...]) -> Iterator[Case]:
         for kwargs in options:
             given = logits, ignoring_unevenly(target, kwargs.get("ignore_index", -100))
             rows = _on(mesh, "S0", "S0@2")
-            yield case("rows", given, (rows, rows), _on(mesh, "P", "P"), **kwargs)
             yield case("classes", given, (_on(mesh, "S1"), _on(mesh, "R")), _on(mesh, "R"), **kwargs)
+            yield case("rows", given, (rows, rows), _on(mesh, "P", "P"), **kwargs)
             if len(mesh) == 2:
                 yield case("both", given, ("S0,S1", "S0,R"), "P,R", **kwargs)
                 yield case("twice", given, ("S1,S1@2", "R,R"), "R,R", **kwargs)

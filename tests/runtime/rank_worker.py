@@ -116,7 +116,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
-def check_local(case: Case, mesh: LocalMesh) -> None:
+def check_local(case: Case, mesh: LocalMesh, compiled: bool = False) -> None:
     """Output, gradients and changed buffers of local code are those of the op unsplit."""
     inputs, outputs = tuple(map(Layout.parse, case.inputs)), tuple(map(Layout.parse, case.outputs))
     trained = [t.is_floating_point() and i not in case.frozen for i, t in enumerate(case.tensors)]
@@ -129,7 +129,13 @@ def check_local(case: Case, mesh: LocalMesh) -> None:
     ctx = LocalContext(
         mesh, inputs, outputs, tuple(tuple(t.shape) for t in wholes), tuple(tuple(t.shape) for t in expected), 5
     )
-    got = leaves(run_local(case.local, case.op, own_arguments, case.kwargs, ctx, torch.tensor(7)))
+
+    def work(arguments: tuple[Any, ...], key: torch.Tensor) -> Any:
+        return run_local(case.local, case.op, arguments, case.kwargs, ctx, key)
+
+    torch.compiler.reset()  # one code object here stands for many ops
+    run = torch.compile(work, backend="aot_eager", fullgraph=True) if compiled else work
+    got = leaves(run(own_arguments, torch.tensor(7)))
     for buffer, changed in zip(arguments, own_arguments, strict=True):
         if isinstance(buffer, torch.Tensor) and not any(buffer is whole for whole in wholes):
             torch.testing.assert_close(changed, buffer, rtol=1e-12, atol=1e-12)
@@ -197,6 +203,8 @@ def jobs(shape: tuple[int, ...], mesh: LocalMesh) -> Iterator[tuple[str, Callabl
     yield "masks", partial(check_masks, mesh)
     if shape == (2,):
         yield "compiled", partial(check_compiled, mesh)
+        for case in {case.local: case for case in reversed([*cases(shape)])}.values():  # the first of each
+            yield f"compiled {case.name}", partial(check_local, case, mesh, compiled=True)
 
 
 def main(folder: Path) -> None:

@@ -1,0 +1,127 @@
+"""The runtime on real ranks, under plans made by hand: one launch a world size runs all cases of `rank_cases`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from launch import launch
+
+STYLES = ("dp", "tp", "fsdp")
+KINDS = ("", "+recompute", "+regather")
+ON_LINE = [style + kind for style in STYLES for kind in KINDS]
+ON_SQUARE = [styles + kind for styles in ("dpxtp", "tpxfsdp", "dpxfsdp") for kind in KINDS]
+EXACT = 1e-9  # float64 after several AdamW steps
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.getbasetemp() / "checkpoint"
+    return launch("rank_cases.py", 4, environment={"CHECKPOINT": str(folder)})
+
+
+@pytest.fixture(scope="module")
+def two(four: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.getbasetemp() / "checkpoint"  # what the four saved
+    return launch("rank_cases.py", 2, environment={"CHECKPOINT": str(folder)})
+
+
+def value(ranks: list[dict[str, Any]], case: str) -> Any:
+    """What the case found, which must be no error on any rank."""
+    for rank in ranks:
+        assert "error" not in rank[case], rank[case]["traceback"]
+    return ranks[0][case]["value"]
+
+
+def check_equal(found: dict[str, Any]) -> None:
+    assert found["loss_error"] < EXACT and found["parameter_error"] < EXACT
+    assert found["gradients_lie_as_parameters"]
+    assert found["counted"] == found["announced"]
+
+
+@pytest.mark.parametrize("case", ON_LINE)
+def test_two_ranks_equal_one_process(case: str, two: list[dict[str, Any]]) -> None:
+    check_equal(value(two, case))
+
+
+@pytest.mark.parametrize("case", ON_LINE + ON_SQUARE)
+def test_four_ranks_equal_one_process(case: str, four: list[dict[str, Any]]) -> None:
+    check_equal(value(four, case))
+
+
+def test_the_model_stays_the_users_object(two: list[dict[str, Any]]) -> None:
+    found = value(two, "model_stays_the_users")
+    assert all(found[name] is True for name in ("isinstance", "signature", "repr", "keys", "twin_untouched"))
+    assert found["twin_runs"] < EXACT
+    assert found["buffer"] == [2.0] * 4
+
+
+def test_fused_optimizer_and_accumulation(two: list[dict[str, Any]]) -> None:
+    assert value(two, "fused_optimizer") < EXACT
+    assert value(two, "accumulation") < EXACT
+
+
+def test_other_calls_are_planned_once_each(two: list[dict[str, Any]]) -> None:
+    found = value(two, "other_calls")
+    assert found["error"] < EXACT
+    assert found["calls"] == [[True, True]] * 2, "replan sees the user's class and plain parameters, once for each kind"
+
+
+def test_sharded_outputs_are_dtensors(two: list[dict[str, Any]]) -> None:
+    found = value(two, "sharded_output")
+    assert found["type"] == "DTensor" and found["shape"] == [8, 4]
+    assert found["loss_error"] < EXACT and found["gradient_error"] < EXACT
+
+
+def test_mixed_precision(two: list[dict[str, Any]]) -> None:
+    found = value(two, "mixed_precision")
+    assert found["loss"] == "torch.bfloat16"
+    assert found["gradients"] == ["torch.float32"]
+    assert "all_gather_into_tensor torch.bfloat16" in found["collectives"]
+    assert "reduce_scatter_tensor torch.float32" in found["collectives"]
+    assert "all_gather_into_tensor torch.float32" not in found["collectives"]
+    assert found["error"] < 0.05
+
+
+def test_recompute_and_regather_free_memory(two: list[dict[str, Any]]) -> None:
+    found = value(two, "memory")
+    float64, rows = 8, 4
+    assert found["dp"] - found["dp+recompute"] == rows * (16 + 8) * float64, "the first tanh and its input are not kept"
+    assert found["fsdp"] - found["fsdp+regather"] == (8 * 16 + 4 * 8) * float64, (
+        "gathered `down` and `head` are not kept"
+    )
+    assert found["fsdp+recompute"] < found["fsdp"] - 8 * 16 * float64, "nor is what a segment gathers"
+
+
+@pytest.mark.parametrize(
+    "mistake, kind, words",
+    [
+        ("another_plan", "PlanMismatchError", "the ranks disagree about the plan"),
+        ("another_mesh", "PlanMismatchError", "mesh of (4,), this one is (2,)"),
+        ("another_graph", "PlanMismatchError", "another graph"),
+        ("another_batch", "PlanMismatchError", "every rank passes the same"),
+        ("early_optimizer", "InputError", "optimizer"),
+        ("solver_fails", "InfeasibleError", "smallest is 7"),
+    ],
+)
+def test_every_rank_gets_the_error(mistake: str, kind: str, words: str, two: list[dict[str, Any]]) -> None:
+    value(two, "ranks_disagree")
+    for rank in two:
+        met = rank["ranks_disagree"]["value"][mistake]
+        assert met.startswith(kind) and words in met
+
+
+def test_a_failing_rank_stops_the_others(two: list[dict[str, Any]]) -> None:
+    value(two, "ranks_disagree")
+    first, second = (rank["ranks_disagree"]["value"]["one_rank_fails"] for rank in two)
+    assert second == "ValueError: the disk is full"
+    assert first == "PlanMismatchError: rank 1 failed, so this rank stops too: the disk is full"
+
+
+def test_a_checkpoint_of_four_ranks_loads_on_two(two: list[dict[str, Any]]) -> None:
+    found = value(two, "load_checkpoint")
+    assert found["loaded"] < EXACT and found["after_training_on"] < EXACT
