@@ -133,8 +133,10 @@ def check_local(case: Case, mesh: LocalMesh, compiled: bool = False) -> None:
     def work(arguments: tuple[Any, ...], key: torch.Tensor) -> Any:
         return run_local(case.local, case.op, arguments, case.kwargs, ctx, key)
 
-    torch.compiler.reset()  # one code object here stands for many ops
-    run = torch.compile(work, backend="aot_eager", fullgraph=True) if compiled else work
+    run: Callable[..., Any] = work
+    if compiled:
+        torch.compiler.reset()  # this one code object stands for many ops
+        run = torch.compile(work, backend="aot_eager", fullgraph=True)
     got = leaves(run(own_arguments, torch.tensor(7)))
     for buffer, changed in zip(arguments, own_arguments, strict=True):
         if isinstance(buffer, torch.Tensor) and not any(buffer is whole for whole in wholes):

@@ -58,7 +58,7 @@ class LocalContext:
 
     def pieces(self, layout: Layout, dim: int) -> int:
         """Into how many pieces `layout` cuts `dim`."""
-        return math.prod(self.mesh.shape[axis] for axis in self.axes_that_shard(layout, dim))
+        return math.prod([self.mesh.shape[axis] for axis in self.axes_that_shard(layout, dim)])
 
     def positions(self, layout: Layout, dim: int, length: int, device: torch.device) -> torch.Tensor:
         """Global indices, in a dim of global `length`, of what this rank holds; int32."""

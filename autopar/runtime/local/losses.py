@@ -14,9 +14,12 @@ from autopar.runtime.local.exchange import joined, reduced
 
 
 def mean(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """A mean over equal parts: this rank's summand of it."""
-    ranks = math.prod(n for p, n in zip(ctx.outputs[0].placements, ctx.mesh.shape, strict=True) if p.is_partial)
-    return target(*args, **kwargs) / ranks
+    """A mean over dims that are cut in equal parts: this rank's summand of it.
+
+    Axes over which the input is a summand already are not among those that cut it.
+    """
+    axes = zip(ctx.outputs[0].placements, ctx.inputs[0].placements, ctx.mesh.shape, strict=True)
+    return target(*args, **kwargs) / math.prod([n for out, x, n in axes if out.is_partial and not x.is_partial])
 
 
 def cross_entropy(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
@@ -87,12 +90,8 @@ def _of_sharded_classes(
     else:
         highest, picked = logits.new_full(target.shape, -torch.inf), logits.sum(dim)
     highest = reduced(highest, "max", axes, ctx.mesh)
-    summands = [(logits - highest.unsqueeze(dim)).exp().sum(dim), picked]
     if label_smoothing:
-        summands.append(logits.sum(dim))
-    exponentials, picked, *logit_sum = joined(torch.stack(summands), axes, ctx.mesh).unbind()
-    log_total = exponentials.log() + highest
-    loss = log_total - picked
-    if label_smoothing:
-        loss = (1 - label_smoothing) * loss + label_smoothing * (log_total - logit_sum[0] / total)
-    return loss.masked_fill(target == ignore_index, 0)
+        picked = (1 - label_smoothing) * picked + label_smoothing * (logits.sum(dim) / total)
+    exponentials = (logits - highest.unsqueeze(dim)).exp().sum(dim)
+    exponentials, picked = joined(torch.stack((exponentials, picked)), axes, ctx.mesh).unbind()
+    return (exponentials.log() + highest - picked).masked_fill(target == ignore_index, 0)

@@ -78,7 +78,7 @@ def _attention_dropout(
     indices.append(torch.arange(scores.shape[-1], device=query.device, dtype=torch.int32))
     kept = keep(bits(key, ctx.position, indices), dropout_p)
     # private, and what the op itself uses: a query that sees no key has weights 0, not NaN
-    weights = torch._safe_softmax(scores, -1)
+    weights = torch.ops.aten._safe_softmax(scores, -1)
     return torch.where(kept, weights / (1 - dropout_p), 0) @ value
 
 

@@ -93,7 +93,7 @@ def _batch_norm(
     if not training:
         return op(input, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = [d for d in range(input.ndim) if d != 1]
-    count = math.prod(ctx.input_shapes[0][d] for d in dims)
+    count = math.prod([ctx.input_shapes[0][d] for d in dims])
     axes = ctx.axes_that_shard(ctx.inputs[0], *dims)
     out, mean, variance = _Normalised.apply(input, weight, bias, eps, count, axes, ctx.mesh)
     with torch.no_grad():
