@@ -20,7 +20,7 @@ from torch import fx
 
 from autopar.cluster import Device
 from autopar.cost.node_cost import NodeCost, Work
-from autopar.graph import COST
+from autopar.graph import BIAS_OF, COST
 from autopar.layout import Layout
 
 # cuda: some 100 processors with tiles of 128 x 256. cpu: register blocks inside one core's caches.
@@ -49,6 +49,8 @@ def node_seconds(
 
     With `mesh_shape`, each tensor moves its local bytes: a replicated weight is read whole by every device. Without it,
     the strategy's `work` stands for every tensor.
+
+    The addition of a split bias runs inside its product, unless that is a partial sum: the product then pays for it.
     """
     cost: NodeCost = node.meta[COST]
     work = cost.work
@@ -64,8 +66,21 @@ def node_seconds(
     rate = _flops_per_s(work, strategy.work, outputs, device)
     forward = max(work.flops_forward * strategy.work / rate, forward_bytes / device.bytes_per_s)
     backward = max(work.flops_backward * strategy.work / rate, backward_bytes / device.bytes_per_s)
-    launch = device.launch_seconds
-    return max(forward, work.kernels_forward * launch), max(backward, work.kernels_backward * launch)
+    forward, backward = (
+        max(forward, work.kernels_forward * device.launch_seconds),
+        max(backward, work.kernels_backward * device.launch_seconds),
+    )
+    if BIAS_OF in node.meta:
+        return 0.0, backward
+    if strategy.outputs and strategy.outputs[0].is_partial:
+        forward += _own_addition_seconds(node, device)
+    return forward, backward
+
+
+def _own_addition_seconds(node: fx.Node, device: Device) -> float:
+    """Forward seconds of the bias addition that cannot run inside `node`, a product that is a partial sum."""
+    additions = [user.meta[COST] for user in node.users if user.meta.get(BIAS_OF) is node]
+    return sum(max(cost.moved_bytes_forward / device.bytes_per_s, device.launch_seconds) for cost in additions)
 
 
 def _flops_per_s(work: Work, part: float, output_part: float, device: Device) -> float:

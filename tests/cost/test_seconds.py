@@ -13,7 +13,7 @@ from recorded import graph_of_call
 
 from autopar.cluster import Cluster, Device
 from autopar.cost import annotate, node_seconds
-from autopar.graph import output_tensors, tensor_inputs
+from autopar.graph import BIAS_OF, VAL, output_tensors, tensor_inputs
 from autopar.layout import Layout
 from autopar.tracing import trace
 
@@ -109,6 +109,23 @@ def test_fused_attention_moves_no_score_matrix() -> None:
     node = graph_of_call(F.scaled_dot_product_attention, q, q, q)
     annotate(node.graph, "cuda")
     assert node.meta["cost"].moved_bytes_forward == 4 * q.numel() * q.element_size()
+
+
+def test_a_bias_costs_an_addition_where_its_product_is_a_partial_sum_only() -> None:
+    node = graph_of_call(F.linear, meta(512, 4096), meta(4096, 4096))
+    bias = node.graph.placeholder("bias")
+    bias.meta[VAL] = meta(4096)
+    addition = node.graph.call_function(torch.add, (node, bias))
+    addition.meta.update({VAL: meta(512, 4096), BIAS_OF: node})
+    annotate(node.graph, "cuda")
+    partial = sharded("S1 S1", "P", 1 / 8)
+    alone = node_seconds(addition, sharded("S1 S0", "S1", 1 / 8), A100, (8,))
+    assert alone[0] == 0.0
+    assert alone[1] > 0.0
+    with_bias = node_seconds(node, partial, A100, (8,))[0]
+    del addition.meta[BIAS_OF]
+    without = node_seconds(node, partial, A100, (8,))[0]
+    assert with_bias - without == pytest.approx(node_seconds(addition, sharded("R R", "R", 1.0), A100, (8,))[0])
 
 
 def test_fast_enough_to_be_asked_for_every_strategy() -> None:
