@@ -32,15 +32,15 @@ def split(notes: str) -> Writer:
 
 
 def cat(node: fx.Node) -> str:
-    """Operands one after the other along `dim`."""
+    """Operands one after the other along `dim`; torch skips empty ones, which may be 1-D (a cache's first)."""
     parts, whole = [tuple(t.shape) for t in tensors(node)], output_shapes(node)[0]
     dim = argument(node, "dim", 1, argument(node, "axis", 1, 0)) % len(whole)
-    if any(len(part) != len(whole) for part in parts):  # eager torch skips empty 1-D operands
-        return f"{', '.join(' '.join('_' * len(p)) for p in parts)} -> {' '.join('_' * len(whole))}"
-    unit = math.gcd(*(part[dim] for part in parts))
+    full = [i for i, part in enumerate(parts) if 0 not in part]
+    unit = math.gcd(*(parts[i][dim] for i in full))
     names = letters(len(whole))
-    before = ", ".join(_units(names, dim, unit, part[dim]) for part in parts)
-    return f"{before} -> {_units(names, dim, unit, whole[dim])} | linear"
+    before = [_units(names, dim, unit, p[dim]) if i in full else " ".join("_" * len(p)) for i, p in enumerate(parts)]
+    together = "+".join(map(str, full))
+    return f"{', '.join(before)} -> {_units(names, dim, unit, whole[dim])}{f' | linear:{together}' if full else ''}"
 
 
 def _units(names: Sequence[str], dim: int, unit: int, length: int) -> str:
