@@ -21,7 +21,7 @@ import matplotlib as mpl
 import torch
 from rich.console import Console
 from rich.table import Table
-from train_gpt2 import BATCH, HEADS, LAYERS, SEQUENCE, WIDTH, model_and_batch
+from train_gpt2 import AXES, BATCH, HEADS, LAYERS, SEQUENCE, WIDTH, model_and_batch
 
 from autopar import Cluster, InfeasibleError, Plan, plan
 from autopar.sizes import show_bytes
@@ -36,7 +36,7 @@ def main() -> int:
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     gpus = torch.cuda.device_count()
-    shape = (min(gpus, 4),) if gpus else (2, 2)
+    shape = (min(gpus, 4) if gpus else 4,)
     backend = f"{gpus} GPUs, NCCL" if gpus else f"{os.cpu_count()} cores, gloo"
     console.print(
         f"GPT-2 with {LAYERS} layers, width {WIDTH}, {HEADS} heads, sequences of {SEQUENCE} bytes, batches of {BATCH}, "
@@ -69,7 +69,8 @@ def _title(text: str) -> None:
 
 def _measure(shape: tuple[int, ...], path: Path) -> Cluster:
     """What this machine's processes compute and send, all at once."""
-    _torchrun(["-m", "autopar.calibrate", "--mesh", "x".join(map(str, shape)), "--out", str(path)], math.prod(shape))
+    mesh = ["--mesh", "x".join(map(str, shape)), "--names", ",".join(AXES[len(shape)])]
+    _torchrun(["-m", "autopar.calibrate", *mesh, "--out", str(path)], math.prod(shape))
     cluster = Cluster.load(path)
     rate = cluster.device.flops_per_s["float32"] * cluster.device.efficiency / 1e9
     links = ", ".join(

@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from peak_memory import PeakMemory
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from autopar import Plan, autoparallelize
 
 LAYERS, WIDTH, HEADS, SEQUENCE, BATCH = 6, 256, 8, 256, 8
+AXES = {1: ("ranks",), 2: ("dp", "tp")}
 MEASURED_STEP = 3  # whose peak memory is measured; its time is left out of the mean
 
 
@@ -54,6 +55,7 @@ def model_and_batch() -> tuple[GPT2LMHeadModel, dict[str, torch.Tensor]]:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
+        use_cache=False,
     )
     ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
     model = GPT2LMHeadModel(config)
@@ -63,13 +65,13 @@ def model_and_batch() -> tuple[GPT2LMHeadModel, dict[str, torch.Tensor]]:
 
 def main() -> None:
     arguments = _arguments()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    mesh = _mesh(kind, arguments.mesh) if dist.is_torchelastic_launched() else None
+    device = torch.device(kind)
     torch.manual_seed(0)
     model, example = model_and_batch()
     model.to(device)
-    if dist.is_torchelastic_launched():
-        shape = tuple(map(int, arguments.mesh.split("x")))
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp")[: len(shape)])
+    if mesh is not None:
         plan = Plan.load(arguments.plan) if arguments.plan else None
         model = autoparallelize(model, example, mesh, plan=plan, memory_budget=arguments.memory, precision="fp32")
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -98,6 +100,12 @@ def main() -> None:
         Path(arguments.out).write_text(json.dumps(result))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _mesh(kind: str, text: str) -> DeviceMesh:
+    """Processes along each axis, like 4 or 2x2; each process gets its own GPU where there are any."""
+    shape = tuple(map(int, text.split("x")))
+    return init_device_mesh(kind, shape, mesh_dim_names=AXES[len(shape)])
 
 
 def _arguments() -> argparse.Namespace:

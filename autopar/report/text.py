@@ -153,10 +153,17 @@ def _parameters(plan: Plan) -> list[str]:
             axes.append(plan.axis_names[c.axis])
 
     def cells(p: ParameterPlan) -> tuple[str, ...]:
-        use = ", ".join(f"{kind} {'+'.join(axes)}" for kind, axes in sorted(moved[p.name].items()))
-        again = " (gathered again backward)" if p.regather else ""
+        kinds = {kind: f"{kind} {'+'.join(axes)}" for kind, axes in sorted(moved[p.name].items())}
+        if p.regather and "all-gather" in kinds:
+            kinds["all-gather"] += " twice"
         dtype = p.dtype.removeprefix("torch.") + ("" if p.trainable else ", frozen")
-        return p.name.rpartition(".")[2], _shape(p.shape), dtype, *map(str, p.storage.placements), use + again
+        return (
+            p.name.rpartition(".")[2],
+            _shape(p.shape),
+            dtype,
+            *map(str, p.storage.placements),
+            ", ".join(kinds.values()),
+        )
 
     body = []
     for line in fold([(p.name.rpartition(".")[0], cells(p)) for p in plan.parameters]):

@@ -52,7 +52,7 @@ def test_the_legend_explains_the_placements_that_occur(plan: Plan) -> None:
 def test_parameters_tell_storage_and_what_moves_them(plan: Plan) -> None:
     rows = [" ".join(line.split()) for line in _section(plan.explain(), "Parameters")]
     assert "wte.weight 256x64 float32 R R" in rows
-    assert "h.{0-3}.mlp.c_fc.weight 256x64 float32 S1 S0 all-gather dp (gathered again backward)" in rows
+    assert "h.{0-3}.mlp.c_fc.weight 256x64 float32 S1 S0 all-gather dp twice" in rows
 
 
 def test_collectives_sum_to_what_the_plan_announces(plan: Plan) -> None:
