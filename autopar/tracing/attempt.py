@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 from autopar.graph import VAL
 from autopar.tracing import huggingface, numbers_of_math
 from autopar.tracing.attributes import Attributes
+from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
+from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
 from autopar.tracing.functionalize import functionalize
 from autopar.tracing.guards import take_guards
@@ -65,8 +67,6 @@ class Attempt:
             trace_sizes=options.trace_sizes,
             order=self.order,
         )
-        self.recorder.dynamic.environment.refuses = self.recorder.is_recording
-        self.recorder.dynamic.environment.where = self.recorder.where
         self.calls = ModuleCalls(self.recorder, model, options.policy)
 
     def culprit(self, error: BaseException) -> nn.Module | None:
@@ -109,6 +109,8 @@ class Attempt:
             stack.enter_context(custom_functions(recorder))
             stack.enter_context(one_node_functions(recorder, options.one_node))
             stack.enter_context(numbers_of_math.recorded())
+            stack.enter_context(bodies_recorded(recorder))
+            stack.enter_context(batched_bodies(recorder))
             stack.enter_context(checks_noted(recorder))
             stack.enter_context(overrides_active())
             stack.enter_context(options.paths.offered())

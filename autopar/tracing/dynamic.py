@@ -9,42 +9,31 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # the only maker of SymInts
-from torch.utils._sympy.interp import sympy_interp
 
 from autopar.tracing.errors import TraceError
 
 Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class _Sizes(ShapeEnv):
-    """A shape environment that refuses to guess for the user's Python."""
-
-    refuses: Callable[[], bool] = staticmethod(lambda: False)
-    where: Callable[[], str] = staticmethod(lambda: "")
-
-    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.refuses():
-            decided = self._maybe_evaluate_static(orig_expr)
-            if decided is None:
-                raise TraceError(f"a branch on {orig_expr} depends on dims declared dynamic", where=self.where())
-            return decided
-        return super().evaluate_expr(orig_expr, *args, **kwargs)
-
-
 class DynamicSizes:
     """Symbols for the dynamic dims of inputs, and the nodes of what is computed from them."""
 
-    def __init__(self, graph: fx.Graph, annotate: Callable[[fx.Node, Any, fx.Node | None], None]) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        annotate: Callable[[fx.Node, Any, fx.Node | None], None],
+        refuses: Callable[[], bool],
+        where: Callable[[], str],
+    ) -> None:
         self.graph = graph
         self.annotate = annotate
-        self.environment = _Sizes(duck_shape=False)
-        self._origin: dict[sympy.Basic, tuple[fx.Node, int]] = {}
+        self.refuses, self.where = refuses, where
+        self._origin: dict[Any, tuple[fx.Node, int]] = {}  # of symbols
         self._by_name: dict[str, Any] = {}
         self._written: dict[Any, Any] = {}
 
@@ -57,8 +46,27 @@ class DynamicSizes:
             sizes[dim] = self._by_name[name]
         return torch.empty(sizes, dtype=dtype, device="meta")
 
+    @cached_property
+    def environment(self) -> Any:
+        """A shape environment that refuses to guess for the user's Python. Made where a trace has dynamic dims: it is slow to import."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # the only maker of SymInts
+
+        refuses, where = self.refuses, self.where
+
+        class Sizes(ShapeEnv):
+            def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+                if not refuses():
+                    return super().evaluate_expr(orig_expr, *args, **kwargs)
+                decided = self._maybe_evaluate_static(orig_expr)
+                if decided is None:
+                    raise TraceError(f"a branch on {orig_expr} depends on dims declared dynamic", where=where())
+                return decided
+
+        return Sizes(duck_shape=False)
+
     def _symbol(self, name: str, example: int) -> Any:
         from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         source = ConstantSource(name)
         symbol = self.environment.create_symbol(example, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
@@ -72,6 +80,8 @@ class DynamicSizes:
 
     def node(self, value: Any) -> Any:
         """The node of a symbolic number, or a plain number where it turns out to be one."""
+        from torch.utils._sympy.interp import sympy_interp
+
         expression = value.node.expr
         if expression not in self._written:
             self._written[expression] = sympy_interp(self, {s: self._size(s) for s in expression.free_symbols}, expression)
@@ -79,7 +89,7 @@ class DynamicSizes:
                 self.annotate(self._written[expression], value, None)
         return self._written[expression]
 
-    def _size(self, symbol: sympy.Basic) -> fx.Node:
+    def _size(self, symbol: Any) -> fx.Node:
         if symbol not in self._written:
             source, dim = self._origin[symbol]
             place = source

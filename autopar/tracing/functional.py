@@ -46,3 +46,24 @@ def apply_inplace(method: str, base: Tensor, *args: Any, **kwargs: Any) -> Tenso
     result = base.clone()
     getattr(result, method)(*args, **kwargs)
     return result
+
+
+def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any) -> Any:
+    """`true_fn(*operands)` where `pred` holds, else `false_fn(*operands)`."""
+    return true_fn(*operands) if bool(pred) else false_fn(*operands)
+
+
+def scan(body: Any, carries: Any, inputs: Any, additional: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+    """`body(*carries, *slices, *additional)` along `dim` of the inputs: the last carries, then the stacked outputs.
+
+    >>> scan(lambda c, x: (c + x, c * x), (torch.zeros(()),), (torch.arange(3.0),), ())
+    (tensor(3.), tensor([0., 0., 2.]))
+    """
+    steps = range(inputs[0].shape[dim])
+    made: list[Any] = []
+    for step in reversed(steps) if reverse else steps:
+        values = body(*carries, *(v.select(dim, step) for v in inputs), *additional)
+        carries = tuple(values[: len(carries)])
+        made.append(values[len(carries) :])
+    outs = zip(*(reversed(made) if reverse else made), strict=True)
+    return (*carries, *(torch.stack(values) for values in outs))

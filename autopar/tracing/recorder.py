@@ -60,11 +60,12 @@ class Recorder(TorchFunctionMode):
         self.region: tuple[int, ...] = ()
         self.known = KnownValues()
         self.sizes = SizeNodes(graph, self._annotate_number)
-        self.dynamic = DynamicSizes(graph, self._annotate_number)
+        self.dynamic = DynamicSizes(graph, self._annotate_number, self.is_recording, self.where)
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Tensor] = []
         self.grad = torch.is_grad_enabled()
         self.paused = False
+        self._below = False
         self._detached: dict[fx.Node, fx.Node] = {}
 
     # ---- what the mode sees
@@ -75,6 +76,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused or func in QUESTIONS:
             return func(*args, **kwargs)
+        if self._below:
+            return func(*args, **({**kwargs, "device": _META} if func in FACTORIES else kwargs))
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs)
@@ -145,6 +148,15 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             self.paused = before
+
+    @contextlib.contextmanager
+    def below_functions(self) -> Iterator[None]:
+        """Inside, torch functions are not recorded: someone records what reaches the dispatcher."""
+        before, self._below = self._below, True
+        try:
+            yield
+        finally:
+            self._below = before
 
     def is_recording(self) -> bool:
         """Whether we are in the user's code, and not inside something that is being recorded."""
