@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from autopar.errors import AutoparError, InputError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.agreement import agree, content_digest
+from autopar.runtime.calls import Order, call_key, description, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
+from autopar.runtime.traces import Replan, Traced, adapted
 
 MAX_GRAPHS = 16
 """How many graphs of one model are kept; the one that was not used for longest goes first."""
-
-
-class Traced(Protocol):
-    """What the runtime asks of a trace.
-
-    `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
-    `own_key` is the key of the traced call, `loss_names` are the inputs of a loss that was traced in.
-    """
-
-    @property
-    def graph(self) -> fx.Graph: ...
-    @property
-    def root(self) -> nn.Module: ...
-    @property
-    def constants(self) -> Mapping[str, Any]: ...
-    @property
-    def own_key(self) -> Hashable: ...
-    @property
-    def loss_names(self) -> tuple[str, ...]: ...
-
-    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
-        """All that the trace read from Python in such a call; another key is another graph."""
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The values of the graph's placeholders, in order; InputError where the call is not the traced one."""
-
-    def rebuild(self, leaves: Sequence[Any]) -> Any:
-        """What the model returns, from the flat outputs of the graph."""
-
-
-Replan = Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout]], tuple[Traced, Plan]]
-"""Trace and plan another kind of call, given its arguments and how parameters are stored."""
 
 
 @dataclass
@@ -67,14 +37,13 @@ class Program:
     traced: Traced
     plan: Plan
     lowered: Lowered
-    key: Hashable
     checked: bool = False
 
 
 class Planned:
     """The programs of one model, most recently used first.
 
-    Deep copies of the model share it: a program holds no parameters, it reads those of the model that it runs for.
+    A program holds no parameters, it reads those of the model that it runs for; deep copies of the model share them.
     """
 
     def __init__(
@@ -90,31 +59,47 @@ class Planned:
         self.random: RandomState | None = None
         self.programs: list[Program] = []
         self.replaced: list[weakref.ref[nn.Parameter]] = []
+        self._calls: dict[Hashable, tuple[Program, Order]] = {}
+        self._forget_model()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Planned:
-        return self
+        copied = copy.copy(self)
+        copied._forget_model()
+        return copied
+
+    def _forget_model(self) -> None:
+        self._modules: tuple[nn.Module, ...] = ()
+        self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the model, on this rank's part."""
-        program = self._program(model, args, kwargs)
+        if not self._modules:
+            self._modules = tuple(model.modules())
+        key = call_key(self._modules, args, kwargs)
+        known = self._calls.get(key) if key is not None else None
+        if known is None:
+            program, inputs = self._program(model, args, kwargs)
+            if key is not None and not program.traced.reads_values:
+                self._calls[key] = program, order_of(program.traced, args, kwargs)
+        else:
+            program, order = known
+            inputs = [args[place] if isinstance(place, int) else kwargs[place] for place in order]
         lowered = program.lowered
-        inputs = program.traced.bind(args, kwargs)
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(program, inputs)
-        state = [self._local(model, program, name) for name in lowered.state]
-        key = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        with ExitStack() as stack:
-            if lowered.regather is not None and torch.is_grad_enabled():
-                stack.enter_context(lowered.regather.watching())
-            outputs = lowered.module(*inputs, *state, *key)
+        state = [_local(holder[name]) for holder, name in self._state_of(model, program)]
+        random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
+        with lowered.regather.watching() if lowered.regather and torch.is_grad_enabled() else nullcontext():
+            outputs = lowered.module(*inputs, *state, *random)
         return program.traced.rebuild([self._whole(*pair) for pair in zip(outputs, lowered.outputs, strict=True)])
 
     def add(self, traced: Traced, plan: Plan) -> Program:
         """Make a graph with its plan ready to run."""
-        program = Program(traced, plan, lower(traced.graph, traced.root, plan, self.rank), own_key(traced))
+        program = Program(traced, plan, lower(traced.graph, traced.root, plan, self.rank))
         self.programs.insert(0, program)
         if len(self.programs) > MAX_GRAPHS:
-            self.programs.pop()
+            dropped = self.programs.pop()
+            self._calls = {key: known for key, known in self._calls.items() if known[0] is not dropped}
             warnings.warn(
                 f"the model was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and each new one is "
                 "traced and planned: pad the inputs to fewer shapes",
@@ -124,36 +109,45 @@ class Planned:
 
     # -- which graph ---------------------------------------------------------------------------------
 
-    def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    def _program(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Program, Sequence[Any]]:
+        """The program for a call, and the values of its placeholders."""
         for index, program in enumerate(self.programs):
-            if program.traced.key(args, kwargs) == program.key:
-                if index:
-                    self.programs.insert(0, self.programs.pop(index))
-                return program
-        return self._plan_again(model, args, kwargs)
+            traced = program.traced
+            if traced.key(args, kwargs, model) != traced.own_key:
+                continue
+            try:
+                inputs = traced.bind(args, kwargs)
+            except InputError:  # a guard on values: another program may hold them, or there will be one
+                continue
+            self.programs.insert(0, self.programs.pop(index))
+            return program, inputs
+        program = self._plan_again(model, args, kwargs)
+        return program, program.traced.bind(args, kwargs)
 
     def _plan_again(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """Another kind of call than any before: every rank traces and plans it, with parameters stored as they are."""
-        agree(self.rank.device, {"the shapes and arguments of this call": _description(model, args, kwargs)})
+        agree(self.rank.device, {"the shapes and arguments of this call": description(model, args, kwargs)})
         planned_class = type(model)
         model.__class__ = self.user_class
         try:
             with plain_parameters(model):
                 traced, plan = self.replan(args, kwargs, self.storage)
-                return self.add(traced, plan)
-        except AutoparError as error:
+                return self.add(adapted(traced), plan)
+        except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(args, kwargs, error) from error
         finally:
             model.__class__ = planned_class
 
-    def _refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: AutoparError) -> AutoparError:
+    def _refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
         """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
         try:
-            self.programs[0].traced.bind(args, kwargs)
+            self.programs[-1].traced.bind(args, kwargs)
         except InputError as difference:
-            return InputError(
-                f"{difference.message}; nor can such a call be planned: {error.message}", where=error.where
-            )
+            where = error.where if isinstance(error, AutoparError) else place_of(error)
+            reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
+            return InputError(f"{difference.message}; nor can such a call be planned: {reason}", where=where)
         return error
 
     def _check_first_call(self, program: Program, inputs: Sequence[Any]) -> None:
@@ -173,17 +167,17 @@ class Planned:
 
     # -- values --------------------------------------------------------------------------------------
 
-    def _local(self, model: nn.Module, program: Program, name: str) -> torch.Tensor:
-        """This rank's tensor of a parameter, a buffer, or a constant of the trace."""
-        if name in program.traced.constants:
-            constant = program.traced.constants[name]
-            assert isinstance(constant, torch.Tensor)
-            return constant.to(self.rank.device)
-        path, _, attribute = name.rpartition(".")
-        tensor = getattr(model.get_submodule(path), attribute)
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        assert isinstance(local, torch.Tensor)
-        return local
+    def _state_of(self, model: nn.Module, program: Program) -> list[tuple[dict[str, Any], str]]:
+        """Where the parameters, buffers and constants that a program reads are kept: a dictionary and a name."""
+        found = self._state.get(id(program))
+        if found is None:
+            constants = {
+                n: v.to(self.rank.device) for n, v in program.traced.constants.items() if isinstance(v, torch.Tensor)
+            }
+            found = self._state[id(program)] = [
+                (constants, name) if name in constants else _holder(model, name) for name in program.lowered.state
+            ]
+        return found
 
     def _whole(self, value: Any, output: tuple[Layout, tuple[int, ...]] | None) -> Any:
         """An output for the user: a plain tensor where it is whole, a DTensor where it is sharded."""
@@ -196,24 +190,11 @@ class Planned:
         )
 
 
-def own_key(traced: Any) -> Hashable:
-    if hasattr(traced, "own_key"):
-        return traced.own_key
-    inputs = traced.inputs
-    return traced.key((), inputs.values({leaf.name: leaf.example for leaf in inputs.leaves}))
+def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    path, _, attribute = name.rpartition(".")
+    module = model.get_submodule(path)
+    return (module._parameters if attribute in module._parameters else module._buffers), attribute
 
 
-def loss_names(traced: Any) -> tuple[str, ...]:
-    return traced.loss_names if hasattr(traced, "loss_names") else traced.inputs.loss_names
-
-
-def _description(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """What a call looks like, equal on ranks that call alike: structure, shapes, plain values, modes."""
-    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    words: list[object] = [torch.is_grad_enabled(), model.training, str(spec)]
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            words.append((tuple(leaf.shape), str(leaf.dtype)))
-        else:
-            words.append(leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf).__name__)
-    return repr(words)
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -59,10 +59,12 @@ class HandTraced:
     constants: Mapping[str, Any] = field(default_factory=dict)
     loss_names: tuple[str, ...] = ()
 
-    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    reads_values: bool = False
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         shapes = tuple(tuple(v.shape) for v in given.values() if isinstance(v, torch.Tensor))
-        return self.root.training, torch.is_grad_enabled(), shapes
+        return model.training, torch.is_grad_enabled(), shapes
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -106,7 +108,7 @@ def trace(
         if node.name.startswith("add") and node.args[0].target is functional.linear:
             node.meta[BIAS_OF] = node.args[0]
     traced = HandTraced(graph, model, None, tuple(inputs))
-    traced.own_key = traced.key((), inputs)
+    traced.own_key = traced.key((), inputs, model)
     return traced
 
 

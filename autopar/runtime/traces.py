@@ -1,0 +1,74 @@
+"""What the runtime asks of a trace; it is handed one and imports no tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import fx, nn
+
+from autopar.layout import Layout
+from autopar.plans import Plan
+
+
+class Traced(Protocol):
+    """A traced model.
+
+    `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
+    `own_key` is the key of the traced call, `loss_names` are the inputs of a loss that was traced in,
+    `reads_values` says whether guards look at the values of inputs.
+    """
+
+    @property
+    def graph(self) -> fx.Graph: ...
+    @property
+    def root(self) -> nn.Module: ...
+    @property
+    def constants(self) -> Mapping[str, Any]: ...
+    @property
+    def own_key(self) -> Hashable: ...
+    @property
+    def loss_names(self) -> tuple[str, ...]: ...
+    @property
+    def reads_values(self) -> bool: ...
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
+        """All that a trace of `model` (`root`, or a copy of it) would read from Python in such a call."""
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The values of the graph's placeholders, in order; InputError where the call is not the traced one."""
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """What the model returns, from the flat outputs of the graph."""
+
+
+Replan = Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout]], tuple[Traced, Plan]]
+"""Trace and plan another kind of call, given its arguments and how parameters are stored."""
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    traced: Any
+    own_key: Hashable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.traced, name)
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        return tuple(self.traced.inputs.loss_names)
+
+    @property
+    def reads_values(self) -> bool:
+        return self.traced.guards.graph is not None
+
+    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
+        return replace(self.traced, root=model).key(args, kwargs)
+
+
+def adapted(traced: Any) -> Any:
+    if hasattr(traced, "own_key"):
+        return traced
+    inputs = traced.inputs
+    return _Adapted(traced, traced.key((), inputs.values({leaf.name: leaf.example for leaf in inputs.leaves})))
