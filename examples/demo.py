@@ -27,7 +27,7 @@ from autopar import Cluster, InfeasibleError, Plan, plan
 from autopar.sizes import show_bytes
 
 HERE = Path(__file__).resolve().parent
-console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
 
 
 def main() -> int:
@@ -152,6 +152,7 @@ def _picture(planned: Sequence[float], single: Sequence[float], processes: int, 
     axes.plot(steps, single, color="#9aa5b1", linewidth=6, label="one process")
     axes.plot(steps, planned, color="#c2410c", linewidth=1.8, label=f"{processes} processes by autopar's plan")
     axes.set(xlabel="step", ylabel="loss (nats a byte)", title="Byte-level GPT-2 on Python's standard library")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
@@ -159,7 +160,7 @@ def _picture(planned: Sequence[float], single: Sequence[float], processes: int, 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each of the two runs")
+    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of each of the two runs")
     parser.add_argument("--out", default="out/demo", help="folder for plan, results and picture")
     return parser.parse_args()
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class PeakMemory:
-    """On a GPU the allocator's own counter; on CPU what lives before the step and the profiler's record of it.
+    """On a GPU the allocator's own counter; on CPU, which has none, the bytes of all tensors that are alive.
 
     `peak_bytes` is 0 until a step was measured. Gradients must not be alive between steps (`zero_grad` at the end).
     """
@@ -42,27 +41,37 @@ class PeakMemory:
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         else:
             states = [value for state in optimizer.state.values() for value in state.values()]
-            before = _bytes([*model.parameters(), *model.buffers(), *states, *batch.values()])
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            with LiveStorages([*model.parameters(), *model.buffers(), *states, *batch.values()]) as live:
                 yield
-            self.peak_bytes = before + _peak(recorded)
+            self.peak_bytes = live.peak_bytes
 
 
-def _bytes(values: Iterable[object]) -> int:
-    """Bytes of the tensors' local storages, each counted once."""
-    tensors = [value for value in pytree.tree_leaves(list(values)) if isinstance(value, torch.Tensor)]
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
-    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}.values())
+class LiveStorages(TorchDispatchMode):
+    """Follows the storages of given tensors and of all that ops return, until each is freed."""
 
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._follow(tensors)
 
-def _peak(recorded: profile) -> int:
-    """The highest sum of what was allocated and not yet freed; frees of older memory are not in the record."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(path))
-        events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("name") == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event["args"]["Ev Idx"]):
-        live += event["args"]["Bytes"]
-        peak = max(peak, live)
-    return peak
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._follow(result)
+        return result
+
+    def _follow(self, values: Any) -> None:
+        for value in pytree.tree_leaves(values):
+            if not isinstance(value, torch.Tensor):
+                continue
+            storage = getattr(value, "_local_tensor", value).untyped_storage()
+            if storage not in self._seen:
+                self._seen.add(storage)
+                self.live_bytes += storage.nbytes()
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+                weakref.finalize(storage, self._freed, storage.nbytes())
+
+    def _freed(self, count: int) -> None:
+        self.live_bytes -= count
