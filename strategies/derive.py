@@ -59,7 +59,11 @@ def strategies_for(
             if key not in shared:
                 shared[key] = _of_op(members[node], positions[node], mesh_shape)
             found[node] = shared[key]
-        elif node.op == "output" or (output_tensors(node) and not is_getitem(node)):
+        elif node.op == "output":
+            refs = tensor_inputs(node)
+            dims = [sorted(_sharded_dims(found[ref.node], ref.index)) for ref in refs]
+            found[node] = ends.returned([tuple(tensor_of(ref).shape) for ref in refs], dims, mesh_shape)
+        elif output_tensors(node) and not is_getitem(node):
             key = (
                 node.op,
                 inputs,
@@ -165,14 +169,18 @@ def _of_op(member: Member, positions: tuple[Position, ...], mesh_shape: tuple[in
 
 
 def _of_end(node: fx.Node, constant: bool, mesh_shape: tuple[int, ...], inputs: str) -> tuple[Strategy, ...]:
-    if node.op == "output":
-        return ends.returned(_facts(node), mesh_shape)
     outputs = output_tensors(node)
     if node.op == "get_attr" and not constant:
         return ends.stored(tuple(outputs[0].shape), mesh_shape)
     if node.op == "placeholder":
         return ends.given(tuple(outputs[0].shape), mesh_shape, inputs)
     return ends.replicated(len(tensor_inputs(node)), len(outputs), len(mesh_shape))
+
+
+def _sharded_dims(strategies: tuple[Strategy, ...], output: int) -> set[int]:
+    """The dims on which some strategy shards an output plainly."""
+    placements = {p for strategy in strategies for p in strategy.outputs[output].placements}
+    return {p.dim for p in placements if p.is_sharded and p.outer == 1}
 
 
 def only_replicated(strategies: Mapping[fx.Node, tuple[Strategy, ...]]) -> Iterator[fx.Node]:

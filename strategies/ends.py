@@ -6,21 +6,22 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from autopar.layout import Layout, Placement, R, shard
-from autopar.strategies.modes import TensorFact
 from autopar.strategies.strategy import Strategy
 
 Shape = tuple[int, ...]
+Mesh = tuple[int, ...]
+_MOST_RETURNED = 200  # strategies of the output node
 
 
-def stored(shape: Shape, mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
+def stored(shape: Shape, mesh_shape: Mesh) -> tuple[Strategy, ...]:
     """Storage of a parameter: replicated, or plain shards. Uneven ones only where no dim divides."""
     return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape))
 
 
-def given(shape: Shape, mesh_shape: tuple[int, ...], inputs: str) -> tuple[Strategy, ...]:
+def given(shape: Shape, mesh_shape: Mesh, inputs: str) -> tuple[Strategy, ...]:
     """A placeholder: the same on every rank ("global"), or each rank its part of dim 0 ("local")."""
     dims = [0] if inputs == "local" and shape else []
-    return _one_output([Layout.replicated(len(mesh_shape)), *_plain_layouts(shape, dims, mesh_shape)])
+    return _one_output([Layout.replicated(len(mesh_shape)), *_plain_layouts(shape, dims, mesh_shape, even_only=True)])
 
 
 def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
@@ -29,18 +30,27 @@ def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
     return (Strategy((whole,) * inputs, (whole,) * outputs, ("",) * axes),)
 
 
-def returned(facts: Sequence[TensorFact], mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """The output: on each axis all tensors replicated, or all that can sharded on the same dim."""
-    dims = range(max((len(f.shape) for f in facts), default=0))
+def returned(shapes: Sequence[Shape], dims: Sequence[Sequence[int]], mesh_shape: Mesh) -> tuple[Strategy, ...]:
+    """The output node: what its tensors may be wanted as. `dims` are those worth sharding, tensor by tensor.
+
+    On each axis: all replicated; all that can on dim 0, the batch; or tensors of equal shape alike on any later dim,
+    shape by shape (logits on the vocabulary and cached keys on their heads). Where that is too many, the first two.
+    """
+    kinds = list(dict.fromkeys(zip(shapes, map(tuple, dims), strict=True)))
+    later = [[-1, *(d for d in useful if d > 0)] for _, useful in kinds]
+    choices = list(dict.fromkeys([(-1,) * len(kinds), (0,) * len(kinds), *itertools.product(*later)]))
+    if len(choices) ** len(mesh_shape) > _MOST_RETURNED:
+        choices = choices[:2]
     found: dict[tuple[Layout, ...], Strategy] = {}
-    for choice in itertools.product([-1, *dims], repeat=len(mesh_shape)):
-        layouts = tuple(_fitted(f.shape, choice, mesh_shape) for f in facts)
-        names = tuple("" if dim < 0 else f"dim{dim}" for dim in choice)
+    for choice in itertools.product(*(choices if n > 1 else choices[:1] for n in mesh_shape)):
+        fitted = {kind: _fitted(kind[0], [c[k] for c in choice], mesh_shape) for k, kind in enumerate(kinds)}
+        layouts = tuple(fitted[kind] for kind in zip(shapes, map(tuple, dims), strict=True))
+        names = tuple(" ".join(f"dim{d}" for d in sorted({*c} - {-1})) for c in choice)
         found.setdefault(layouts, Strategy(layouts, (), names))
     return tuple(found.values())
 
 
-def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: tuple[int, ...]) -> Layout:
+def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: Mesh) -> Layout:
     """Sharded by `choice`, but replicated over the axes on which that is not even."""
     placements: list[Placement] = [R] * len(mesh_shape)
     for axis, dim in enumerate(choice):
@@ -60,18 +70,18 @@ def _outer(placements: Iterable[Placement], dim: int, mesh_shape: Sequence[int])
     return outer
 
 
-def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: tuple[int, ...]) -> list[Layout]:
-    """Replicated first, then every way to shard some of `dims` plainly, evenly if any way is even."""
+def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, *, even_only: bool = False) -> list[Layout]:
+    """Replicated first, then every way to shard some of `dims` plainly; unevenly over axes where no way is even."""
     options = [-1, *dims]
     even, ragged = [], []
-    for choice in itertools.product(options, repeat=len(mesh_shape)):
+    for choice in itertools.product(*(options if n > 1 else options[:1] for n in mesh_shape)):
         placements: list[Placement] = []
         for dim in choice:
             placements.append(R if dim < 0 else shard(dim, _outer(placements, dim, mesh_shape[: len(placements)])))
         layout = Layout(tuple(placements))
         if layout.is_legal(shape, mesh_shape):
             even.append(layout)
-        elif layout.is_legal(shape, mesh_shape, ragged=True):
+        elif not even_only and layout.is_legal(shape, mesh_shape, ragged=True):
             ragged.append(layout)
     covered = {_used(layout) for layout in even}
     return even + [layout for layout in ragged if _used(layout) not in covered and _filled(layout, shape, mesh_shape)]
@@ -81,7 +91,7 @@ def _used(layout: Layout) -> tuple[bool, ...]:
     return tuple(p.is_sharded for p in layout.placements)
 
 
-def _filled(layout: Layout, shape: Shape, mesh_shape: tuple[int, ...]) -> bool:
+def _filled(layout: Layout, shape: Shape, mesh_shape: Mesh) -> bool:
     """Whether a ragged layout gives the last rank anything: a parameter shorter than the mesh is not worth cutting."""
     last = layout.local_shape(shape, mesh_shape, [n - 1 for n in mesh_shape])
     return 0 not in last

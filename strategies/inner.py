@@ -20,14 +20,17 @@ def inner_collectives(
 ) -> tuple[InnerCollective, ...]:
     """The collectives of local code `local`, axis by axis; most local code has none."""
     find = _INNER.get(local)
-    return find(facts, layouts, mesh_shape) if find else ()
+    return find(bound, facts, layouts, mesh_shape) if find else ()
 
 
-def _cross_entropy(facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]) -> tuple[InnerCollective, ...]:
+def _cross_entropy(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
     """Over axes that split the classes: the maximum, then sum of exponentials and target logit, a number a row each.
 
-    Over axes that split the rows: the count of labels that are not ignored.
+    Over axes that split the rows of a mean: the count of labels that are not ignored.
     """
+    mean = any(f.note.local and "whole" not in f.note.words for f in bound.factors)
     logits, classes = facts[0], 1 if len(facts[0].shape) > 1 else 0
     local = layouts[0].local_shape(logits.shape, mesh_shape)
     rows, width = 1, _wide(logits)
@@ -38,12 +41,14 @@ def _cross_entropy(facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[in
         if placement.is_sharded and placement.dim == classes:
             found.append(InnerCollective("all_reduce", axis, rows * width, 0))
             found.append(InnerCollective("all_reduce", axis, 2 * rows * width, 0))
-        elif placement.is_sharded:
+        elif placement.is_sharded and mean:
             found.append(InnerCollective("all_reduce", axis, width, 0))
     return tuple(found)
 
 
-def _batch_norm(facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]) -> tuple[InnerCollective, ...]:
+def _batch_norm(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
     """Over axes that split the batch: sums, then sums of squares forward; two sums a channel at once backward."""
     one = layouts[0].local_shape(facts[0].shape, mesh_shape)[1] * _wide(facts[0])
     axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim != 1]
@@ -58,7 +63,7 @@ def _wide(fact: TensorFact) -> int:
     return max(4, fact.item_bytes)
 
 
-_INNER: dict[str, Callable[[Facts, Sequence[Layout], tuple[int, ...]], tuple[InnerCollective, ...]]] = {
+_INNER: dict[str, Callable[[Bound, Facts, Sequence[Layout], tuple[int, ...]], tuple[InnerCollective, ...]]] = {
     "cross_entropy": _cross_entropy,
     "batch_norm": _batch_norm,
 }

@@ -114,7 +114,7 @@ def combine(
 ) -> tuple[Strategy, ...]:
     """The legal products of the modes over the axes: all-replicated first, each pair of layouts once."""
     found: dict[tuple[Layout, ...], Strategy] = {}
-    fitting = [[m for m in modes if _fits(bound, (m,), (n,))] for n in mesh_shape]
+    fitting = [[m for m in modes if _fits(bound, (m,), (n,))] if n > 1 else modes[:1] for n in mesh_shape]
     for choice in itertools.product(*fitting):
         if not _fits(bound, choice, mesh_shape):
             continue

@@ -71,6 +71,6 @@ RULES: dict[str, str | Writer] = {
     "to type type_as int long bool": type_as,
     "where": where,
     "masked_fill": masked_fill,
-    "dropout": dropout,
+    "dropout dropout1d dropout2d dropout3d": dropout,
     "glu": "... k! -> ... _",
 }

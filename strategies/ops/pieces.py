@@ -130,17 +130,20 @@ def write(node: fx.Node) -> str | None:
 def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list[list[str]]] | None:
     """The dims of a tensor, those of `tensor[key]`, and those of the tensors in the key.
 
-    None where a mask or a list is in the key: the result's shape depends on data.
+    None where a mask is in the key: the result's shape depends on data.
     """
     index: list[Any] = list(key) if isinstance(key, (tuple, list)) else [key]
     index = [i if _is_tensor(i) else value(i) for i in index]
-    if any(isinstance(i, (bool, list, tuple)) or (_is_tensor(i) and value(i).dtype == torch.bool) for i in index):
+    listed = [i for i in index if isinstance(i, (list, tuple))]
+    if any(isinstance(i, bool) or (_is_tensor(i) and value(i).dtype == torch.bool) for i in index):
+        return None
+    if len(listed) > 1 or (listed and (any(map(_is_tensor, index)) or not all(type(j) is int for j in listed[0]))):
         return None
     used = sum(i is not None and i is not Ellipsis for i in index)
     index = [j for i in index for j in ([slice(None)] * (len(shape) - used) if i is Ellipsis else [i])]
     index += [slice(None)] * (len(shape) - sum(i is not None for i in index))
     shapes = [tuple(value(i).shape) for i in index if _is_tensor(i)]
-    looked_up = [f"i{k}" for k in range(max(map(len, shapes), default=0))]
+    looked_up = ["_"] if listed else [f"i{k}" for k in range(max(map(len, shapes), default=0))]
     names = iter(zip(letters(len(shape)), shape, strict=True))
     before: list[str] = []
     after: list[str] = []
@@ -157,7 +160,7 @@ def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list
             after.append(kept)
         else:
             before.append("_")
-            places += [len(after)] if _is_tensor(i) else []
+            places += [] if isinstance(i, int) else [len(after)]
     if places:  # torch takes numbers and slices first; the looked-up dims go to the front if a dim lies between them
         position = places[0] if len(set(places)) == 1 else 0
         after[position:position] = looked_up

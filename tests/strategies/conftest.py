@@ -28,6 +28,7 @@ class Simulated:
         self.here = threading.local()
         self.barriers: dict[str, threading.Barrier] = {}
         self.values: dict[str, dict[int, torch.Tensor]] = {}
+        self.moves: dict[Coordinate, list[tuple[int, int]]] = {}  # (axis, bytes handed in) of each collective
 
     def run(
         self, node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], work: Mapping[Coordinate, LocalRun]
@@ -44,9 +45,13 @@ class Simulated:
             for axis, size in enumerate(mesh_shape):
                 self.barriers[_group(coordinate, axis)] = threading.Barrier(size, timeout=20)
                 self.values[_group(coordinate, axis)] = {}
+        self.moves = {coordinate: [] for coordinate in work}
         with ThreadPoolExecutor(len(work)) as pool:
             for done in [pool.submit(one, coordinate) for coordinate in work]:
                 done.result()
+        announced = [(i.axis, size) for i in strategy.inner for size in (i.forward_bytes, i.backward_bytes) if size]
+        for coordinate, moves in self.moves.items():
+            assert sorted(moves) == sorted(announced), f"collectives inside {node.target} on {coordinate}"
         return dict(work)
 
     def _local(
@@ -67,6 +72,7 @@ class Simulated:
     def all_reduce(self, tensor: torch.Tensor, op: str, group: str) -> torch.Tensor:
         """Stands in for the collective: the ranks of a group meet twice at its barrier."""
         axis = int(group.partition(":")[0])
+        self.moves[self.here.coordinate].append((axis, tensor.numel() * tensor.element_size()))
         values = self.values[group]
         values[self.here.coordinate[axis]] = tensor
         self.barriers[group].wait()

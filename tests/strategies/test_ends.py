@@ -1,0 +1,124 @@
+"""Strategies of inputs, parameters and outputs; ops without a rule; what is constant."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from autopar.graph import VAL
+from autopar.strategies import NoRuleWarning, Strategy, strategies_for
+from autopar.strategies.derive import constants
+
+
+def meta(*shape: int, grad: bool = False) -> torch.Tensor:
+    return torch.empty(shape, device="meta").requires_grad_(grad)
+
+
+def node_of(graph: fx.Graph, op: str, target: Any, *args: Any, val: Any) -> fx.Node:
+    node = graph.create_node(op, target, args)
+    node.meta[VAL] = val
+    return node
+
+
+def layouts(ways: tuple[Strategy, ...]) -> list[str]:
+    return [str(way.outputs[0]) for way in ways]
+
+
+def one(op: str, shape: tuple[int, ...], mesh_shape: tuple[int, ...], inputs: str = "global") -> list[str]:
+    """The layouts offered for one input or parameter."""
+    graph = fx.Graph()
+    value = nn.Parameter(meta(*shape)) if op == "get_attr" else meta(*shape)
+    node = node_of(graph, op, "x", val=value)
+    return layouts(strategies_for(graph, mesh_shape, inputs=inputs)[node])
+
+
+def test_parameters_are_stored_plain() -> None:
+    assert one("get_attr", (8, 6), (2,)) == ["R", "S0", "S1"]
+    assert one("get_attr", (8, 6), (2, 2)) == ["R,R", "R,S0", "R,S1", "S0,R", "S0,S0@2", "S0,S1", "S1,R", "S1,S0"]
+
+
+def test_a_parameter_that_no_dim_divides_may_be_ragged() -> None:
+    assert one("get_attr", (7, 8), (2,)) == ["R", "S1"]
+    assert one("get_attr", (7, 5), (2,)) == ["R", "S0", "S1"]
+    assert one("get_attr", (3,), (8,)) == ["R"]
+
+
+def test_inputs_are_whole_or_each_rank_has_its_part() -> None:
+    assert one("placeholder", (8, 6), (2, 2)) == ["R,R"]
+    assert one("placeholder", (8, 6), (2, 2), "local") == ["R,R", "R,S0", "S0,R", "S0,S0@2"]
+    assert one("placeholder", (7, 6), (2,), "local") == ["R"]
+
+
+def test_an_axis_of_one_rank_splits_nothing() -> None:
+    assert one("get_attr", (8, 6), (1, 2)) == ["R,R", "R,S0", "R,S1"]
+    graph = fx.Graph()
+    x = node_of(graph, "placeholder", "x", val=meta(4, 4))
+    relu = node_of(graph, "call_function", torch.relu, x, val=meta(4, 4))
+    assert layouts(strategies_for(graph, (1, 1))[relu]) == ["R,R"]
+
+
+def test_outputs_may_stay_sharded_and_scalars_are_whole() -> None:
+    graph = fx.Graph()
+    x = node_of(graph, "placeholder", "x", val=meta(4, 6))
+    logits = node_of(graph, "call_function", torch.relu, x, val=meta(4, 6))
+    loss = node_of(graph, "call_method", "sum", logits, val=meta())
+    output = graph.output((loss, logits, None))
+    ways = strategies_for(graph, (2,))[output]
+    assert [tuple(map(str, way.inputs)) for way in ways] == [("R", "R"), ("R", "S0"), ("R", "S1")]
+
+
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_an_op_without_a_rule_is_replicated_with_one_warning() -> None:
+    graph = fx.Graph()
+    x = node_of(graph, "placeholder", "x", val=meta(4, 6, grad=True))
+    for _ in range(3):
+        x = node_of(graph, "call_function", unknown, x, val=meta(4, 6, grad=True))
+        x.meta["place"] = "model.py:7"
+    with pytest.warns(NoRuleWarning, match=r"unknown has no sharding rule.*\[at model.py:7\]") as caught:
+        ways = strategies_for(graph, (2,))[x]
+    assert len(caught) == 1
+    assert layouts(ways) == ["R"]
+    assert ways[0].inputs[0].is_replicated
+
+
+def test_a_leaf_module_is_replicated() -> None:
+    graph = fx.Graph()
+    x = node_of(graph, "placeholder", "x", val=meta(4, 6))
+    leaf = node_of(graph, "call_module", "inner", x, val=(meta(4, 6), meta(4)))
+    with pytest.warns(NoRuleWarning):
+        ways = strategies_for(graph, (2,))[leaf]
+    assert [tuple(map(str, way.outputs)) for way in ways] == [("R", "R")]
+
+
+def test_what_no_input_reaches_is_constant() -> None:
+    graph = fx.Graph()
+    x = node_of(graph, "placeholder", "x", val=meta(4))
+    buffer = node_of(graph, "get_attr", "b", val=meta(4))
+    weight = node_of(graph, "get_attr", "w", val=nn.Parameter(meta(4), requires_grad=False))
+    steps = node_of(graph, "call_function", torch.arange, 4, val=meta(4))
+    table = node_of(graph, "call_function", torch.mul, buffer, steps, val=meta(4))
+    used = node_of(graph, "call_function", torch.mul, table, x, val=meta(4))
+    scaled = node_of(graph, "call_function", torch.mul, table, weight, val=meta(4))
+    assert constants(graph) == {buffer, steps, table}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strategies = strategies_for(graph, (2,))
+    assert layouts(strategies[table]) == ["R"]
+    assert len(strategies[used]) > 1
+    assert layouts(strategies[scaled])[0] == "R"
+
+
+def test_partial_gradients_only_where_a_gradient_flows() -> None:
+    graph = fx.Graph()
+    x = node_of(graph, "placeholder", "x", val=meta(4, 6))
+    frozen = node_of(graph, "get_attr", "w", val=meta(6, 6, grad=True))
+    product = node_of(graph, "call_function", nn.functional.linear, x, frozen, val=meta(4, 6, grad=True))
+    by_output = {way.factors[0]: tuple(map(str, way.inputs)) for way in strategies_for(graph, (2,))[product]}
+    assert by_output == {"": ("R", "R"), "...0": ("S0", "R+"), "i": ("S1", "S1"), "o": ("R", "S0")}
