@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from autopar.cluster import Cluster
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
 from autopar.errors import InfeasibleError, LayoutError
@@ -46,6 +47,39 @@ class Price:
     forward: float
     backward: float
     collectives: int
+
+
+@dataclass
+class PriceTable:
+    """What conversions of one tensor cost, looked up once for each pair of layouts."""
+
+    ref: TensorRef
+    cluster: Cluster
+    itemsize: int
+    gradient_itemsize: int
+    needs_grad: bool
+    known: dict[tuple[Layout, Layout], Price | None] = field(default_factory=dict)
+
+    def __call__(self, source: Layout, wanted: Layout) -> Price | None:
+        """None where the conversion is impossible."""
+        key = (source, wanted)
+        if key not in self.known:
+            self.known[key] = self._price(source, wanted)
+        return self.known[key]
+
+    def _price(self, source: Layout, wanted: Layout) -> Price | None:
+        try:
+            forward, backward = conversion_moves(
+                self.ref, source, wanted, self.cluster.shape, needs_grad=self.needs_grad
+            )
+        except LayoutError:
+            return None
+        live = sum(self.cluster.axes[m.axis].size > 1 for m in forward + backward)
+        return Price(self._seconds(forward, self.itemsize), self._seconds(backward, self.gradient_itemsize), live)
+
+    def _seconds(self, moves: Iterable[Move], itemsize: int) -> float:
+        axes = self.cluster.axes
+        return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis]) for m in moves)
 
 
 @dataclass
@@ -71,7 +105,8 @@ class Model:
     seconds: Expression = field(default_factory=dict)  # the objective, in seconds
 
     def __post_init__(self) -> None:
-        self._prices_of: dict[tuple[TensorRef, Layout, Layout], Price | None] = {}
+        self._tables: dict[TensorRef, PriceTable] = {}
+        self._shared_tables: dict[tuple[object, ...], PriceTable] = {}
         self._z: dict[int, list[int]] = {}
         self._kept: dict[int, int] = {}
         for number, op in enumerate(self.problem.ops):
@@ -140,9 +175,9 @@ class Model:
                     cut = sum(p.is_sharded for p in choice.strategy.outputs[0].placements)
                     found[variable] = float(cut + choice.regather)
         for flow in self.flows:
-            ref = self.problem.ref(flow.tensor)
+            table = self.table(self.problem.ref(flow.tensor))
             for pair, variable in flow.pairs.items():
-                price = self.price(ref, pair[0][0], pair[1])
+                price = table(pair[0][0], pair[1])
                 if price is not None and price.collectives:
                     found[variable] = float(price.collectives)
         return found
@@ -216,7 +251,8 @@ class Model:
     def _flow(self, tensor: Tensor, use: Use) -> Flow:
         problem, program = self.problem, self.program
         source, reader, ref = problem.ops[tensor.source], problem.ops[use.op], problem.ref(tensor)
-        grad = needs_grad(problem.memory, ref)
+        table = self.table(ref)
+        grad = table.needs_grad
         ports: dict[Port, list[int]] = {}
         for variable, choice in zip(self.x[tensor.source], source.choices, strict=True):
             layout = choice.strategy.outputs[tensor.output]
@@ -225,53 +261,44 @@ class Model:
         for variable, choice in zip(self.x[use.op], reader.choices, strict=True):
             layout = choice.strategy.inputs[use.index]
             wanted.setdefault(layout if grad else layout.value(), []).append(variable)
-        name = f"{source.node.name}.{tensor.kind}.{reader.node.name}.{use.index}"
-        pairs = {}
+        pairs: dict[Pair, int] = {}
         for port in ports:
             for layout in wanted:
-                if self.price(ref, port[0], layout) is not None:
-                    pairs[port, layout] = program.variable(f"f.{name}")
-        for port, ones in ports.items():
-            out = [(v, 1.0) for (p, _), v in pairs.items() if p == port]
-            program.equal(f"out.{name}", out + [(v, -1.0) for v in ones], 0.0)
-        for layout, ones in wanted.items():
-            into = [(v, 1.0) for (_, w), v in pairs.items() if w == layout]
-            program.equal(f"in.{name}", into + [(v, -1.0) for v in ones], 0.0)
+                if table(port[0], layout) is not None:
+                    pairs[port, layout] = program.variable("f")
+        out: dict[Port, list[tuple[int, float]]] = {port: [(v, -1.0) for v in ones] for port, ones in ports.items()}
+        into: dict[Layout, list[tuple[int, float]]] = {w: [(v, -1.0) for v in ones] for w, ones in wanted.items()}
+        for (port, layout), variable in pairs.items():
+            out[port].append((variable, 1.0))
+            into[layout].append((variable, 1.0))
+        for row in out.values():
+            program.equal("out", row, 0.0)
+        for row in into.values():
+            program.equal("into", row, 0.0)
         if not pairs:
             raise InfeasibleError(f"no layout that '{source.node.name}' gives can become one that '{reader.node.name}' wants")
         return Flow(tensor, use, pairs)
 
     def _prices(self, tensor: Tensor, flows: list[Flow]) -> dict[Pair, Price]:
         """The prices of the pairs that cost something."""
-        ref = self.problem.ref(tensor)
+        table = self.table(self.problem.ref(tensor))
         found = {}
         for pair in {pair: None for flow in flows for pair in flow.pairs}:
-            price = self.price(ref, pair[0][0], pair[1])
+            price = table(pair[0][0], pair[1])
             if price is not None and (price.forward or price.backward or price.collectives):
                 found[pair] = price
         return found
 
-    def price(self, ref: TensorRef, source: Layout, wanted: Layout) -> Price | None:
-        """What it takes to convert a tensor; None where it is impossible."""
-        key = (ref, source, wanted)
-        if key not in self._prices_of:
-            memory, axes = self.problem.memory, self.problem.cluster.axes
-            try:
-                forward, backward = conversion_moves(
-                    ref, source, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref)
-                )
-            except LayoutError:
-                self._prices_of[key] = None
-            else:
-                live = sum(axes[m.axis].size > 1 for m in forward + backward)
-                sizes = tensor_of(ref).dtype.itemsize, reduction_dtype(memory, ref).itemsize
-                ahead, back = self.moves_seconds(forward, sizes[0]), self.moves_seconds(backward, sizes[1])
-                self._prices_of[key] = Price(ahead, back, live)
-        return self._prices_of[key]
-
-    def moves_seconds(self, moves: Iterable[Move], itemsize: int) -> float:
-        axes = self.problem.cluster.axes
-        return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis]) for m in moves)
+    def table(self, ref: TensorRef) -> PriceTable:
+        """Prices of one tensor; tensors of equal form share a table."""
+        if ref not in self._tables:
+            memory = self.problem.memory
+            tensor = tensor_of(ref)
+            sizes = tensor.dtype.itemsize, reduction_dtype(memory, ref).itemsize
+            key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
+            shared = self._shared_tables.setdefault(key, PriceTable(ref, self.problem.cluster, *sizes, key[2]))
+            self._tables[ref] = shared
+        return self._tables[ref]
 
     def _paid(self, flows: list[Flow], prices: dict[Pair, Price]) -> dict[Pair, int]:
         """Per pair that costs something, the variable that is 1 when any use needs it."""
@@ -327,7 +354,11 @@ class Model:
         for flow in flows:
             op = self.problem.ops[flow.use.op]
             drops = flow.use.index in self.problem.memory.saved(op.node)[0]  # its regathers, if it has any
-            wanted = [pair for pair in flow.pairs if pair in prices and (op.replayed or again or (pair[0][1] and drops))]
+            wanted = [
+                pair
+                for pair in flow.pairs
+                if pair in prices and (again or (prices[pair].forward and (op.replayed or (pair[0][1] and drops))))
+            ]
             for pair, variable in self.replays(flow, wanted).items():
                 if pair[0][1] and drops:
                     self.pay(variable, -self.problem.memory.micro_batches * prices[pair].forward)
@@ -349,7 +380,8 @@ class Model:
             times: int | Expression = q if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else r
             most = 1 if kind == "first" else max(1, self._count(flow.tensor))
             ones = [flow.pairs[pair] for pair in missing]
-            rest = [v for pair, v in flow.pairs.items() if pair not in missing]
+            apart = set(missing)
+            rest = [v for pair, v in flow.pairs.items() if pair not in apart]
             if rest:
                 ones.append(self.program.variable("rest"))
                 self.program.equal("rest", [(v, 1.0) for v in rest] + [(ones[-1], -1.0)], 0.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pulp
 
@@ -13,6 +14,8 @@ from autopar.errors import AutoparError, InputError
 Terms = Iterable[tuple[int, float]]  # (variable, coefficient)
 
 SOLVERS = ("highs", "cbc")
+_SENSES = {-1: pulp.LpConstraintLE, 0: pulp.LpConstraintEQ, 1: pulp.LpConstraintGE}
+_MARGIN = 0.005  # the first margin of reduced costs, relative
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Outcome:
     objective: float
     bound: float
     seconds: float
+    reduced: Sequence[float] = ()  # reduced costs, of a relaxation
 
 
 @dataclass
@@ -34,15 +38,22 @@ class Program:
     lower: list[float] = field(default_factory=list)
     upper: list[float | None] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)  # 0 or at least 1 in every integer solution
     cost: dict[int, float] = field(default_factory=dict)
     rows: list[tuple[str, dict[int, float], int, float]] = field(default_factory=list)
 
-    def variable(self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False) -> int:
-        """A new variable, continuous in [0, 1] unless said; returns its number."""
+    def variable(
+        self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
+    ) -> int:
+        """A new variable, continuous in [0, 1] unless said; returns its number.
+
+        `whole`: where the integers are integers, this one is 0 or at least 1 by itself.
+        """
         self.names.append(name)
         self.lower.append(lower)
         self.upper.append(upper)
         self.integer.append(integer)
+        self.whole.append(whole)
         return len(self.names) - 1
 
     def pay(self, variable: int, cost: float) -> None:
@@ -60,32 +71,54 @@ class Program:
         self.rows.append((name, _sum(terms), 1, right))
 
     def solve(self, solver: str = "highs", *, time_limit: float = 60.0, gap: float = 1e-4) -> Outcome:
-        """Solve on one thread to relative `gap` or until `time_limit` seconds; the same program gives the same answer."""
-        problem = pulp.LpProblem("plan", pulp.LpMinimize)
-        variables = [
-            pulp.LpVariable(f"v{i}", low, up, pulp.LpInteger if whole else pulp.LpContinuous)
-            for i, (low, up, whole) in enumerate(zip(self.lower, self.upper, self.integer, strict=True))
-        ]
-        objective = pulp.LpAffineExpression([(variables[i], c) for i, c in self.cost.items()])
-        problem.setObjective(objective)
-        senses = {-1: pulp.LpConstraintLE, 0: pulp.LpConstraintEQ, 1: pulp.LpConstraintGE}
-        for number, (_, terms, sense, right) in enumerate(self.rows):
-            expression = pulp.LpAffineExpression([(variables[i], c) for i, c in terms.items()])
-            problem.addConstraint(pulp.LpConstraint(expression, senses[sense], f"r{number}", right))
-        problem.addVariables(variables)
-        engine = self._engine(solver, time_limit, gap)
+        """Solve on one thread to relative `gap` or until `time_limit` seconds; the same program gives the same answer.
+
+        First the linear relaxation. Its optimum L is a bound, and a solution in which a variable of reduced cost d is
+        1 costs at least L + d. Variables with d above a margin are left out; what is found then is compared with
+        L + margin, and with a wider margin the rest is repeated if it has to be.
+        """
         start = time.process_time()
-        problem.solve(engine)
+        everything = range(len(self.names))
+        relaxed = self._optimise(solver, everything, False, time_limit, gap)
+        if relaxed.status == "infeasible" or not any(self.integer):
+            return relaxed
+        low = relaxed.objective
+        margin = max(abs(low) * max(gap, _MARGIN), 1e-6)
+        while True:
+            left = max(1.0, time_limit - (time.process_time() - start))
+            kept = [i for i in everything if not (self.whole[i] and self.lower[i] == 0 and relaxed.reduced[i] > margin)]
+            found = self._optimise(solver, kept, True, left, gap)
+            complete = len(kept) == len(self.names)
+            bound = found.bound if complete else min(found.bound, low + margin)
+            if complete or found.objective - bound <= gap * abs(found.objective) or left <= 1.0:
+                return replace(found, bound=bound, seconds=time.process_time() - start)
+            margin = 1.001 * (found.objective - low) if found.status != "infeasible" else 8 * margin
+
+    def _optimise(self, solver: str, kept: Sequence[int], integer: bool, time_limit: float, gap: float) -> Outcome:
+        """The program with all variables outside `kept` at 0, as it is or relaxed."""
+        problem = pulp.LpProblem("plan", pulp.LpMinimize)
+        variables: list[pulp.LpVariable | None] = [None] * len(self.names)
+        for i in kept:
+            category = pulp.LpInteger if integer and self.integer[i] else pulp.LpContinuous
+            variables[i] = pulp.LpVariable(f"v{i}", self.lower[i], self.upper[i], category)
+        problem.addVariables([v for v in variables if v is not None])
+        problem.setObjective(_expression(variables, self.cost))
+        for number, (_, terms, sense, right) in enumerate(self.rows):
+            expression = _expression(variables, terms)
+            if expression or (right < 0 if sense < 0 else right > 0 if sense > 0 else right != 0):
+                problem.addConstraint(pulp.LpConstraint(expression, _SENSES[sense], f"r{number}", right))
+        start = time.process_time()
+        problem.solve(self._engine(solver, time_limit, gap))
         seconds = time.process_time() - start
-        solved = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}
-        status = solved.get(problem.sol_status)
+        status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
         if status is None:
             if problem.status == pulp.LpStatusInfeasible:
-                return Outcome("infeasible", (), float("inf"), float("inf"), seconds)
+                return Outcome("infeasible", (), math.inf, math.inf, seconds)
             raise AutoparError(f"the solver found no plan within {time_limit:g} seconds: give it more time_limit")
-        values = [v.varValue if v.varValue is not None else low for v, low in zip(variables, self.lower, strict=True)]
+        values = [0.0 if v is None else (v.varValue or 0.0) for v in variables]
         value = sum(c * values[i] for i, c in self.cost.items())
-        return Outcome(status, values, value, self._bound(problem, value, gap, status), seconds)
+        reduced = [] if integer else [0.0 if v is None else (v.dj or 0.0) for v in variables]
+        return Outcome(status, values, value, self._bound(problem, value, gap, status, integer), seconds, reduced)
 
     def _engine(self, solver: str, time_limit: float, gap: float) -> pulp.LpSolver:
         if solver == "highs" and pulp.HiGHS(msg=False).available():
@@ -94,11 +127,17 @@ class Program:
             return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
         raise InputError(f"solver {solver!r} is unknown: use one of {', '.join(SOLVERS)}")
 
-    def _bound(self, problem: pulp.LpProblem, value: float, gap: float, status: str) -> float:
+    def _bound(self, problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:
         model = getattr(problem, "solverModel", None)
-        if model is not None and any(self.integer):
+        if not integer:
+            return value
+        if model is not None:
             return min(value, float(model.getInfo().mip_dual_bound))
         return value * (1 - gap) if status == "optimal" else 0.0
+
+
+def _expression(variables: Sequence[pulp.LpVariable | None], terms: Mapping[int, float]) -> pulp.LpAffineExpression:
+    return pulp.LpAffineExpression([(v, c) for i, c in terms.items() if (v := variables[i]) is not None])
 
 
 def _sum(terms: Terms) -> dict[int, float]:

@@ -58,7 +58,7 @@ class Rows:
         self.always: Expression = {}
         self.optimizer: Expression = {}
         limit = None if budget_bytes is None else budget_bytes / UNIT
-        self.peak = self.program.variable("peak", upper=limit)
+        self.peak = self.program.variable("peak", upper=limit, whole=False)
         self._parameters()
         self._inputs_and_outputs()
         self._internal()
@@ -259,7 +259,7 @@ class Rows:
     def _gathered_in_replay(self, stage: int, sizes: Expression) -> None:
         """In a replay a gathered parameter stays until its gradient: bytes >= sum of sizes, if any block recomputes."""
         most = sum(sizes.values()) / UNIT
-        block = self.program.variable("gathered", upper=None)
+        block = self.program.variable("gathered", upper=None, whole=False)
         terms = [(v, -c / UNIT) for v, c in sizes.items()]
         self.program.at_least("gathered", [(block, 1.0), (self.model.any_recomputed[stage], -most), *terms], -most)
         add(self.stages[stage].block, block, UNIT)
@@ -298,7 +298,7 @@ class Rows:
         if not sizes:
             return None
         floor = max(low for _, low, _ in sizes)
-        largest = self.program.variable(f"workspace.{number}", lower=floor / UNIT, upper=None)
+        largest = self.program.variable(f"workspace.{number}", lower=floor / UNIT, upper=None, whole=False)
         for terms, _, most in sizes:
             if most > floor:
                 self.program.at_least("workspace", [(largest, 1.0)] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
@@ -345,7 +345,7 @@ class Rows:
         """A variable equal to a sum of bytes (in MiB), and another such variable."""
         if not terms:
             return more
-        found = self.program.variable(name, lower=0.0, upper=None)
+        found = self.program.variable(name, upper=None, whole=False)
         rest = [(more, -1.0)] if more is not None else []
         self.program.equal(name, [(found, 1.0), *rest] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
         return found
