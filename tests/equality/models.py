@@ -185,7 +185,8 @@ def _translation(step: int) -> dict[str, torch.Tensor]:
 
 def _vectors(step: int) -> dict[str, torch.Tensor]:
     generator = _random(step)
-    return {"x": torch.randn(BATCH, 32, generator=generator), "target": torch.randn(BATCH, 8, generator=generator)}
+    x = torch.randn(BATCH, 4 * SEQUENCE, 32, generator=generator)
+    return {"x": x, "target": torch.randn(BATCH, 4 * SEQUENCE, 8, generator=generator)}
 
 
 def _pictures(step: int) -> dict[str, torch.Tensor]:

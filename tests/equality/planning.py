@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import models
 from promotion import Promotion
 
 import autopar
+import autopar.cluster
 from autopar.plans import Plan
 
 KINDS = ("free", "sharded", "recompute", "tp")
@@ -55,6 +56,17 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 }
 
 
+def eager_cluster(shape: tuple[int, ...]) -> autopar.Cluster:
+    """Slow devices on a fast network without latency, so that sharding pays even for a model of a few thousand weights."""
+    preset = autopar.Cluster.preset("cpu", shape=shape)
+    device = replace(preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9))
+    axes = tuple(
+        autopar.cluster.Axis(axis.name, axis.size, latency_seconds=1e-9, bytes_per_s=1e9 * (index + 1))
+        for index, axis in enumerate(preset.axes)
+    )
+    return replace(preset, device=device, axes=axes)
+
+
 def make_plan(job: Job) -> Plan:
     """A plan of the job's kind: budgets are lowered step by step until the kind shows."""
     dtype = getattr(torch, job.dtype)
@@ -62,7 +74,7 @@ def make_plan(job: Job) -> Plan:
     with Promotion() if job.dtype == "float64" else contextlib.nullcontext():
         model = models.build(job.model, dtype)
         inputs = models.batch(job.model, 0, dtype)
-        cluster = autopar.Cluster.preset("cpu", shape=job.mesh)
+        cluster = eager_cluster(job.mesh)
 
         def plan(**options: Any) -> Plan:
             return autopar.plan(

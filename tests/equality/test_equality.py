@@ -71,6 +71,7 @@ def _launch(folder: Path, name: str, jobs: list[planning.Job], ranks: int) -> li
             "mesh": job.mesh,
             "plan": f"{job.id}.plan.json",
             "optimizer": planning.OPTIMIZERS[job.dtype],
+            "evaluate": job.kind == "free",
         }
         for job in jobs
     ]

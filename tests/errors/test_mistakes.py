@@ -22,7 +22,7 @@ EXPECTED = {
     "mesh_too_large": ("RuntimeError|InputError|ValueError", r"[Mm]esh"),
     "one_rank_differs": ("PlanMismatchError", r"rank"),
     "one_rank_fails": ("InputError|PlanMismatchError", r"rank|'y'"),
-    "early_optimizer": ("InputError|AutoparError|PlanMismatchError", r"optimizer"),
+    "early_optimizer": ("InputError", r"optimizer"),
 }
 
 
@@ -41,6 +41,6 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_every_rank_gets_a_clear_error_soon(mistake: str, met: list[dict[str, Any]]) -> None:
     kind, message = EXPECTED[mistake]
     for rank in met:
-        assert re.fullmatch(kind, rank[mistake]["kind"]), rank[mistake]
+        assert set(kind.split("|")) & set(rank[mistake]["kinds"]), rank[mistake]
         assert re.search(message, rank[mistake]["message"], re.DOTALL), rank[mistake]
         assert rank[mistake]["seconds"] < 30, "no hang: the process group's timeout is 60 seconds"

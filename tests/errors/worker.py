@@ -101,9 +101,9 @@ def main() -> None:
         start = time.monotonic()
         try:
             mistake(mesh)
-            met[mistake.__name__] = {"kind": "none", "message": "no error"}
+            met[mistake.__name__] = {"kinds": [], "message": "no error"}
         except Exception as error:
-            met[mistake.__name__] = {"kind": type(error).__name__, "message": str(error)}
+            met[mistake.__name__] = {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": str(error)}
         met[mistake.__name__]["seconds"] = time.monotonic() - start
         Path(sys.argv[1], f"rank{dist.get_rank()}.json").write_text(json.dumps(met))
         dist.barrier()
