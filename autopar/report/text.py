@@ -59,10 +59,14 @@ def _summary(plan: Plan) -> list[str]:
 
 
 def _precision(plan: Plan) -> str:
-    kinds = {kind: dtype.removeprefix("torch.") for kind, dtype in plan.precision.items() if dtype}
-    if len(set(kinds.values())) < 2:
-        return next(iter(kinds.values()), "dtypes of the model")
-    return ", ".join(f"{dtype} {kind}" for kind, dtype in kinds.items())
+    """Dtypes with what has them: "float32 parameter, bfloat16 compute+reduction"."""
+    kinds: defaultdict[str, list[str]] = defaultdict(list)
+    for kind, dtype in plan.precision.items():
+        if dtype:
+            kinds[dtype.removeprefix("torch.")].append(kind)
+    if len(kinds) < 2:
+        return next(iter(kinds), "dtypes of the model")
+    return ", ".join(f"{dtype} {'+'.join(names)}" for dtype, names in kinds.items())
 
 
 def _micro_batches(number: int) -> str:
@@ -135,8 +139,8 @@ def _legend_key(placement: str) -> str:
 
 
 def _cell(placement: str, factor: str) -> str:
-    """A placement, and the factor's name where the rule gives it one (not a dim of an ellipsis)."""
-    return f"{placement} {factor}" if factor.isalnum() and factor != placement else placement
+    """A placement, and the factor's name where the rule gives it a word."""
+    return f"{placement} {factor}" if factor.isalpha() and factor != placement else placement
 
 
 def _padded(factors: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
