@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
-from autopar.tracing import huggingface, numbers_of_math
+from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
@@ -58,7 +58,7 @@ class Attempt:
         self.model, self.inputs, self.options = model, inputs, options
         self.graph = fx.Graph()
         self.attributes = Attributes(model, options.parameter_dtype)
-        self.order = ExecutionOrder(model, self.attributes.original)
+        self.order = ExecutionOrder(model)
         self.recorder = Recorder(
             self.graph,
             self.attributes,
@@ -74,6 +74,14 @@ class Attempt:
         return self.calls.culprit(error)
 
     def run(self) -> Traced:
+        """Trace; whatever happens, nothing that the attempt set up stays."""
+        try:
+            return self._run()
+        finally:
+            self.attributes.release()
+
+    def _run(self) -> Traced:
+        own_key = matching.key(self.inputs, (), self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
         placeholders = self._placeholders()
         with self._set_up():
             leaves, out_spec = pytree.tree_flatten(self._call(placeholders))
@@ -96,6 +104,7 @@ class Attempt:
             order=self.order,
             types=self.calls.types,
             failures=dict(self.options.policy.failed),
+            own_key=own_key,
         )
 
     @contextlib.contextmanager

@@ -66,6 +66,11 @@ class Attributes:
             return torch.rand(tensor.shape).to(tensor.dtype)
         return original.to("cpu", tensor.dtype, copy=True)
 
+    def release(self) -> None:
+        """Forget the model's own tensors: a trace must not keep alive what the runtime replaces."""
+        self._by_id.clear()
+        self._alive.clear()
+
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """Parameters and buffers are data-free inside; the model is as it was afterwards."""
@@ -77,7 +82,11 @@ class Attributes:
                     if tensor is None:
                         continue
                     if id(tensor) not in stand_ins:
-                        dtype = self.parameter_dtype if tensor.is_floating_point() and tensors is module._parameters else None
+                        dtype = (
+                            self.parameter_dtype
+                            if tensor.is_floating_point() and tensors is module._parameters
+                            else None
+                        )
                         stand_in = stand_ins[id(tensor)] = _data_free(tensor, dtype)
                         self._by_id[id(stand_in)] = Attribute(f"{path}.{name}" if path else name, stand_in, tensor)
                     tensors[name] = stand_ins[id(tensor)]  # type: ignore[index]

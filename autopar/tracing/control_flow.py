@@ -17,8 +17,10 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
 from autopar.tracing import functional
-from autopar.tracing.recorder import Arguments, Recorder
+from autopar.tracing.arguments import Arguments
+from autopar.tracing.recorder import Recorder
 from autopar.tracing.replaced import original, replaced
+from autopar.tracing.values import data_free_like
 
 Tensor = torch.Tensor
 
@@ -28,7 +30,12 @@ class Body(Recorder):
 
     def __init__(self, outer: Recorder) -> None:
         super().__init__(
-            fx.Graph(), outer.attributes, device=outer.device, bias_addition_split=outer.split, trace_sizes=False, order=outer.order
+            fx.Graph(),
+            outer.attributes,
+            device=outer.device,
+            bias_addition_split=outer.split,
+            trace_sizes=False,
+            order=outer.order,
         )
         self.outer = outer
         self.scope, self.region = outer.scope, outer.region
@@ -55,8 +62,7 @@ class Body(Recorder):
         """Record `function(*operands)`; tensors among the operands become inputs."""
 
         def fresh(value: Tensor) -> Tensor:
-            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            copy.requires_grad_(value.requires_grad)
+            copy = data_free_like(value)
             placeholder = self.graph.placeholder(f"operand_{len(self.inputs)}")
             self.register(placeholder, copy)
             self.inputs.append(placeholder)
@@ -132,7 +138,7 @@ def record_cond(recorder: Recorder, pred: Any, true_fn: Any, false_fn: Any, oper
     taken = Arguments(recorder).take([pred, tensors])
     node = recorder.graph.call_function(functional.cond, (taken[0], *names, (*taken[1], *lifted)))
     with recorder.pausing():
-        result = pytree.tree_map_only(Tensor, _separate, bodies[0].result)
+        result = pytree.tree_map_only(Tensor, data_free_like, bodies[0].result)
         recorder.register(node, result)
     return result
 
@@ -154,21 +160,17 @@ def record_scan(recorder: Recorder, combine_fn: Any, init: Any, xs: Any, dim: in
     lifted = list(body.lifted)
     name = _attach(recorder, "scan", combine_fn, body.module(lifted))
     taken = Arguments(recorder).take([carries, inputs])
-    node = recorder.graph.call_function(functional.scan, (name, *map(tuple, taken), tuple(lifted)), {"dim": dim, "reverse": reverse})
+    node = recorder.graph.call_function(
+        functional.scan, (name, *map(tuple, taken), tuple(lifted)), {"dim": dim, "reverse": reverse}
+    )
     with recorder.pausing():
-        made = [_separate(v) for v in body.result]
+        made = [data_free_like(v) for v in body.result]
         outs = [v.expand(inputs[0].shape[dim], *v.shape).clone() for v in made[len(carries) :]]
         result = (*made[: len(carries)], *outs)
         recorder.register(node, result)
     # the structure of the outputs is what the body returned; a single carry or output stands for itself
     carry = pytree.tree_unflatten(list(result[: len(carries)]), carry_spec)
     return carry, outs[0] if len(outs) == 1 else tuple(outs)
-
-
-def _separate(value: Tensor) -> Tensor:
-    """A result of its own: a body may hand an operand through."""
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return copy.requires_grad_() if value.requires_grad else copy
 
 
 def _attach(recorder: Recorder, kind: str, function: Any, body: fx.GraphModule) -> fx.Node:

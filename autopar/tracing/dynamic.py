@@ -49,7 +49,9 @@ class DynamicSizes:
     @cached_property
     def environment(self) -> Any:
         """A shape environment that refuses to guess for the user's Python. Made where a trace has dynamic dims: it is slow to import."""
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # the only maker of SymInts
+        from torch.fx.experimental.symbolic_shapes import (
+            ShapeEnv,  # the only maker of SymInts
+        )
 
         refuses, where = self.refuses, self.where
 
@@ -84,7 +86,9 @@ class DynamicSizes:
 
         expression = value.node.expr
         if expression not in self._written:
-            self._written[expression] = sympy_interp(self, {s: self._size(s) for s in expression.free_symbols}, expression)
+            self._written[expression] = sympy_interp(
+                self, {s: self._size(s) for s in expression.free_symbols}, expression
+            )
             if isinstance(self._written[expression], fx.Node):
                 self.annotate(self._written[expression], value, None)
         return self._written[expression]

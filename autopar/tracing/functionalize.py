@@ -124,7 +124,10 @@ class _Functionalization:
                 self._hold(writer, self.now(target))
             return
         # Several tensors at once: the call stays, and writes into private copies.
-        copies = {self.now(n): Pure(self.graph, writer, self.now(n), v).method("clone", self.now(n)) for n, v in written.items()}
+        copies = {
+            self.now(n): Pure(self.graph, writer, self.now(n), v).method("clone", self.now(n))
+            for n, v in written.items()
+        }
         self.writers.discard(writer)
         writer.args = fx.map_arg(args, lambda n: copies.get(n, n))
         writer.kwargs = fx.map_arg(kwargs, lambda n: copies.get(n, n))
@@ -186,7 +189,9 @@ class Pure:
 
     def _noted(self, node: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
         node.meta = {k: v for k, v in self.source.meta.items() if k not in (WRITES, KNOWN)}
-        value = torch.empty_strided(self.value.shape, self.value.stride(), dtype=dtype or self.value.dtype, device="meta")
+        value = torch.empty_strided(
+            self.value.shape, self.value.stride(), dtype=dtype or self.value.dtype, device="meta"
+        )
         node.meta[VAL] = value.requires_grad_() if self.value.requires_grad else value
         return node
 
@@ -208,7 +213,11 @@ class Pure:
     def _overload(self, twin: Any, args: Any, kwargs: Any) -> fx.Node:
         """The pure form of an ATen operation."""
         name = self.source.target._schema.name  # type: ignore[union-attr]
-        if name == "aten::copy_" and args[1].meta[VAL].shape == self.value.shape and args[1].meta[VAL].dtype == self.value.dtype:
+        if (
+            name == "aten::copy_"
+            and args[1].meta[VAL].shape == self.value.shape
+            and args[1].meta[VAL].dtype == self.value.dtype
+        ):
             return args[1]  # type: ignore[no-any-return]
         return self.function(twin, *args, **kwargs)
 

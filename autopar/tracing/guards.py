@@ -64,7 +64,9 @@ def take_guards(graph: fx.Graph) -> Guards:
         if node in needed or node.op == "placeholder":
             copied[node] = copy.node_copy(node, copied.__getitem__)
     copy.output(tuple(copied[n] for n in readings))
-    guards = [Guard(str(getattr(n.target, "__name__", n.target)).strip("_"), n.meta[ANSWER], n.meta[PLACE]) for n in readings]
+    guards = [
+        Guard(str(getattr(n.target, "__name__", n.target)).strip("_"), n.meta[ANSWER], n.meta[PLACE]) for n in readings
+    ]
     for node in reversed(readings):
         graph.erase_node(node)
     return Guards(copy, guards)

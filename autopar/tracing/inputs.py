@@ -44,6 +44,7 @@ class Inputs:
     fixed: dict[str, Any]
     loss_names: tuple[str, ...] = ()
     model_names: frozenset[str] = frozenset()
+    modules: tuple[nn.Module, ...] = ()
     leaves: list[Leaf] = field(default_factory=list)
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def gather(
                 raise ArgumentError(f"{kind} names {name!r}, but {type(model).__name__}.forward takes {known}")
     for name in meta_args.keys() & concrete_args.keys():
         raise ArgumentError(f"{name!r} is both an example (meta_args) and fixed (concrete_args): choose one")
-    inputs = Inputs(signature, {}, {}, loss_names)
+    inputs = Inputs(signature, {}, {}, loss_names, modules=tuple(model.modules()))
     order = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     order += [n for n in (*meta_args, *concrete_args) if n not in order]
     order += [n for n in loss_names if n not in order]
@@ -122,7 +123,7 @@ def _add(inputs: Inputs, name: str, value: Any) -> None:
             leaf_name = next(names)
             while leaf_name in taken:
                 leaf_name += "_"
-            leaf = Leaf(leaf_name, name, value.tensor if known else value, known)
+            leaf = Leaf(leaf_name, name, value.tensor if isinstance(value, Known) else value, known)
             if known and leaf.example.device.type == "meta":
                 raise ArgumentError(f"the example of {name!r} is marked known but has no data (meta device)")
             taken.add(leaf_name)
@@ -136,7 +137,9 @@ def _add(inputs: Inputs, name: str, value: Any) -> None:
 def _concrete(name: str, value: Any) -> Any:
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta":
-            raise ArgumentError(f"concrete_args fixes {name!r} to a tensor without data (meta device): give it in meta_args")
+            raise ArgumentError(
+                f"concrete_args fixes {name!r} to a tensor without data (meta device): give it in meta_args"
+            )
     return value
 
 

@@ -55,7 +55,9 @@ class KnownValues:
     def knows(self, tensors: list[torch.Tensor]) -> bool:
         return all(id(t) in self.values for t in tensors)
 
-    def run(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any, written: list[int]) -> Any:
+    def run(
+        self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any, written: list[int]
+    ) -> Any:
         """`func` on real values; None where one is unknown, the function is random, or the result is large."""
         self._from_input = False
         if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):

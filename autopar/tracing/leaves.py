@@ -70,7 +70,10 @@ def is_layer(module: nn.Module) -> bool:
     home = type(module).__module__
     if home.startswith(("torch.nn", "torch.ao.nn")):
         return not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
-    return home == "transformers.activations" or f"{home}.{type(module).__qualname__}" == "transformers.pytorch_utils.Conv1D"
+    return (
+        home == "transformers.activations"
+        or f"{home}.{type(module).__qualname__}" == "transformers.pytorch_utils.Conv1D"
+    )
 
 
 def _is_type(module: nn.Module, kind: type[nn.Module] | str) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import ArgumentError
@@ -37,9 +36,14 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     values: list[torch.Tensor] = []
     for name, argument in inputs.arguments.items():
         value = named.pop(name, _default(inputs, name))
+        if argument.spec.is_leaf():  # a plain tensor, as nearly always
+            values.append(_checked(argument.leaves[0], value))
+            continue
         leaves, spec = pytree.tree_flatten(value)
         if len(leaves) != len(argument.leaves) or (spec != argument.spec and not _same_kind(spec, argument.spec)):
-            raise ArgumentError(f"argument {name!r} was traced as {_describe(argument.spec)}, and is now {_describe(spec)}")
+            raise ArgumentError(
+                f"argument {name!r} was traced as {_describe(argument.spec)}, and is now {_describe(spec)}"
+            )
         for leaf, given in zip(argument.leaves, leaves, strict=True):
             if isinstance(leaf, Leaf):
                 values.append(_checked(leaf, given))
@@ -52,21 +56,23 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     return values
 
 
-def key(inputs: Inputs, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+def key(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
     """Equal for two calls that take the same trace, as far as Python's side of the call can tell."""
     named = named_arguments(inputs, args, kwargs)
-    parts: list[Hashable] = [torch.is_grad_enabled(), tuple(m.training for m in model.modules())]
+    parts: list[Hashable] = [torch.is_grad_enabled(), tuple([m.training for m in inputs.modules])]
     for name in sorted(named):
-        leaves, spec = pytree.tree_flatten(named[name])
-        if _equal(named[name], _default(inputs, name)):
-            continue  # given or left out: the same call
-        parts.append((name, str(spec), tuple(_kind(v) for v in leaves)))
+        value = named[name]
+        if isinstance(value, torch.Tensor):
+            parts.append((name, value.shape, value.dtype))
+        elif not _equal(value, _default(inputs, name)):  # a default that is given is the same call as one left out
+            leaves, spec = pytree.tree_flatten(value)
+            parts.append((name, str(spec), tuple(_kind(v) for v in leaves)))
     return tuple(parts)
 
 
 def _kind(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return (tuple(value.shape), value.dtype)
+        return (value.shape, value.dtype)
     try:
         hash(value)
     except TypeError:
@@ -95,7 +101,12 @@ def _equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape and bool(torch.equal(a, b))
+        return (
+            isinstance(a, torch.Tensor)
+            and isinstance(b, torch.Tensor)
+            and a.shape == b.shape
+            and bool(torch.equal(a, b))
+        )
     return type(a) is type(b) and bool(a == b)
 
 
@@ -104,7 +115,11 @@ def _same_kind(a: pytree.TreeSpec, b: pytree.TreeSpec) -> bool:
 
 
 def _describe(spec: pytree.TreeSpec) -> str:
-    return "a tensor or plain value" if spec.is_leaf() else f"{getattr(spec.type, '__name__', spec.type)} of {spec.num_leaves}"
+    return (
+        "a tensor or plain value"
+        if spec.is_leaf()
+        else f"{getattr(spec.type, '__name__', spec.type)} of {spec.num_leaves}"
+    )
 
 
 def _short(value: Any) -> str:

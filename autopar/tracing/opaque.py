@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.targets import DATA_QUESTIONS
+from autopar.tracing.values import data_free_like
 
 Tensor = torch.Tensor
 SMALL = 1 << 22  # elements
@@ -28,13 +30,13 @@ def outputs_of(module: nn.Module, path: str, attributes: Attributes, args: Any, 
     """Data-free outputs of a module for data-free inputs."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
-    attempts: list[Callable[[], Any]] = [lambda answer=answer: _guess(module, args, kwargs, answer) for answer in (True, False)]
+    attempts: list[Callable[[], Any]] = [partial(_guess, module, args, kwargs, answer) for answer in (True, False)]
     if elements <= SMALL:
         attempts.insert(0, lambda: _run_for_real(module, attributes, args, kwargs))
     for attempt in attempts:
         try:
             return attempt()
-        except Exception as error:  # noqa: BLE001, PERF203 - whatever the module does: it is opaque
+        except Exception as error:  # noqa: BLE001 - whatever the module does: it is opaque
             last = error
     if not tensors:
         raise last
@@ -53,21 +55,17 @@ def _run_for_real(module: nn.Module, attributes: Attributes, args: Any, kwargs: 
                 for name, tensor in own.items():
                     if tensor is not None:
                         real = attributes.real_copy(tensor)
-                        others[name] = nn.Parameter(real, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else real
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
         args, kwargs = pytree.tree_map_only(Tensor, _random_like, (args, kwargs))
         result = twin(*args, **kwargs)
-    return pytree.tree_map_only(Tensor, _data_free_like, result)
+    return pytree.tree_map_only(Tensor, data_free_like, result)
 
 
 def _random_like(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
         return torch.randn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
-def _data_free_like(tensor: Tensor) -> Tensor:
-    free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return free.requires_grad_() if tensor.requires_grad else free
 
 
 class _Guesses(TorchFunctionMode):
@@ -81,7 +79,14 @@ class _Guesses(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in DATA_QUESTIONS and args and isinstance(args[0], Tensor):
             like = torch.full(args[0].shape if func is Tensor.tolist else (1,), int(self.answer), dtype=args[0].dtype)
-            if func in (Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__):
+            if func in (
+                Tensor.tolist,
+                Tensor.item,
+                Tensor.__bool__,
+                Tensor.__int__,
+                Tensor.__float__,
+                Tensor.__index__,
+            ):
                 return func(like)
             return self.answer
         try:
@@ -95,4 +100,4 @@ class _Guesses(TorchFunctionMode):
 def _guess(module: nn.Module, args: Any, kwargs: Any, answer: bool) -> Any:
     with _Guesses(answer):
         result = module.forward(*args, **kwargs)
-    return pytree.tree_map_only(Tensor, _data_free_like, result)
+    return pytree.tree_map_only(Tensor, data_free_like, result)

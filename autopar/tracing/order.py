@@ -1,9 +1,13 @@
-"""Execution order: which modules ran, in which order parameters were first used, and by whom."""
+"""Execution order: which modules ran, in which order parameters were first used, and by whom.
+
+Only modules and names are kept; parameters are looked up in the model when asked for, so an order keeps no
+parameter alive.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -17,69 +21,91 @@ class Usage(NamedTuple):
 
 
 class ExecutionOrder:
-    """`modules`: one entry a call, in the order of entry. `params`: each once, at first use.
+    """`modules`: one entry a call, in the order of entry. `params`: each parameter once, at first use."""
 
-    `usage` maps a module that ran to the groups of parameters it used, in order.
-    """
-
-    def __init__(self, root: nn.Module, original: Callable[[Any], Any] = lambda parameter: parameter) -> None:
+    def __init__(self, root: nn.Module) -> None:
         self.root = root
-        self.original = original  # the model's own parameter, where a recorder has swapped it
         self.modules: list[nn.Module] = [root]
-        self.params: list[nn.Parameter] = []
-        self.visited: set[nn.Parameter] = set()
-        self.usage: dict[nn.Module, list[Usage]] = {root: []}
-        self.current = root
-        self._names: dict[nn.Parameter, str] | None = None
+        self._current = root
+        self._events: dict[nn.Module, list[nn.Module | tuple[str, ...]]] = {
+            root: []
+        }  # of each module: children, operations
+        self._uses: dict[str | nn.Module, None] = {}  # names and leaves in the order of their first use
 
     @contextlib.contextmanager
     def calling(self, module: nn.Module, *, leaf: bool = False) -> Iterator[None]:
         """A call of `module` by the module that is running; a leaf uses all its parameters."""
-        caller = self.current
-        parameters = [(n, self.original(p)) for n, p in module.named_parameters()]
+        caller = self._current
         self.modules.append(module)
-        own = self.usage.setdefault(module, [])
-        if parameters:
-            self.usage.setdefault(caller, []).append(Usage(module, parameters))
-        if leaf and parameters:
-            own.append(Usage(module, parameters))
-            self._first_use(p for _, p in parameters)
-        self.current = module
+        own = self._events.setdefault(module, [])
+        self._events.setdefault(caller, []).append(module)
+        if leaf:
+            own.append(module)
+            self._uses.setdefault(module)
+        self._current = module
         try:
             yield
         finally:
-            self.current = caller
+            self._current = caller
 
-    def operation(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """An operation of the running module read these parameters (root-qualified names)."""
-        group = list(parameters)
-        if group:
-            self.usage.setdefault(self.current, []).append(Usage(self.current, group))
-            self._first_use(p for _, p in group)
+    def operation(self, parameters: Iterable[str]) -> None:
+        """An operation of the running module read the parameters of these (root-qualified) names."""
+        names = tuple(parameters)
+        self._events.setdefault(self._current, []).append(names)
+        self._uses.update(dict.fromkeys(names))
 
-    def _first_use(self, parameters: Iterable[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter not in self.visited:
-                self.visited.add(parameter)
-                self.params.append(parameter)
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that were used, in the order of their first use."""
+        found: dict[nn.Parameter, None] = {}
+        for use in self._uses:
+            found.update(dict.fromkeys(use.parameters() if isinstance(use, nn.Module) else self._parameters((use,))))
+        return list(found)
+
+    @property
+    def visited(self) -> set[nn.Parameter]:
+        return set(self.params)
+
+    @property
+    def usage(self) -> dict[nn.Module, list[Usage]]:
+        """For every module that ran, the groups of parameters that it used, in order; empty for one without."""
+        found: dict[nn.Module, list[Usage]] = {}
+        for module, events in self._events.items():
+            groups = [
+                Usage(event, list(event.named_parameters()))
+                if isinstance(event, nn.Module)
+                else Usage(module, list(zip(event, self._parameters(event), strict=True)))
+                for event in events
+            ]
+            found[module] = [g for g in groups if g.named_params]
+        return found
+
+    def _parameters(self, names: Iterable[str]) -> list[nn.Parameter]:
+        return [self.root.get_parameter(n) for n in names]
 
 
 @contextlib.contextmanager
 def record_execution(tracer: fx.Tracer, root: nn.Module) -> Iterator[ExecutionOrder]:
     """Record the execution order of what a stock `torch.fx.Tracer` traces inside; it is as it was afterwards."""
     order = ExecutionOrder(root)
-    parameters = dict(root.named_parameters())
+    names = {n for n, _ in root.named_parameters()}
     call_module, create_proxy = tracer.call_module, tracer.create_proxy
 
     def called(module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        leaf = tracer.is_leaf_module(module, tracer.path_of_module(module))
-        with order.calling(module, leaf=leaf):
+        with order.calling(module, leaf=tracer.is_leaf_module(module, tracer.path_of_module(module))):
             return call_module(module, forward, args, kwargs)
 
     def proxied(kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        read: list[str] = []
+
+        def collect(value: Any) -> Any:
+            if isinstance(value, fx.Proxy) and value.node.op == "get_attr" and value.node.target in names:
+                read.append(str(value.node.target))
+            return value
+
         if kind in ("call_function", "call_method"):
-            read: list[tuple[str, nn.Parameter]] = []
-            fx.node.map_aggregate((args, kwargs), lambda v: _collect(v, parameters, read))
+            fx.node.map_aggregate((args, kwargs), collect)
+        if read:
             order.operation(read)
         return create_proxy(kind, target, args, kwargs, *rest, **options)
 
@@ -92,9 +118,3 @@ def record_execution(tracer: fx.Tracer, root: nn.Module) -> Iterator[ExecutionOr
             delattr(tracer, name)
             if name in before:
                 setattr(tracer, name, before[name])
-
-
-def _collect(value: Any, parameters: dict[str, nn.Parameter], found: list[tuple[str, nn.Parameter]]) -> Any:
-    if isinstance(value, fx.Proxy) and value.node.op == "get_attr" and value.node.target in parameters:
-        found.append((str(value.node.target), parameters[str(value.node.target)]))
-    return value

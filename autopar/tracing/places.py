@@ -8,7 +8,10 @@ from types import CodeType
 
 import torch
 
-_OURS = (os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep, os.path.dirname(__file__) + os.sep)
+_OURS = (
+    os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep,
+    os.path.dirname(__file__) + os.sep,
+)
 _foreign: dict[str, bool] = {}
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch.utils.checkpoint
 
 from autopar.tracing.recorder import Recorder
+from autopar.tracing.replaced import replaced
 
 
 @contextlib.contextmanager
@@ -45,9 +47,15 @@ def checkpoint_regions(recorder: Recorder, *, tagged: bool = True) -> Iterator[N
             yield
 
     machinery = torch.utils.checkpoint
+    bare = machinery.checkpoint.__wrapped__  # type: ignore[attr-defined]
     saved = machinery.CheckpointFunction, machinery._checkpoint_without_reentrant_generator
     machinery.CheckpointFunction, machinery._checkpoint_without_reentrant_generator = Inline, generator  # type: ignore
     try:
-        yield
+        with (
+            replaced(machinery.checkpoint, bare)
+            if isinstance(machinery.checkpoint, FunctionType)
+            else contextlib.nullcontext()
+        ):
+            yield
     finally:
         machinery.CheckpointFunction, machinery._checkpoint_without_reentrant_generator = saved  # type: ignore

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,9 @@ class ModuleCalls:
             yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+            dynamo = sys.modules.get("torch._dynamo.utils")
+            if dynamo is not None and getattr(dynamo, "unpatched_nn_module_call", None) is call:
+                dynamo.unpatched_nn_module_call = original  # type: ignore[attr-defined]  # it was imported inside the trace
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder

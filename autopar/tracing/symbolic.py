@@ -66,7 +66,10 @@ def _drop_fixed(graph: fx.Graph, fixed: Mapping[str, Any]) -> None:
             node.args = ()
         if node.op == "placeholder" and node.target.removesuffix("_1") in fixed:
             for user in list(node.users):
-                if user.target in (operator.eq, torch._assert) or getattr(user.target, "__name__", "") == "_assert_is_none":
+                if (
+                    user.target in (operator.eq, torch._assert)
+                    or getattr(user.target, "__name__", "") == "_assert_is_none"
+                ):
                     for assertion in list(user.users):
                         graph.erase_node(assertion)
                     graph.erase_node(user)

@@ -7,6 +7,7 @@ The recorder sees Python's view of torch: `torch.nn.functional.linear`, `Tensor.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,10 +18,11 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """How a torch function is written in the graph: fx op, target, and whether its two operands swap places."""
+    """How a torch function is written in the graph: fx op, target, node name, and whether its two operands swap places."""
 
     op: str
     target: Any
+    name: str | None = None
     swapped: bool = False
 
 
@@ -42,24 +44,34 @@ _REFLECTED = {
 }  # fmt: skip
 _ARITY = {"neg": 1, "abs": 1, "__invert__": 1, "__setitem__": 3}
 
-_OPERATOR_OF = {getattr(Tensor, n): (f, _ARITY.get(n, 2)) for n, f in _OPERATORS.items()}
-_REFLECTED_OF = {getattr(Tensor, n): f for n, f in _REFLECTED.items() if hasattr(Tensor, n)}
+_OPERATOR_OF = {
+    getattr(Tensor, n): (Call("call_function", f, f.__name__.strip("_")), _ARITY.get(n, 2))
+    for n, f in _OPERATORS.items()
+}
+_REFLECTED_OF = {
+    getattr(Tensor, n): Call("call_function", f, f.__name__, swapped=True)
+    for n, f in _REFLECTED.items()
+    if hasattr(Tensor, n)
+}
 _written: dict[Any, Call] = {}
 
 
 def written_as(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """How a call of `func` stands in the graph."""
-    found = _OPERATOR_OF.get(func)
-    if found is not None and len(args) == found[1] and not kwargs:
-        return Call("call_function", found[0])
-    if func in _REFLECTED_OF and len(args) == 2 and not kwargs:
-        return Call("call_function", _REFLECTED_OF[func], swapped=True)
+    if not kwargs:
+        found = _OPERATOR_OF.get(func)
+        if found is not None and len(args) == found[1]:
+            return found[0]
+        reflected = _REFLECTED_OF.get(func)
+        if reflected is not None and len(args) == 2:
+            return reflected
     call = _written.get(func)
     if call is None:
         name = getattr(func, "__name__", "")
         owner = getattr(func, "__objclass__", None)
         method = owner is torch._C.TensorBase or (name and getattr(Tensor, name, None) is func)
-        call = _written[func] = Call("call_method", name) if method else Call("call_function", func)
+        shown = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", name).strip("_").lower() or None
+        call = _written[func] = Call("call_method", name, shown) if method else Call("call_function", func, shown)
     return call
 
 

@@ -27,6 +27,7 @@ class Traced:
     `graph`: its output node holds a flat tuple. `root`: the module that `get_attr` and `call_module` names
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
+    `own_key`: the key of the traced call itself.
     """
 
     graph: fx.Graph
@@ -38,6 +39,12 @@ class Traced:
     order: ExecutionOrder | None = None
     types: dict[str, type[nn.Module]] = field(default_factory=dict)
     failures: dict[nn.Module, str] = field(default_factory=dict)
+    own_key: Hashable = None
+
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """Inputs of a loss that was traced in."""
+        return self.inputs.loss_names
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
         """A call's placeholder values, in order; raises InputError where the call is not the traced one."""
@@ -47,7 +54,7 @@ class Traced:
 
     def key(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Hashable:
         """All that a trace would read from Python for this call: equal keys, equal graphs."""
-        return matching.key(self.inputs, self.root, args, kwargs or {})
+        return matching.key(self.inputs, args, kwargs or {})
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
@@ -65,7 +72,11 @@ class Traced:
     @cached_property
     def gm(self) -> fx.GraphModule:
         """The graph as a module that takes the placeholders' values and returns what the model returns."""
-        targets = {str(n.target): self.attribute(str(n.target)) for n in self.graph.nodes if n.op in ("get_attr", "call_module")}
+        targets = {
+            str(n.target): self.attribute(str(n.target))
+            for n in self.graph.nodes
+            if n.op in ("get_attr", "call_module")
+        }
         self.graph.set_codegen(_Rebuilding(self.rebuild))
         module = fx.GraphModule(targets, self.graph, class_name=type(self.root).__name__)
         module.train(self.root.training)

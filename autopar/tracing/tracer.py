@@ -73,7 +73,9 @@ def trace(
         bias_addition_split, remove_inplace, parameter_dtype, loss_fn, trace_sizes, trace_act_ckpt, tuple(autowrap_functions),
         dynamic_shapes or {},
     )  # fmt: skip
-    return trace_until_done(root, inputs, options, contained=(TraceError, NotImplementedError) if unsupported == "leaf" else ())
+    return trace_until_done(
+        root, inputs, options, contained=(TraceError, NotImplementedError) if unsupported == "leaf" else ()
+    )
 
 
 def trace_until_done(

@@ -1,11 +1,11 @@
 """Graph passes: each works on any `torch.fx.Graph`, ours or an exported one."""
 
-from autopar.tracing.passes.erasing import graph_erase_node
-from autopar.tracing.passes.slices import remove_unnecessary_slices
-from autopar.tracing.passes.checkpoints import emit_checkpoints
-from autopar.tracing.passes.inplace import remove_inplace, replace_inplace_targets
-from autopar.tracing.passes.batch_dims import remove_batch_dim_nodes
 from autopar.tracing.passes.autocast import fix_autocast
+from autopar.tracing.passes.batch_dims import remove_batch_dim_nodes
+from autopar.tracing.passes.checkpoints import emit_checkpoints
+from autopar.tracing.passes.erasing import graph_erase_node
+from autopar.tracing.passes.inplace import remove_inplace, replace_inplace_targets
+from autopar.tracing.passes.slices import remove_unnecessary_slices
 
 __all__ = [
     "emit_checkpoints",

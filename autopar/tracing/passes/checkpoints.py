@@ -15,7 +15,9 @@ from autopar.tracing.traced import Traced
 def emit_checkpoints(traced: Traced) -> fx.GraphModule:
     """A module that computes the trace with a real checkpoint call around each of its regions, nested ones included."""
     attributes = {
-        str(n.target): traced.attribute(str(n.target)) for n in traced.graph.nodes if n.op in ("get_attr", "call_module")
+        str(n.target): traced.attribute(str(n.target))
+        for n in traced.graph.nodes
+        if n.op in ("get_attr", "call_module")
     }
     graph = fx.Graph()
     _fill(attributes, graph, list(traced.graph.nodes), 0, {})
@@ -57,7 +59,12 @@ def _fill(
 
 
 def _call_region(
-    attributes: dict[str, Any], graph: fx.Graph, members: list[fx.Node], depth: int, made: dict[fx.Node, fx.Node], name: str
+    attributes: dict[str, Any],
+    graph: fx.Graph,
+    members: list[fx.Node],
+    depth: int,
+    made: dict[fx.Node, fx.Node],
+    name: str,
 ) -> None:
     inside = set(members)
     inputs = list(dict.fromkeys(i for n in members for i in n.all_input_nodes if i not in inside))

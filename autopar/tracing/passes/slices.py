@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 
-
 def remove_unnecessary_slices(graph: fx.Graph) -> int:
     """Replace full-range `aten.slice` by its input, and a `copy_` of equal shape whose target is dead by its source.
 

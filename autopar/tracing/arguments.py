@@ -1,0 +1,100 @@
+"""The arguments of a recorded call: as the graph holds them, and as they run without data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from autopar.tracing.dynamic import Symbolic
+from autopar.tracing.sizes import TracedFloat, TracedInt
+from autopar.tracing.unknown import UnknownBool, UnknownNumber
+from autopar.tracing.values import META
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+class Arguments:
+    """The arguments of one call, turned into graph arguments; `tensors` are their data-free tensors, in order."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.tensors: list[Tensor] = []
+        self.nodes: list[fx.Node] = []  # those that stand for them
+        self.parameters: list[str] = []  # names of those that are parameters
+        self.replaced = False  # an argument must be replaced to run: a constant, a device, an unknown number
+        self.unknown = False  # an argument is a number that is not known
+        self._detach = recorder.grad and not torch.is_grad_enabled()
+
+    def take(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, Tensor):
+            recorder = self.recorder
+            node = recorder.nodes.get(id(value))
+            if node is None:
+                node = recorder.node_of(value)
+                if value.device.type != "meta":
+                    self.replaced = True
+                    value = recorder.attributes.data_free(value)
+            self.tensors.append(value)
+            self.nodes.append(node)
+            if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
+                self.parameters.append(str(node.target))
+            if self._detach and value.requires_grad:
+                return recorder.without_gradient(value, node)
+            return node
+        if kind is tuple or kind is torch.Size:
+            return tuple([self.take(v) for v in value])
+        if kind is list:
+            return [self.take(v) for v in value]
+        if kind is dict:
+            return {k: self.take(v) for k, v in value.items()}
+        if kind is TracedInt or kind is TracedFloat:
+            return self.recorder.sizes.node(value)
+        if kind is UnknownNumber or kind is UnknownBool:
+            self.replaced = self.unknown = True
+            return value.node
+        if kind in Symbolic:
+            self.unknown = True
+            return self.recorder.dynamic.node(value)
+        if kind is slice:
+            return slice(self.take(value.start), self.take(value.stop), self.take(value.step))
+        if kind is type and value in _DTYPES:
+            return _DTYPES[value]
+        if kind is torch.device:
+            self.replaced = True
+            return value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return kind(*[self.take(v) for v in value])
+        if isinstance(value, (list, tuple)):
+            return tuple([self.take(v) for v in value])
+        if isinstance(value, dict):
+            return {k: self.take(v) for k, v in value.items()}
+        return value
+
+    def data_free(self, value: Any) -> Any:
+        """The same arguments to run with: constants without data, devices meta."""
+        if isinstance(value, Tensor):
+            return value if value.device.type == "meta" else self.recorder.attributes.data_free(value)
+        if isinstance(value, torch.device):
+            return META
+        if isinstance(value, UnknownNumber):
+            return value.stand_in
+        if isinstance(value, slice):
+            return slice(self.data_free(value.start), self.data_free(value.stop), self.data_free(value.step))
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+            items = [self.data_free(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, dict):
+            return {k: (META if k == "device" and v is not None else self.data_free(v)) for k, v in value.items()}
+        return value
+
+
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as eager reads them
+_PLAIN = {int, float, bool, str, type(None), complex, torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)}

@@ -1,0 +1,137 @@
+"""Torch functions that are not simply recorded: sizes, devices, data, properties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.graph import VAL
+from autopar.tracing.sizes import traced
+from autopar.tracing.targets import DATA_QUESTIONS, getter
+from autopar.tracing.values import value_of
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+def _shape(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    shape = tensor.shape
+    node = recorder.nodes.get(id(tensor))
+    if node is None or node.op == "get_attr" or not recorder.trace_sizes:
+        return shape  # a parameter's size is as constant as the parameter
+    if any(isinstance(n, torch.SymInt) for n in shape):
+        return shape
+    return torch.Size([traced(n, ("size", node, i)) for i, n in enumerate(shape)])
+
+
+def _size(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    shape = _shape(recorder, None, args[:1], {})
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return shape if dim is None else shape[dim]
+
+
+def _numel(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    node = recorder.nodes.get(id(args[0]))
+    count = args[0].numel()
+    if isinstance(count, torch.SymInt):
+        return count
+    free = node is not None and node.op != "get_attr" and recorder.trace_sizes
+    return traced(count, ("numel", node)) if free else count
+
+
+def _device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> torch.device:
+    tensor = args[0]
+    return recorder.device if tensor.device.type == "meta" else tensor.device
+
+
+def _device_flag(kind: str) -> Any:
+    return lambda recorder, func, args, kwargs: recorder.device.type == kind
+
+
+def _get_device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> int:
+    index = recorder.device.index
+    return -1 if recorder.device.type == "cpu" else index or 0
+
+
+def _ask(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    return recorder.ask(func, args, kwargs)
+
+
+def _as(method: Callable[..., Any], *rest: Any) -> Any:
+    """A property that is written as a method."""
+    return lambda recorder, func, args, kwargs: recorder.record(method, args[0], *rest)
+
+
+def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    rank = args[0].ndim
+    if rank <= 2:
+        return recorder.record(Tensor.t, args[0])
+    return recorder.record(Tensor.permute, args[0], *reversed(range(rank)))
+
+
+def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`to`, `cpu`, `cuda`: data-free tensors stay where they are."""
+    if func.__name__ in ("cpu", "cuda"):
+        return args[0]
+    rest = list(args[1:])
+    if rest and (isinstance(rest[0], str) or type(rest[0]) is int):
+        rest[0] = torch.device(rest[0])
+    if rest and all(isinstance(a, torch.device) for a in rest) and not kwargs.keys() - {"device", "non_blocking"}:
+        return args[0]
+    return recorder.record(func, args[0], *rest, **kwargs)
+
+
+def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same."""
+    query = args[0] if args else kwargs["query"]
+    dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    fused = (
+        query.ndim == 4 and (dropout == 0 or recorder.device.type != "cpu") and query.transpose(1, 2).is_contiguous()
+    )
+    return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
+
+
+def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
+    result = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.device.type == "meta" else result
+
+
+def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    func(*args)
+    node = recorder.nodes.get(id(args[0]))
+    if node is not None:
+        node.meta[VAL] = value_of(args[0])
+
+
+HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
+    getter("shape"): _shape,
+    Tensor.size: _size,
+    Tensor.numel: _numel,
+    Tensor.nelement: _numel,
+    torch.numel: _numel,
+    Tensor.__len__: lambda recorder, func, args, kwargs: func(*args),
+    getter("device"): _device,
+    getter("is_meta"): lambda recorder, func, args, kwargs: False,
+    getter("is_cpu"): _device_flag("cpu"),
+    getter("is_cuda"): _device_flag("cuda"),
+    Tensor.get_device: _get_device,
+    getter("T"): _transposed,
+    getter("mT"): _as(Tensor.transpose, -2, -1),
+    getter("H"): _as(Tensor.adjoint),
+    getter("mH"): _as(Tensor.adjoint),
+    getter("real"): _as(torch.real),
+    getter("imag"): _as(torch.imag),
+    getter("data"): _as(Tensor.detach),
+    Tensor.to: _moved,
+    Tensor.cpu: _moved,
+    Tensor.cuda: _moved,
+    Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    **dict.fromkeys(DATA_QUESTIONS, _ask),
+}
+WRITTEN_AS = {_attention_like_the_query: torch.nn.functional.scaled_dot_product_attention}

@@ -1,0 +1,42 @@
+"""Data-free values: tensors on the meta device, and the questions the recorder asks of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+META = torch.device("meta")
+
+
+def value_of(tensor: Tensor) -> Tensor:
+    """The value an annotation keeps: shares storage, requires a gradient alike, holds no autograd graph."""
+    value = tensor.detach()
+    return value.requires_grad_() if tensor.requires_grad else value
+
+
+def data_free_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor without data of the same shape, strides, dtype and need of a gradient."""
+    free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device=META)
+    return free.requires_grad_() if tensor.requires_grad else free
+
+
+def with_own_identity(tensor: Tensor, inputs: list[Tensor]) -> Tensor:
+    """An opaque call may hand an input back: its result needs an identity of its own."""
+    return tensor.view_as(tensor) if any(tensor is t for t in inputs) else tensor
+
+
+def has_tensor(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, dict):
+        return any(map(has_tensor, value.values()))
+    return isinstance(value, (tuple, list)) and any(map(has_tensor, value))
+
+
+def makes_tensor(result: Any, inputs: list[Tensor]) -> bool:
+    """Whether a result holds a tensor that did not go in: `x.to(x.dtype)` is `x`, and no node."""
+    if isinstance(result, Tensor):
+        return all(result is not t for t in inputs)
+    return has_tensor(result)
