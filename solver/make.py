@@ -19,8 +19,9 @@ from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_na
 from autopar.layout import Layout
 from autopar.plans import Certificate, Moment, NodePlan, ParameterPlan, Plan, PlanSize, Segment
 from autopar.precision import Precision
+from autopar.solver.constraints import Restricted, Strategies, restrict
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem, Strategies, build_problem
+from autopar.solver.problem import Problem, build_problem
 from autopar.solver.program import Outcome
 from autopar.solver.rows import UNIT, Rows
 from autopar.strategies.strategy import Strategy
@@ -37,6 +38,7 @@ class Solution:
     parameters: Mapping[str, ParameterPlan]
     segments: tuple[Segment, ...]
     status: str
+    seconds: float  # the program's objective
     bound: float
     variables: int
     rows: int
@@ -87,10 +89,11 @@ def make_plan(
     memory = StepMemory(
         graph, parameters, cluster.shape, precision, optimizer, micro_batches, cluster.device.kind, train
     )
-    strategies = _with_storage(strategies, memory, pinned or {})
-    repeats = find_repeats(graph)
+    restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
+    marks = restricted.marks
+    repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
     watch = _Watch()
-    problem, solution = _solve(memory, strategies, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
+    problem, solution = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
     predicted, collectives = predict(
         memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats
     )
@@ -141,7 +144,7 @@ class _Watch:
 
 def _solve(
     memory: StepMemory,
-    strategies: Strategies,
+    restricted: Restricted,
     cluster: Cluster,
     repeats: Sequence[Repeat],
     budget: int,
@@ -152,7 +155,7 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution]:
     """First without the budget and without recompute: if that plan fits, nothing is faster."""
-    problem = build_problem(memory, strategies, cluster, repeats, fold=fold, recompute=False)
+    problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
     model = Model(problem)
     watch.lap("build")
     outcome = _run(model, solver, time_limit, gap)
@@ -160,7 +163,7 @@ def _solve(
     solution = read_solution(model, outcome)
     if _peak(solution, memory, cluster, repeats).total_bytes <= budget:
         return problem, solution
-    problem = build_problem(memory, strategies, cluster, repeats, fold=fold)
+    problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
@@ -226,7 +229,7 @@ def read_solution(model: Model, outcome: Outcome) -> Solution:
                 segments.append(Segment(span.start, span.stop - 1, _segment_name(nodes[span.start : span.stop])))
     in_order = {node: chosen[node] for node in nodes if node in chosen}
     size = len(model.program.names), len(model.program.rows)
-    return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.bound, *size)
+    return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.objective, outcome.bound, *size)
 
 
 def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather: bool) -> ParameterPlan:

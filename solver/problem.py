@@ -6,7 +6,7 @@ block into the next `count - 1` times, into the first and out of the last block 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,10 +18,9 @@ from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
 from autopar.cost.traffic import in_segment, replay_end
 from autopar.graph import TensorRef, output_tensors
-from autopar.layout import Layout
+from autopar.solver.constraints import Restricted
 from autopar.strategies.strategy import Strategy
 
-Strategies = Mapping[fx.Node, Sequence[Strategy]]
 Kind = Literal["plain", "inner", "first", "next", "outer", "each"]
 
 
@@ -98,7 +97,7 @@ class Problem:
 
 def build_problem(
     memory: StepMemory,
-    strategies: Strategies,
+    restricted: Restricted,
     cluster: Cluster,
     repeats: Sequence[Repeat],
     *,
@@ -109,20 +108,21 @@ def build_problem(
 
     Raises KeyError for a tensor whose node has no strategy.
     """
-    return _Builder(memory, strategies, cluster, tuple(repeats), fold, recompute and memory.train).build()
+    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute and memory.train).build()
 
 
 class _Builder:
     def __init__(
         self,
         memory: StepMemory,
-        strategies: Strategies,
+        restricted: Restricted,
         cluster: Cluster,
         repeats: tuple[Repeat, ...],
         fold: bool,
         recompute: bool,
     ) -> None:
-        self.memory, self.strategies, self.cluster, self.repeats = memory, strategies, cluster, repeats
+        self.memory, self.cluster, self.repeats = memory, cluster, repeats
+        self.strategies, self.restricted = restricted.strategies, restricted
         self.recompute = recompute
         self.nodes = list(memory.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
@@ -167,12 +167,13 @@ class _Builder:
                 self.op_of[node] = len(self.ops)
                 members.append(len(self.ops))
                 self.ops.append(Op(node, len(self.stages), self._choices(node), i < end and in_segment(node)))
-        recomputable = self.recompute and repeat is not None and end > 0
+        recomputable = self.recompute and repeat is not None and end > 0 and not self.restricted.kept & set(nodes)
         self.stages.append(Stage(count, tuple(members), repeat, first, recomputable))
 
     def _choices(self, node: fx.Node) -> tuple[Choice, ...]:
         found: dict[tuple[object, ...], Choice] = {}
-        regather = (False, True) if self._may_regather(node) else (False,)
+        asked = self.restricted.regather.get(node)
+        regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
         for strategy in self.strategies[node]:
             forward, backward = seconds_of(node, strategy, self.cluster)
             backward = backward if self.memory.train else 0.0
