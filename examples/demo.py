@@ -146,13 +146,14 @@ def _compare(chosen: Plan, planned: dict[str, Any], single: dict[str, Any]) -> b
 def _picture(planned: Sequence[float], single: Sequence[float], processes: int, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     steps = range(1, len(planned) + 1)
     axes.plot(steps, single, color="#9aa5b1", linewidth=6, label="one process")
     axes.plot(steps, planned, color="#c2410c", linewidth=1.8, label=f"{processes} processes by autopar's plan")
     axes.set(xlabel="step", ylabel="loss (nats a byte)", title="Byte-level GPT-2 on Python's standard library")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
