@@ -21,7 +21,7 @@ from autopar.errors import RuleError
 from autopar.graph import VAL, output_tensors
 from autopar.layout import Join, Layout, take_shard
 from autopar.strategies.bind import Bound
-from autopar.strategies.modes import Position, TensorFact, axis_modes, combine
+from autopar.strategies.modes import Position, TensorFact, axis_modes, combine, everything_passes
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule
 
@@ -137,7 +137,8 @@ def every_strategy(node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: M
     if bound is None:
         raise RuleError(f"{node.target} has no rule")
     facts = [TensorFact.of(t) for t in [*tensors, *output_tensors(node)]]
-    return combine(bound, facts, axis_modes(bound, facts, all_positions(bound, mesh_shape)), mesh_shape)
+    modes = axis_modes(bound, facts, all_positions(bound, mesh_shape), everything_passes(bound, facts))
+    return combine(bound, facts, modes, mesh_shape)
 
 
 def check(

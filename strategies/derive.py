@@ -22,7 +22,8 @@ from autopar.graph import (
     tensor_of,
 )
 from autopar.strategies import ends
-from autopar.strategies.modes import Position, TensorFact, axis_modes, combine
+from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
+from autopar.strategies.passing import worth_passing
 from autopar.strategies.positions import Member, useful_positions
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry
@@ -50,14 +51,16 @@ def strategies_for(
         if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
     ]
     positions = useful_positions(members, sources, mesh_shape)
+    parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
+    passing = worth_passing(members, positions, parameters)
     found: dict[fx.Node, tuple[Strategy, ...]] = {}
     shared: dict[Hashable, tuple[Strategy, ...]] = {}
     key: Hashable
     for node in graph.nodes:
         if node in members:
-            key = (rules[node], positions[node])
+            key = (rules[node], positions[node], passing[node])
             if key not in shared:
-                shared[key] = _of_op(members[node], positions[node], mesh_shape)
+                shared[key] = _of_op(members[node], positions[node], passing[node], mesh_shape)
             found[node] = shared[key]
         elif node.op == "output":
             refs = tensor_inputs(node)
@@ -163,9 +166,11 @@ def _facts(node: fx.Node) -> tuple[TensorFact, ...]:
     return tuple(TensorFact.of(tensor_of(ref)) for ref in tensor_inputs(node))
 
 
-def _of_op(member: Member, positions: tuple[Position, ...], mesh_shape: tuple[int, ...]) -> tuple[Strategy, ...]:
+def _of_op(
+    member: Member, positions: tuple[Position, ...], passing: Passing, mesh_shape: tuple[int, ...]
+) -> tuple[Strategy, ...]:
     facts = [TensorFact.of(tensor_of(ref)) for ref in member.tensors]
-    return combine(member.bound, facts, axis_modes(member.bound, facts, positions), mesh_shape)
+    return combine(member.bound, facts, axis_modes(member.bound, facts, positions, passing), mesh_shape)
 
 
 def _of_end(node: fx.Node, constant: bool, mesh_shape: tuple[int, ...], inputs: str) -> tuple[Strategy, ...]:

@@ -60,23 +60,48 @@ class Mode:
     work: float = 1.0  # in units of the axis' share: idle n, plain 1, double 2
 
 
-def axis_modes(bound: Bound, facts: Sequence[TensorFact], positions: Iterable[Position]) -> list[Mode]:
-    """Everything one axis can do, replicated first; whether digits fit an axis is checked by `combine`."""
-    inputs, outputs = facts[: bound.inputs], facts[bound.inputs :]
-    flows = any(o.grad for o in outputs)
-    wanted = [f.grad and flows for f in inputs]
-    modes = [Mode("", (R,) * len(facts))]
+class Passing(NamedTuple):
+    """Which partial values (as groups of operands: `linear_groups`) pass through an op, and whether gradients do."""
+
+    groups: tuple[tuple[int, ...], ...]
+    gradient: bool
+
+
+def everything_passes(bound: Bound, facts: Sequence[TensorFact]) -> Passing:
+    """All that the rule allows."""
+    words = bound.operation.words
+    wanted = any(_wanted(bound, facts))
+    groups = linear_groups(bound, facts)
+    return Passing(groups, wanted and bool(words & {"linear", "affine"} or bound.operation.operands))
+
+
+def linear_groups(bound: Bound, facts: Sequence[TensorFact]) -> tuple[tuple[int, ...], ...]:
+    """The sets of inputs in which the op is linear together, so that it takes partial values there and yields one."""
     note = bound.operation
-    linear = bool(note.operands) or "linear" in note.words
-    if any(wanted) and (linear or "affine" in note.words):
+    if not all(f.floating for f in facts[bound.inputs :]):
+        return ()
+    groups = [tuple(range(bound.inputs))] if "linear" in note.words else []
+    return tuple(g for g in [*groups, *note.operands] if all(facts[i].floating for i in g))
+
+
+def _wanted(bound: Bound, facts: Sequence[TensorFact]) -> list[bool]:
+    """Of which inputs a gradient is wanted."""
+    flows = any(f.grad for f in facts[bound.inputs :])
+    return [f.grad and flows for f in facts[: bound.inputs]]
+
+
+def axis_modes(
+    bound: Bound, facts: Sequence[TensorFact], positions: Iterable[Position], passing: Passing
+) -> list[Mode]:
+    """What one axis can do, replicated first; whether digits fit an axis is checked by `combine`."""
+    wanted, outputs = _wanted(bound, facts), facts[bound.inputs :]
+    modes = [Mode("", (R,) * len(facts))]
+    if passing.gradient:
         placements = [R_PLUS if w else R for w in wanted] + [R_PLUS if o.grad else R for o in outputs]
         modes.append(Mode("R+", tuple(placements)))
-    if all(o.floating for o in outputs):
-        together = [tuple(range(len(inputs)))] if "linear" in note.words else []
-        for group in [*together, *note.operands]:
-            if all(inputs[i].floating for i in group):
-                through = [P if i in group else R_PLUS if wanted[i] else R for i in range(len(inputs))]
-                modes.append(Mode("P", (*through, *[P] * len(outputs))))
+    for group in passing.groups:
+        through = [P if i in group else R_PLUS if w else R for i, w in enumerate(wanted)]
+        modes.append(Mode("P", (*through, *[P] * len(outputs))))
     modes += [_split(bound, position, wanted) for position in positions]
     return modes
 

@@ -1,0 +1,112 @@
+"""Which partial values and partial gradients are worth passing through an op.
+
+Every linear op can pass a partial sum on instead of having it joined first, and most of the time that only doubles
+the choices: joining costs the same on either side. It is worth having where it ends in a gain:
+
+- a partial value that later meets another partial value in a sum (one join in place of two), or becomes smaller;
+- a partial gradient whose way back leads to a parameter (there it is reduced and scattered at once, and in the
+  parameter's dtype), or to a smaller tensor (`expand` of key and value heads, a cast to a wider dtype).
+
+So both flow through the graph: partial values forward from the ops that make them, the wish for them backward from
+the gains; the wish for partial gradients forward from parameters and from ops whose output is larger than the input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from autopar.graph import TensorRef, tensor_of
+from autopar.strategies.bind import Bound
+from autopar.strategies.modes import Passing, Position, TensorFact, everything_passes
+from autopar.strategies.positions import Member
+
+_MOST_ORIGINS = 8  # of a partial value that are told apart
+
+
+def worth_passing(
+    members: Mapping[fx.Node, Member],
+    positions: Mapping[fx.Node, Sequence[Position]],
+    parameters: set[TensorRef],
+) -> dict[fx.Node, Passing]:
+    """For each node, in graph order, what is to pass through it. `parameters` are the stored tensors."""
+    facts = {node: [TensorFact.of(tensor_of(ref)) for ref in m.tensors] for node, m in members.items()}
+    possible = {node: everything_passes(m.bound, facts[node]) for node, m in members.items()}
+    origins = _origins(members, positions, possible)
+    values = _values(members, facts, possible, origins)
+    gradients = _gradients(members, facts, possible, parameters)
+    return {node: Passing(values[node], gradients[node]) for node in members}
+
+
+def _origins(
+    members: Mapping[fx.Node, Member],
+    positions: Mapping[fx.Node, Sequence[Position]],
+    possible: Mapping[fx.Node, Passing],
+) -> dict[TensorRef, frozenset[fx.Node]]:
+    """The ops that make the partial values which can reach a tensor."""
+    found: dict[TensorRef, frozenset[fx.Node]] = {}
+    for node, (bound, tensors, _) in members.items():
+        arriving: frozenset[fx.Node] = frozenset()
+        for group in possible[node].groups:
+            arriving = arriving.union(*(found.get(tensors[i], frozenset()) for i in group))
+        for t in range(bound.inputs, len(tensors)):
+            makes = any(_leaves_summands(bound, p, t) for p in positions[node])
+            origin = arriving | {node} if makes else arriving
+            if origin:
+                found[tensors[t]] = origin if len(origin) <= _MOST_ORIGINS else frozenset({node})
+    return found
+
+
+def _leaves_summands(bound: Bound, position: Position, output: int) -> bool:
+    """Whether splitting there makes tensor number `output` partial by sum."""
+    note = bound.factors[position.factor].note
+    return bound.spots[output][position.factor] is None and note.join == "sum" and "whole" not in note.words
+
+
+def _values(
+    members: Mapping[fx.Node, Member],
+    facts: Mapping[fx.Node, Sequence[TensorFact]],
+    possible: Mapping[fx.Node, Passing],
+    origins: Mapping[TensorRef, frozenset[fx.Node]],
+) -> dict[fx.Node, tuple[tuple[int, ...], ...]]:
+    """The groups of operands in which partial values are to pass, found from the last node to the first."""
+    wanted: set[TensorRef] = set()
+    kept: dict[fx.Node, tuple[tuple[int, ...], ...]] = {}
+    for node in reversed(list(members)):
+        bound, tensors, _ = members[node]
+        sizes, results = [_bytes(f) for f in facts[node]], tensors[bound.inputs :]
+        groups = []
+        for group in possible[node].groups:
+            arriving = [i for i in group if tensors[i] in origins]
+            merges = len({origins[tensors[i]] for i in arriving}) > 1
+            alone = [i for i in arriving if len(tensors[i].node.users) == 1]  # else it is joined for others anyway
+            shrinks = any(sum(sizes[bound.inputs :]) < sizes[i] for i in alone)
+            if merges or shrinks or (alone and any(ref in wanted for ref in results)):
+                groups.append(group)
+                wanted.update(tensors[i] for i in arriving)
+        kept[node] = tuple(groups)
+    return kept
+
+
+def _gradients(
+    members: Mapping[fx.Node, Member],
+    facts: Mapping[fx.Node, Sequence[TensorFact]],
+    possible: Mapping[fx.Node, Passing],
+    parameters: set[TensorRef],
+) -> dict[fx.Node, bool]:
+    """The ops through which partial gradients are to pass, found from the first node to the last."""
+    leads_to_gain = set(parameters)
+    kept: dict[fx.Node, bool] = {}
+    for node, (bound, tensors, _) in members.items():
+        inputs = [i for i in range(bound.inputs) if facts[node][i].grad]
+        grows = sum(map(_bytes, facts[node][bound.inputs :])) > sum(_bytes(facts[node][i]) for i in inputs)
+        kept[node] = possible[node].gradient and (grows or all(tensors[i] in leads_to_gain for i in inputs))
+        if kept[node]:
+            leads_to_gain.update(tensors[bound.inputs :])
+    return kept
+
+
+def _bytes(fact: TensorFact) -> int:
+    return math.prod(fact.shape) * fact.item_bytes

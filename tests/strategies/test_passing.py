@@ -1,0 +1,75 @@
+"""Partial values and gradients pass where that ends in a gain, and nowhere else."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autopar.graph import target_name
+from autopar.strategies import strategies_for
+from autopar.tracing import trace
+
+
+def modes(model: nn.Module, x: torch.Tensor) -> dict[str, set[str]]:
+    """The names of what one axis of two can do, by node."""
+    graph = trace(model, {"x": x}).graph
+    found = strategies_for(graph, (2,))
+    return {f"{target_name(n).rpartition('.')[2]} {n.name}": {s.factors[0] for s in found[n]} for n in found}
+
+
+class Parallel(nn.Module):
+    """Two products side by side, summed: one join serves both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8, bias=False), nn.Linear(4, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.a(x).view(2, 2, 8) + self.b(torch.relu(x)).view(2, 2, 8)).sum()
+
+
+class Single(Parallel):
+    """One product whose sum nothing else joins."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.a(x).view(2, 2, 8) * 2).sum()
+
+
+class Cut(Parallel):
+    """Of a product only a part is used: joining that part is cheaper."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.a(x).view(2, 2, 8)[:, 0]).sum()
+
+
+class Grown(Parallel):
+    """A weight is cast, an activation expanded: their gradients are best summed before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(nn.functional.linear(x, self.a.weight.double().float()))
+        h = h.view(4, 1, 8).expand(4, 2, 8).reshape(8, 8)
+        return torch.tanh(-h).sum()
+
+
+X = torch.zeros(4, 4, requires_grad=True)
+
+
+def test_partial_values_pass_to_where_they_meet() -> None:
+    found = modes(Parallel(), X)
+    assert all("P" in names for node, names in found.items() if node.startswith(("view", "add")))
+
+
+def test_partial_values_pass_to_where_they_shrink() -> None:
+    found = modes(Cut(), X)
+    assert all("P" in names for node, names in found.items() if node.startswith(("view", "getitem")))
+
+
+def test_partial_values_do_not_pass_for_nothing() -> None:
+    found = modes(Single(), X)
+    assert not any("P" in names for node, names in found.items() if node.startswith(("view", "mul", "linear")))
+
+
+def test_partial_gradients_pass_to_parameters_and_to_smaller_tensors() -> None:
+    found = modes(Grown(), X)
+    passing = {node.partition(" ")[0] for node, names in found.items() if "R+" in names}
+    assert passing == {"double", "float", "expand", "reshape", "neg"}
