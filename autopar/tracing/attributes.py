@@ -11,6 +11,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ class Attributes:
     def __init__(self, model: nn.Module, parameter_dtype: torch.dtype | None = None) -> None:
         self.model = model
         self.parameter_dtype = parameter_dtype
-        self.constants: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, Any] = {}  # also modules: bodies, leaves outside the model's tree
         self._by_id: dict[int, Attribute] = {}
         self._alive: list[torch.Tensor] = []
 
@@ -74,22 +75,21 @@ class Attributes:
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """Parameters and buffers are data-free inside; the model is as it was afterwards."""
-        saved = [(d, dict(d)) for m in self.model.modules() for d in (m._parameters, m._buffers)]
+        saved: list[tuple[Any, dict[str, Any]]] = []
         stand_ins: dict[int, torch.Tensor] = {}
         for path, module in self.model.named_modules():
-            for tensors in (module._parameters, module._buffers):
+            for kind in ("_parameters", "_buffers"):
+                tensors: Any = getattr(module, kind)
+                saved.append((tensors, dict(tensors)))
                 for name, tensor in tensors.items():
                     if tensor is None:
                         continue
                     if id(tensor) not in stand_ins:
-                        dtype = (
-                            self.parameter_dtype
-                            if tensor.is_floating_point() and tensors is module._parameters
-                            else None
-                        )
+                        cast = kind == "_parameters" and tensor.is_floating_point()
+                        dtype = self.parameter_dtype if cast else None
                         stand_in = stand_ins[id(tensor)] = _data_free(tensor, dtype)
                         self._by_id[id(stand_in)] = Attribute(f"{path}.{name}" if path else name, stand_in, tensor)
-                    tensors[name] = stand_ins[id(tensor)]  # type: ignore[index]
+                    tensors[name] = stand_ins[id(tensor)]
         collecting = gc.isenabled()
         gc.collect(1)  # what lives now is in the old generation; see _is_new
         gc.disable()
@@ -112,5 +112,5 @@ def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _is_new(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made since the trace began: collection is off, so only those are in the youngest generation."""
+    """Whether a tensor was made since the trace began: with collection off, those alone are in generation 0."""
     return any(found is tensor for found in gc.get_objects(generation=0))

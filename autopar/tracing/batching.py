@@ -13,6 +13,7 @@ from typing import Any
 import torch._functorch.apis  # where `torch.vmap` looks up what it calls
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 
 
@@ -28,7 +29,7 @@ class _Below(TorchDispatchMode):
 @contextlib.contextmanager
 def batched_bodies(recorder: Recorder) -> Iterator[None]:
     """While inside, `torch.vmap(f)(...)` in the user's code is recorded as the operations on batched tensors."""
-    apis = torch._functorch.apis
+    apis: Any = torch._functorch.apis
     original = apis.vmap_impl
 
     def impl(*args: Any, **kwargs: Any) -> Any:
@@ -37,8 +38,5 @@ def batched_bodies(recorder: Recorder) -> Iterator[None]:
         with recorder.below_functions(), _Below(recorder):
             return original(*args, **kwargs)
 
-    apis.vmap_impl = impl
-    try:
+    with attributes_set(apis, vmap_impl=impl):
         yield
-    finally:
-        apis.vmap_impl = original

@@ -42,10 +42,11 @@ def _convolution(function: Callable[..., Any], dims: int) -> Callable[..., Any]:
 def _added_product(product: Callable[..., Any], summed: bool = False) -> Callable[..., Any]:
     """`beta * input + alpha * (a @ b)`, with the batch summed for addbmm."""
 
-    def split(recorder: Recorder, input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Any:
-        if out is not None:
-            return None
-        result = recorder.record(product, a, b)
+    def split(recorder: Recorder, input: Any, *operands: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
+        operands += tuple(named.pop(n) for n in ("mat1", "batch1", "mat2", "batch2") if n in named)
+        if len(operands) != 2 or named:
+            return None  # an `out`, or a legacy form
+        result = recorder.record(product, *operands)
         if summed:
             result = recorder.record(torch.sum, result, 0)
         if alpha != 1:

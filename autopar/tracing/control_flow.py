@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -95,7 +96,8 @@ def bodies_recorded(recorder: Recorder) -> Iterator[None]:
     """While inside, `torch.cond` and `scan` are recorded, however they were imported."""
     from torch._higher_order_ops.scan import scan
 
-    plain_cond, plain_scan = original(torch.cond), original(scan)
+    python_cond, python_scan = cast(FunctionType, torch.cond), cast(FunctionType, scan)
+    plain_cond, plain_scan = original(python_cond), original(python_scan)
 
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
         if not recorder.is_recording() and not _inside_body():
@@ -109,7 +111,7 @@ def bodies_recorded(recorder: Recorder) -> Iterator[None]:
             return plain_scan(combine_fn, init, xs, dim=dim, reverse=reverse)
         return record_scan(_current(recorder), combine_fn, init, xs, dim, reverse)
 
-    with replaced(torch.cond, cond), replaced(scan, scanned):  # type: ignore[arg-type]
+    with replaced(python_cond, cond), replaced(python_scan, scanned):
         yield
 
 

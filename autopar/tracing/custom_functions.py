@@ -11,11 +11,15 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.autograd import Function
 from torch.autograd.function import _SingleLevelFunction
 
+from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.replaced import original, replaced
+
+_APPLY: Any = vars(torch._C._FunctionBase)["apply"]  # what `Function.apply` ends in
 
 
 class CustomFunction:
@@ -40,22 +44,15 @@ class CustomFunction:
 @contextlib.contextmanager
 def custom_functions(recorder: Recorder) -> Iterator[None]:
     """While inside, `MyFunction.apply(...)` in the user's code is recorded as one node."""
-    original = _SingleLevelFunction.__dict__.get("apply")
 
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        run = super(_SingleLevelFunction, cls).apply
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        run = _APPLY.__get__(None, cls)
         if not recorder.is_recording():
             return run(*args, **kwargs)
         return recorder.record_call(CustomFunction(cls), run, args, kwargs)
 
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore
-    try:
+    with attributes_set(_SingleLevelFunction, apply=classmethod(apply)):
         yield
-    finally:
-        if original is None:
-            del _SingleLevelFunction.apply  # type: ignore
-        else:
-            _SingleLevelFunction.apply = original  # type: ignore
 
 
 @contextlib.contextmanager

@@ -48,7 +48,10 @@ class DynamicSizes:
 
     @cached_property
     def environment(self) -> Any:
-        """A shape environment that refuses to guess for the user's Python. Made where a trace has dynamic dims: it is slow to import."""
+        """A shape environment that refuses to guess for the user's Python.
+
+        Made only where a trace has dynamic dims, for it is slow to import.
+        """
         from torch.fx.experimental.symbolic_shapes import (
             ShapeEnv,  # the only maker of SymInts
         )
@@ -102,7 +105,8 @@ class DynamicSizes:
             with self.graph.inserting_after(place):
                 self._written[symbol] = self.graph.call_method("size", (source, dim))
             self.annotate(self._written[symbol], source.meta["val"].shape[dim], source)
-        return self._written[symbol]  # type: ignore[no-any-return]
+        found: fx.Node = self._written[symbol]
+        return found
 
     # `sympy_interp` calls one method per operation on this object
 
@@ -128,7 +132,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod,
     "python_mod": operator.mod, "truediv": operator.truediv, "int_truediv": operator.truediv, "neg": operator.neg,
     "pow": operator.pow, "pow_by_natural": operator.pow, "ceil_to_int": math.ceil, "ceil": math.ceil,
-    "floor_to_int": math.floor, "floor": math.floor, "trunc_to_int": math.trunc, "round_to_int": round, "sqrt": math.sqrt,
+    "floor_to_int": math.floor, "floor": math.floor, "trunc_to_int": math.trunc, "round_to_int": round,
+    "sqrt": math.sqrt, "to_dtype": lambda value: value,
     "maximum": max, "minimum": min, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
-    "le": operator.le, "ge": operator.ge, "and_": operator.and_, "or_": operator.or_, "not_": operator.not_, "to_dtype": lambda v: v,
+    "le": operator.le, "ge": operator.ge, "and_": operator.and_, "or_": operator.or_, "not_": operator.not_,
 }  # fmt: skip

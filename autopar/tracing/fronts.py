@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.inputs import leaf_names
-from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.symbolic import trace_without_examples
 from autopar.tracing.traced import Traced
 from autopar.tracing.tracer import FunctionModule, trace
@@ -35,7 +34,7 @@ class MetaTracer:
 
 
 class HFTracer(MetaTracer):
-    """The tracer of `hf_symbolic_trace`: layers, activations and Conv1D are leaves, calls stand as the model makes them."""
+    """The tracer of `hf_symbolic_trace`: layers, activations and Conv1D are leaves, the rest is as called."""
 
     def trace(
         self, root: nn.Module | Callable[..., Any], meta_args: Mapping[str, Any] | None = None, **options: Any
@@ -104,8 +103,3 @@ def unflatten(spec: pytree.TreeSpec, flat: Sequence[Any]) -> Any:
 def is_symbolic(value: Any) -> bool:
     """Whether a number is not known while tracing: a dynamic size, or read from unknown data."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-__all__ = [
-    "HFTracer", "LeafPolicy", "MetaTracer", "TracingConfig", "flat_names", "hf_symbolic_trace", "is_symbolic", "unflatten",
-]  # fmt: skip

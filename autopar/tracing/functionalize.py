@@ -218,7 +218,8 @@ class Pure:
             and args[1].meta[VAL].shape == self.value.shape
             and args[1].meta[VAL].dtype == self.value.dtype
         ):
-            return args[1]  # type: ignore[no-any-return]
+            source: fx.Node = args[1]
+            return source
         return self.function(twin, *args, **kwargs)
 
     def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node:

@@ -45,7 +45,8 @@ class Guards:
         for guard, answer in zip(self.guards, answers, strict=True):
             if answer != guard.answer:
                 raise ArgumentError(
-                    f"the trace took {guard.question}() as {guard.answer!r}, and for this input it is {answer!r}: trace again",
+                    f"the trace took {guard.question}() as {guard.answer!r}, but for this input it is {answer!r}: "
+                    "trace again",
                     where=guard.place,
                 )
 
@@ -59,7 +60,8 @@ def take_guards(graph: fx.Graph) -> Guards:
     for node in reversed(graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)
-    copy, copied = fx.Graph(), {}
+    copy = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node in needed or node.op == "placeholder":
             copied[node] = copy.node_copy(node, copied.__getitem__)

@@ -101,6 +101,21 @@ def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
     return result.transpose(1, 2).contiguous().transpose(1, 2) if result.device.type == "meta" else result
 
 
+def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The meta kernel takes bfloat16 alone, the CPU's takes any dtype."""
+    return recorder.record(_grouped_product_of_any_dtype, *args, **kwargs)
+
+
+def _grouped_product_of_any_dtype(*args: Any, **kwargs: Any) -> Tensor:
+    first = args[0]
+
+    def halved(value: Any) -> Any:
+        return value.bfloat16() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    cast = {name: halved(value) for name, value in kwargs.items()}
+    return torch._grouped_mm(*map(halved, args), **cast).to(first.dtype)
+
+
 def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     func(*args)
     node = recorder.nodes.get(id(args[0]))
@@ -134,4 +149,10 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
     **dict.fromkeys(DATA_QUESTIONS, _ask),
 }
-WRITTEN_AS = {_attention_like_the_query: torch.nn.functional.scaled_dot_product_attention}
+if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls
+    HANDLERS[torch._grouped_mm] = _grouped_product
+# What stands in the graph for the functions that run in its place on data-free tensors.
+WRITTEN_AS = {
+    _attention_like_the_query: torch.nn.functional.scaled_dot_product_attention,
+    _grouped_product_of_any_dtype: getattr(torch, "_grouped_mm", None),
+}

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.tracing.patching import attributes_set
+
 
 @contextlib.contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
@@ -21,7 +23,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bare_forward(model: nn.Module) -> Iterator[None]:
-    """While inside, modules whose `forward` was wrapped (accelerate's hooks keep the first in `_old_forward`) run that one."""
+    """While inside, modules whose `forward` accelerate has wrapped run the one it keeps in `_old_forward`."""
     wrapped = [(m, vars(m)["forward"]) for m in model.modules() if "_old_forward" in vars(m) and "forward" in vars(m)]
     for module, _ in wrapped:
         vars(module)["forward"] = vars(module)["_old_forward"]
@@ -44,11 +46,8 @@ def _muted() -> Iterator[None]:
         yield
         return
     register_caches()
-    setattr(modeling.PreTrainedModel, name, lambda self, *args, **kwargs: None)
-    try:
+    with attributes_set(modeling.PreTrainedModel, **{name: lambda self, *args, **kwargs: None}):
         yield
-    finally:
-        setattr(modeling.PreTrainedModel, name, original)
 
 
 def register_caches() -> None:
@@ -88,7 +87,7 @@ def _flatten(value: Any) -> tuple[list[Any], _Skeleton]:
 
 
 def _unflatten(children: Any, skeleton: _Skeleton) -> Any:
-    value = object.__new__(skeleton.kind)
+    value: Any = object.__new__(skeleton.kind)
     value.__dict__.update(skeleton.rest)
     value.__dict__.update(zip(skeleton.names, children, strict=True))
     return value

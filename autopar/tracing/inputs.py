@@ -48,7 +48,7 @@ class Inputs:
     leaves: list[Leaf] = field(default_factory=list)
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with `tensors` (by placeholder name) in place of the leaves, and the fixed ones that were given."""
+        """The arguments with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""
         made = {
             a.name: pytree.tree_unflatten([tensors[v.name] if isinstance(v, Leaf) else v for v in a.leaves], a.spec)
             for a in self.arguments.values()
@@ -62,7 +62,7 @@ def gather(
     concrete_args: Mapping[str, Any],
     loss_fn: Callable[..., Any] | None,
 ) -> Inputs:
-    """Sort the caller's examples and fixed values by the model's signature; raises ArgumentError naming what does not fit."""
+    """Sort the caller's examples and fixed values by the model's signature; ArgumentError names what does not fit."""
     forward = model.forward
     signature = inspect.signature(forward)
     parameters = signature.parameters
@@ -96,7 +96,8 @@ def gather(
             missing.append(name)
     if missing:
         raise ArgumentError(
-            f"{type(model).__name__} needs {', '.join(map(repr, missing))}: give an example in meta_args, or a value in concrete_args"
+            f"{type(model).__name__} needs {', '.join(map(repr, missing))}: "
+            "give an example in meta_args, or a value in concrete_args"
         )
     inputs.model_names = frozenset(n for n in order if n in parameters or n not in loss_names)
     return inputs
@@ -163,7 +164,7 @@ def _loss_default(loss_fn: Any, name: str) -> Any:
 
 
 def _extra_names(forward: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | None:
-    """Names that `**kwargs` takes: those of its TypedDict, none without `**kwargs`, any (None) where it does not say."""
+    """Names that `**kwargs` takes: those of its TypedDict; none without `**kwargs`; None is any."""
     for parameter in parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             declared = typing.get_args(parameter.annotation)  # Unpack[SomeTypedDict]

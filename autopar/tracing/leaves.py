@@ -21,7 +21,7 @@ _RULES: dict[type[nn.Module], Callable[..., Any]] = {}
 
 @contextlib.contextmanager
 def leaf_rule(kind: type[nn.Module], rule: Callable[..., Any]) -> Iterator[None]:
-    """While inside, modules of this type are leaves, and `rule(module, *args, **kwargs)` computes their data-free output."""
+    """While inside, modules of this type are leaves; `rule(module, *args, **kwargs)` makes their data-free output."""
     before = _RULES.get(kind)
     _RULES[kind] = rule
     try:

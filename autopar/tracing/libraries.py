@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 
 import torch
+
+from autopar.tracing.patching import attributes_set
 
 _QUESTIONS = ("is_exporting", "is_compiling")
 
@@ -35,19 +39,18 @@ class DataFreePaths:
         if not self.told and not self.always:
             yield
             return
-        saved = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
-        for name, original in saved.items():
-            setattr(torch.compiler, name, lambda original=original: self._is_told() or original())
-        try:
+        originals = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+        answers = {name: partial(self._answer, original) for name, original in originals.items()}
+        with attributes_set(torch.compiler, **answers):
             yield
-        finally:
-            for name, original in saved.items():
-                setattr(torch.compiler, name, original)
+
+    def _answer(self, original: Callable[[], bool]) -> bool:
+        return self._is_told() or original()
 
     def _is_told(self) -> bool:
         if self.always:
             return True
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_name.startswith("is_"):  # `is_tracing` and the like ask for others
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return frame is not None and frame.f_code in self.told

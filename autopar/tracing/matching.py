@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import ArgumentError
@@ -56,10 +57,12 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     return values
 
 
-def key(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+def key(
+    inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any], modules: Sequence[nn.Module] | None = None
+) -> Hashable:
     """Equal for two calls that take the same trace, as far as Python's side of the call can tell."""
     named = named_arguments(inputs, args, kwargs)
-    parts: list[Hashable] = [torch.is_grad_enabled(), tuple([m.training for m in inputs.modules])]
+    parts: list[Hashable] = [torch.is_grad_enabled(), tuple([m.training for m in modules or inputs.modules])]
     for name in sorted(named):
         value = named[name]
         if isinstance(value, torch.Tensor):

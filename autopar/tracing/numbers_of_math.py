@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from autopar.tracing.patching import attributes_set
 from autopar.tracing.sizes import Traced, traced
 
 _FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor", "trunc", "prod", "isqrt", "gcd", "lcm")
@@ -15,14 +16,8 @@ _FUNCTIONS = ("sqrt", "log", "log2", "log10", "exp", "pow", "ceil", "floor", "tr
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
     """While inside, the functions of `math` that models use on sizes return traced numbers for traced numbers."""
-    originals = {name: getattr(math, name) for name in _FUNCTIONS}
-    for name, function in originals.items():
-        setattr(math, name, _following(function))
-    try:
+    with attributes_set(math, **{name: _following(getattr(math, name)) for name in _FUNCTIONS}):
         yield
-    finally:
-        for name, function in originals.items():
-            setattr(math, name, function)
 
 
 def _following(function: Any) -> Any:

@@ -36,12 +36,13 @@ def outputs_of(module: nn.Module, path: str, attributes: Attributes, args: Any, 
     for attempt in attempts:
         try:
             return attempt()
-        except Exception as error:  # noqa: BLE001 - whatever the module does: it is opaque
+        except Exception as error:  # whatever the module does: it is opaque
             last = error
     if not tensors:
         raise last
     warnings.warn(
-        f"{path} cannot run without its data ({type(last).__name__}: {last}); its output is taken to look like its first input",
+        f"{path} cannot run without its data ({type(last).__name__}: {last}); "
+        "its output is taken to look like its first input",
         stacklevel=2,
     )
     return torch.empty_like(tensors[0], requires_grad=tensors[0].requires_grad)

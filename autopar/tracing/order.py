@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
+from autopar.tracing.patching import attributes_set
+
 
 class Usage(NamedTuple):
     """Parameters that `module` used together: in one operation of its own, or as a called child, all of its own."""
@@ -109,12 +111,5 @@ def record_execution(tracer: fx.Tracer, root: nn.Module) -> Iterator[ExecutionOr
             order.operation(read)
         return create_proxy(kind, target, args, kwargs, *rest, **options)
 
-    before = {k: v for k, v in vars(tracer).items() if k in ("call_module", "create_proxy")}
-    tracer.call_module, tracer.create_proxy = called, proxied  # type: ignore[method-assign]
-    try:
+    with attributes_set(tracer, call_module=called, create_proxy=proxied):
         yield order
-    finally:
-        for name in ("call_module", "create_proxy"):
-            delattr(tracer, name)
-            if name in before:
-                setattr(tracer, name, before[name])

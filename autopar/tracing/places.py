@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -24,24 +24,24 @@ def _is_users(filename: str) -> bool:
 
 def current() -> str:
     """ "file:line" of the user's code that is running."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
         if _is_users(filename):
             return f"{filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
 def callers(depth: int = 3) -> tuple[CodeType, ...]:
     """Code of the user's functions that are running, innermost first, up to the nearest `forward`."""
     found: list[CodeType] = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < depth:
         code = frame.f_code
         if _is_users(code.co_filename):
             if code.co_name == "forward" and found:
                 break
             found.append(code)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(found)

@@ -153,7 +153,7 @@ class Recorder(TorchFunctionMode):
                 return rule(module, *args, **kwargs)
             try:
                 return call(module, *args, **kwargs)
-            except Exception:  # noqa: BLE001 - whatever a leaf does, it is not looked into
+            except Exception:  # whatever a leaf does, it is not looked into
                 return opaque.outputs_of(module, path, self.attributes, args, kwargs)
 
         return self.record_call(path, run, args, kwargs, op="call_module")
@@ -271,7 +271,8 @@ class Recorder(TorchFunctionMode):
             if entry is None:
                 raise TraceError(
                     f"a tensor of shape {tuple(tensor.shape)} was made by something the tracer cannot see (a scripted "
-                    "function, numpy, torch.Tensor(...), nn.Parameter(...)): make it with a torch function, or in __init__",
+                    "function, numpy, torch.Tensor(...), nn.Parameter(...)): "
+                    "make it with a torch function, or in __init__",
                     where=self.where(),
                 )
             node = self.nodes.get(id(entry.data_free))

@@ -1,7 +1,8 @@
 """Checkpoint regions: what runs inside `torch.utils.checkpoint` runs inline and is tagged with its region.
 
 `checkpoint` is often bound early (`from torch.utils.checkpoint import checkpoint`), so not the function is
-replaced but what its body looks up: the reentrant and the non-reentrant machinery.
+replaced but what its body looks up: the reentrant and the non-reentrant machinery. Its outer shell, which
+would import torch._dynamo, is skipped.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-import torch.utils.checkpoint
+import torch.utils.checkpoint as machinery
 
+from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.replaced import replaced
+
+_SHELL = machinery.checkpoint
+_BARE: Any = getattr(_SHELL, "__wrapped__", None)
 
 
 @contextlib.contextmanager
@@ -46,16 +51,7 @@ def checkpoint_regions(recorder: Recorder, *, tagged: bool = True) -> Iterator[N
         with region():
             yield
 
-    machinery = torch.utils.checkpoint
-    bare = machinery.checkpoint.__wrapped__  # type: ignore[attr-defined]
-    saved = machinery.CheckpointFunction, machinery._checkpoint_without_reentrant_generator
-    machinery.CheckpointFunction, machinery._checkpoint_without_reentrant_generator = Inline, generator  # type: ignore
-    try:
-        with (
-            replaced(machinery.checkpoint, bare)
-            if isinstance(machinery.checkpoint, FunctionType)
-            else contextlib.nullcontext()
-        ):
-            yield
-    finally:
-        machinery.CheckpointFunction, machinery._checkpoint_without_reentrant_generator = saved  # type: ignore
+    shell = replaced(_SHELL, _BARE) if _BARE and isinstance(_SHELL, FunctionType) else contextlib.nullcontext()
+    inline = attributes_set(machinery, CheckpointFunction=Inline, _checkpoint_without_reentrant_generator=generator)
+    with shell, inline:
+        yield

@@ -75,7 +75,7 @@ class RobustTracer:
             if self.is_leaf_module(root, ""):
                 return _single_call(root)
             return self._trace(root, given)
-        except Exception as error:  # noqa: BLE001 - the promise is that none escapes; it is kept as the failure's message
+        except Exception as error:  # the promise is that none escapes; it is kept as the failure's message
             self.record_call_module(root, error)
             return fx.Graph()
 

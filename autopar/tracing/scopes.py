@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 
 
@@ -74,14 +75,13 @@ class ModuleCalls:
                     self._failed = (error, module)
                 raise
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
-            yield
+            with attributes_set(nn.Module, __call__=call):
+                yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
             dynamo = sys.modules.get("torch._dynamo.utils")
-            if dynamo is not None and getattr(dynamo, "unpatched_nn_module_call", None) is call:
-                dynamo.unpatched_nn_module_call = original  # type: ignore[attr-defined]  # it was imported inside the trace
+            if getattr(dynamo, "unpatched_nn_module_call", None) is call:  # it was imported inside the trace
+                setattr(dynamo, "unpatched_nn_module_call", original)  # noqa: B010 - not declared
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder
@@ -102,7 +102,7 @@ class ModuleCalls:
             recorder.scope = outer
 
     def _name(self, module: nn.Module) -> str:
-        """A name for a module that is not in the model's tree (the loss, or one made on the fly); as a leaf it is a constant."""
+        """A name for a module outside the model's tree (the loss, one made on the fly); as a leaf it is a constant."""
         path = f"_module_{len(self.paths)}_{type(module).__name__}"
         self.paths[module] = path
         self.types[path] = type(module)

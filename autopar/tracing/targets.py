@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """How a torch function is written in the graph: fx op, target, node name, and whether its two operands swap places."""
+    """How a torch function is written in the graph: fx op, target, node name; `swapped`: its operands change places."""
 
     op: str
     target: Any
@@ -95,16 +95,17 @@ QUESTIONS = methods(
     "promote_types", "numel_",
 ) | {
     getter(n)
-    for n in ("dtype", "ndim", "requires_grad", "is_leaf", "layout", "grad_fn", "output_nr", "_version", "name", "names",
-              "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes", "retains_grad",
-              "_backward_hooks", "_base", "grad", "is_mps", "is_xla", "is_vulkan", "is_ipu", "is_maia", "is_xpu", "is_mtia")
+    for n in ("dtype", "ndim", "requires_grad", "is_leaf", "layout", "grad_fn", "output_nr", "_version", "name",
+              "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes",
+              "_backward_hooks", "_base", "grad", "is_mps", "is_xla", "is_vulkan", "is_ipu", "is_maia",
+              "is_xpu", "is_mtia", "names", "retains_grad")
     if hasattr(Tensor, n)
 } | {torch._C._set_grad_enabled}  # fmt: skip
 
 # Questions about data.
 DATA_QUESTIONS = methods(
-    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__", "is_nonzero",
-    "equal", "allclose", "__contains__",
+    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
+    "is_nonzero", "equal", "allclose", "__contains__",
 )  # fmt: skip
 
 # Functions whose values are not a function of their arguments, or mean nothing.

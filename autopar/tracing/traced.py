@@ -52,9 +52,20 @@ class Traced:
         self.guards.check(values, self.attribute)
         return values
 
-    def key(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Hashable:
-        """All that a trace would read from Python for this call: equal keys, equal graphs."""
-        return matching.key(self.inputs, args, kwargs or {})
+    def key(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, model: nn.Module | None = None
+    ) -> Hashable:
+        """All that a trace would read from Python for this call: equal keys, equal graphs.
+
+        `model`: whose training flags count, a copy of the root (default: the root).
+        """
+        modules = self.inputs.modules if model is None else tuple(model.modules())
+        return matching.key(self.inputs, args, kwargs or {}, modules)
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether `bind` must look at the contents of its arguments: the trace read a known input."""
+        return self.guards.graph is not None
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""

@@ -70,8 +70,8 @@ def trace(
         ),
         DataFreePaths(always=exporting),
         _device(root, inputs, device),
-        bias_addition_split, remove_inplace, parameter_dtype, loss_fn, trace_sizes, trace_act_ckpt, tuple(autowrap_functions),
-        dynamic_shapes or {},
+        bias_addition_split, remove_inplace, parameter_dtype, loss_fn, trace_sizes, trace_act_ckpt,
+        tuple(autowrap_functions), dynamic_shapes or {},
     )  # fmt: skip
     return trace_until_done(
         root, inputs, options, contained=(TraceError, NotImplementedError) if unsupported == "leaf" else ()

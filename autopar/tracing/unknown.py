@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from autopar.tracing.patching import attributes_set
+
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
@@ -73,6 +75,12 @@ class UnknownNumber:
 
     __hash__ = object.__hash__
 
+    def __neg__(self) -> Any:
+        return self._made(operator.neg, self, kind=self.kind)
+
+    def __abs__(self) -> Any:
+        return self._made(operator.abs, self, kind=self.kind)
+
     def _refuse(self) -> Any:
         raise self.recorder.unknown(f"the value of {self!r} is needed")
 
@@ -104,8 +112,6 @@ def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(UnknownNumber, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
     setattr(UnknownNumber, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
-UnknownNumber.__neg__ = lambda self: self._made(operator.neg, self, kind=self.kind)  # type: ignore[attr-defined]
-UnknownNumber.__abs__ = lambda self: self._made(operator.abs, self, kind=self.kind)  # type: ignore[attr-defined]
 
 
 class UnknownBool(UnknownNumber):
@@ -151,11 +157,8 @@ def checks_noted(recorder: Recorder) -> Iterator[None]:
         else:
             original(condition, message)
 
-    torch._check = check  # type: ignore[assignment]
-    try:
+    with attributes_set(torch, _check=check):
         yield
-    finally:
-        torch._check = original
 
 
 def _believe(condition: UnknownBool) -> None:
@@ -173,5 +176,5 @@ def _believe(condition: UnknownBool) -> None:
 def as_tensor(value: Any) -> torch.Tensor:
     """A number as a tensor, known or not."""
     if isinstance(value, UnknownNumber):
-        return value.recorder.record(torch.tensor, value)  # type: ignore[no-any-return]
+        value = value.recorder.record(torch.tensor, value)
     return torch.as_tensor(value)

@@ -9,13 +9,16 @@ from torch import fx
 
 
 def fix_autocast(graph: fx.Graph) -> int:
-    """Cast the floating inputs of autocast bodies whose every reader computes in the region's dtype; returns how many regions changed."""
+    """Cast the floating inputs of autocast bodies of which every reader computes in the region's dtype.
+
+    Returns how many regions changed.
+    """
     changed = 0
     for node in graph.nodes:
         if getattr(node.target, "__name__", str(node.target)) != "wrap_with_autocast" or not node.args[2]:
             continue
         dtype, body_node, inputs = node.args[1], node.args[4], list(node.args[5:])
-        body = getattr(graph.owning_module, str(body_node.target), None)  # type: ignore[union-attr]
+        body = getattr(graph.owning_module, str(body_node.target), None)
         if isinstance(body, fx.GraphModule) and _cast_inputs(graph, node, body.graph, dtype, inputs):
             node.args = (*node.args[:5], *inputs)
             changed += 1

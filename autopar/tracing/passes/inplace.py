@@ -24,7 +24,8 @@ _IN_PLACE_OPERATORS = {
     getattr(operator, f"i{n}") for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 }
 _VIEWS = {"view", "reshape", "transpose", "permute", "t", "getitem", "select", "narrow", "slice", "expand", "squeeze",
-          "unsqueeze", "chunk", "split", "unbind", "diagonal", "flatten", "unfold", "as_strided", "detach", "movedim"}  # fmt: skip
+          "unsqueeze", "chunk", "split", "unbind", "diagonal", "flatten", "unfold", "as_strided", "detach",
+          "movedim"}  # fmt: skip
 _BOOKKEEPING = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_scalar", "_assert_tensor_metadata",
                 "sym_constrain_range", "sym_constrain_range_for_size", "_assert_async"}  # fmt: skip
 

@@ -32,7 +32,8 @@ def _is_whole(node: fx.Node) -> bool:
     start = node.args[2] if len(node.args) > 2 else None
     end = node.args[3] if len(node.args) > 3 else None
     step = node.args[4] if len(node.args) > 4 else 1
-    return start in (0, None) and (end is None or (isinstance(end, int) and end >= sys.maxsize)) and step == 1
+    to_the_end = end is None or (isinstance(end, int) and end >= sys.maxsize)
+    return bool(start in (0, None) and to_the_end and step == 1)
 
 
 def _is_last_use(node: fx.Node, order: dict[fx.Node, int]) -> bool:
