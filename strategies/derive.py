@@ -23,6 +23,7 @@ from autopar.graph import (
 )
 from autopar.strategies import ends
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
+from autopar.strategies.outputs import choices
 from autopar.strategies.passing import worth_passing
 from autopar.strategies.positions import Member, useful_positions
 from autopar.strategies.strategy import Strategy
@@ -65,7 +66,8 @@ def strategies_for(
         elif node.op == "output":
             refs = tensor_inputs(node)
             dims = [sorted(_sharded_dims(found[ref.node], ref.index)) for ref in refs]
-            found[node] = ends.returned([tuple(tensor_of(ref).shape) for ref in refs], dims, mesh_shape)
+            ways = choices(refs, dims, members, positions)
+            found[node] = ends.returned([tuple(tensor_of(ref).shape) for ref in refs], ways, mesh_shape)
         elif output_tensors(node) and not is_getitem(node):
             key = (
                 node.op,

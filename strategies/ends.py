@@ -10,7 +10,6 @@ from autopar.strategies.strategy import Strategy
 
 Shape = tuple[int, ...]
 Mesh = tuple[int, ...]
-_MOST_RETURNED = 200  # strategies of the output node
 
 
 def stored(shape: Shape, mesh_shape: Mesh) -> tuple[Strategy, ...]:
@@ -30,21 +29,11 @@ def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
     return (Strategy((whole,) * inputs, (whole,) * outputs, ("",) * axes),)
 
 
-def returned(shapes: Sequence[Shape], dims: Sequence[Sequence[int]], mesh_shape: Mesh) -> tuple[Strategy, ...]:
-    """The output node: what its tensors may be wanted as. `dims` are those worth sharding, tensor by tensor.
-
-    On each axis: all replicated; all that can on dim 0, the batch; or tensors of equal shape alike on any later dim,
-    shape by shape (logits on the vocabulary and cached keys on their heads). Where that is too many, the first two.
-    """
-    kinds = list(dict.fromkeys(zip(shapes, map(tuple, dims), strict=True)))
-    later = [[-1, *(d for d in useful if d > 0)] for _, useful in kinds]
-    choices = list(dict.fromkeys([(-1,) * len(kinds), (0,) * len(kinds), *itertools.product(*later)]))
-    if len(choices) ** len(mesh_shape) > _MOST_RETURNED:
-        choices = choices[:2]
+def returned(shapes: Sequence[Shape], choices: Sequence[tuple[int, ...]], mesh_shape: Mesh) -> tuple[Strategy, ...]:
+    """The output node: on each axis one of the `choices` (a dim for each tensor, -1 for whole), the first for none."""
     found: dict[tuple[Layout, ...], Strategy] = {}
     for choice in itertools.product(*(choices if n > 1 else choices[:1] for n in mesh_shape)):
-        fitted = {kind: _fitted(kind[0], [c[k] for c in choice], mesh_shape) for k, kind in enumerate(kinds)}
-        layouts = tuple(fitted[kind] for kind in zip(shapes, map(tuple, dims), strict=True))
+        layouts = tuple(_fitted(s, dims, mesh_shape) for s, dims in zip(shapes, zip(*choice, strict=True), strict=True))
         names = tuple(" ".join(f"dim{d}" for d in sorted({*c} - {-1})) for c in choice)
         found.setdefault(layouts, Strategy(layouts, (), names))
     return tuple(found.values())

@@ -131,3 +131,17 @@ def test_equal_nodes_share_their_strategies() -> None:
     assert len(products) == 3 * 7 + 1
     assert len({id(strategies[n]) for n in products}) <= 8
     assert resolve(products[0])[0].node in strategies
+
+
+def test_outputs_may_stay_as_their_ops_leave_them() -> None:
+    graph = graph_of("t5")
+    strategies = strategies_for(graph, (2, 2))
+    output = next(n for n in graph.nodes if n.op == "output")
+    ways = strategies[output]
+    shapes = [tuple(tensor_of(ref).shape) for ref in tensor_inputs(output)]
+    cached = next(i for i, shape in enumerate(shapes) if len(shape) == 4)
+    logits = next(i for i, shape in enumerate(shapes) if shape[-1:] == (96,))
+    assert {"S0,S1", "S1,S0", "S0,R"} <= {str(way.inputs[cached]) for way in ways}
+    batch_and_own = next(way for way in ways if str(way.inputs[cached]) == "S0,S1")
+    assert str(batch_and_own.inputs[logits]) == "S0,S2"
+    assert len(ways) <= 64
