@@ -124,7 +124,7 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
 def _bound(node: fx.Node, warned: set[str]) -> Any:
     try:
         bound = bound_rule(node)
-        reason = "has no sharding rule"
+        reason = "has no sharding rule" + (" for these arguments" if entry(node) else "")
     except RuleError as error:
         bound, reason = None, f"has a sharding rule that does not fit it ({error})"
     name = target_name(node)

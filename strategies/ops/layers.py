@@ -41,6 +41,8 @@ def group_norm(node: fx.Node) -> str | None:
 
 def embedding(node: fx.Node) -> str | None:
     """Rows of a table; on the vocabulary a masked lookup whose results are summed."""
+    if argument(node, "sparse", 6, False):
+        return None
     special = argument(node, "max_norm", 3) is not None or argument(node, "scale_grad_by_freq", 5, False)
     signature = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     if special:

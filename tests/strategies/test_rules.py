@@ -45,6 +45,7 @@ def labels(limit: int, *shape: int) -> Tensor:
 
 
 sdpa = F.scaled_dot_product_attention
+mha = F.multi_head_attention_forward
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
     "matrix": [
@@ -227,6 +228,29 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (sdpa, x(6, 4, 6, 2), x(6, 4, 6, 2), x(6, 4, 6, 2), {"attn_mask": mask(6, 1, 1, 6)}),
         (sdpa, x(6, 6, 2), x(6, 6, 2), x(6, 6, 4)),
         (sdpa, x(6, 4, 6, 2), x(6, 4, 6, 2), x(6, 4, 6, 2), {"dropout_p": 0.3}),
+    ],
+    "whole attention": [
+        (mha, x(3, 6, 4), x(5, 6, 4), x(5, 6, 4), 4, 2, x(12, 4), x(12), None, None, False, 0.0, x(4, 4), x(4)),
+        (
+            *(
+                mha,
+                x(3, 6, 4),
+                x(3, 6, 4),
+                x(3, 6, 4),
+                4,
+                2,
+                x(12, 4),
+                x(12),
+                None,
+                None,
+                False,
+                0.1,
+                x(4, 4),
+                x(4),
+                False,
+            ),
+            {"need_weights": False, "attn_mask": const(12, 3, 3), "key_padding_mask": const(6, 3)},
+        ),
     ],
     "losses": [
         (F.cross_entropy, x(12, 6), labels(6, 12)),
