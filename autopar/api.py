@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,45 +12,14 @@ from torch.utils import _pytree as pytree
 
 from autopar.cluster import Cluster
 from autopar.errors import PlanMismatchError
-from autopar.graph import fingerprint
 from autopar.layout import Layout
+from autopar.planning import LossFunction, Request, Stopwatch, fingerprints, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.precision import Precision
-from autopar.sizes import parse_bytes
-from autopar.tracing import Traced, trace
+from autopar.tracing import Traced
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-LossFunction = Callable[..., torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for, once and for all graphs of a model."""
-
-    cluster: Cluster
-    precision: Precision
-    memory_budget_bytes: int | None
-    micro_batches: int
-    optimizer: str
-    constraints: tuple[str, ...]
-    inputs: str
-    time_limit: float
-    loss_fn: LossFunction | None
-
-
-@dataclass
-class Stopwatch:
-    """CPU seconds by stage."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.process_time()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
 def plan(
@@ -95,11 +60,11 @@ def plan(
         UntraceableError: the model cannot be put in a graph.
         InfeasibleError: no plan fits; it states the smallest budget that has one.
     """
-    request = _request(
+    request = request_of(
         mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit
     )
     watch = Stopwatch()
-    traced = _trace(model, meta_args, concrete_args, request, watch)
+    traced = trace_for(model, meta_args, concrete_args, request, watch)
     return _solve(model, traced, request, watch)
 
 
@@ -138,11 +103,11 @@ def autoparallelize(
             _check_mesh(plan, device_mesh)
             micro_batches, inputs = plan.micro_batches, plan.inputs
             precision = Precision.from_dict(plan.precision)
-        request = _request(
+        request = request_of(
             device_mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit
         )
-        traced = _trace(model, meta_args, concrete_args, request, watch)
-        digests = _fingerprints(model, traced, tuple(device_mesh.shape))
+        traced = trace_for(model, meta_args, concrete_args, request, watch)
+        digests = fingerprints(model, traced, tuple(device_mesh.shape))
         if plan is not None:
             _check_fingerprints(plan, digests)
     except Exception as problem:  # every rank must learn of it before any of them waits for a collective
@@ -161,8 +126,8 @@ def autoparallelize(
         watch = Stopwatch()
         error: Exception | None = None
         try:
-            again = _trace(model, tensors, constants, request, watch)
-            digests = _fingerprints(model, again, tuple(device_mesh.shape))
+            again = trace_for(model, tensors, constants, request, watch)
+            digests = fingerprints(model, again, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}
         agree(device, digests, error)
@@ -172,50 +137,6 @@ def autoparallelize(
     return apply(model, traced, chosen, device_mesh, replan=replan)
 
 
-def _request(
-    mesh: DeviceMesh | Cluster,
-    memory_budget: int | str | None,
-    precision: Precision | str | torch.dtype | None,
-    micro_batches: int,
-    optimizer: str,
-    constraints: str | Sequence[str],
-    loss_fn: LossFunction | None,
-    inputs: str,
-    time_limit: float,
-) -> Request:
-    cluster = Cluster.of(mesh)
-    return Request(
-        cluster=cluster,
-        precision=Precision.of(precision, cluster.device.kind),
-        memory_budget_bytes=None if memory_budget is None else parse_bytes(memory_budget),
-        micro_batches=micro_batches,
-        optimizer=optimizer,
-        constraints=(constraints,) if isinstance(constraints, str) else tuple(constraints),
-        inputs=inputs,
-        time_limit=time_limit,
-        loss_fn=loss_fn,
-    )
-
-
-def _trace(
-    model: nn.Module,
-    meta_args: Mapping[str, Any],
-    concrete_args: Mapping[str, Any] | None,
-    request: Request,
-    watch: Stopwatch,
-) -> Traced:
-    with watch.stage("trace"):
-        return trace(
-            model,
-            meta_args,
-            concrete_args=concrete_args,
-            bias_addition_split=True,
-            remove_inplace=True,
-            parameter_dtype=request.precision.compute,
-            loss_fn=request.loss_fn,
-        )
-
-
 def _solve(
     model: nn.Module,
     traced: Traced,
@@ -223,46 +144,10 @@ def _solve(
     watch: Stopwatch,
     pinned: Mapping[str, Layout] | None = None,
 ) -> Plan:
-    """Annotate, enumerate, solve: what rank 0 alone does."""
-    from autopar.cost import annotate
-    from autopar.solver import make_plan
-    from autopar.strategies import strategies_for
-
-    cluster = request.cluster
-    with watch.stage("annotate"):
-        annotate(traced.graph, cluster.device.kind, root=traced.root)
-    with watch.stage("strategies"):
-        strategies = strategies_for(traced.graph, cluster.shape, inputs=request.inputs)
-    chosen = make_plan(
-        traced.graph,
-        strategies,
-        cluster,
-        parameters=dict(model.named_parameters(remove_duplicate=False)),
-        memory_budget_bytes=request.memory_budget_bytes,
-        precision=request.precision,
-        micro_batches=request.micro_batches,
-        optimizer=request.optimizer,
-        constraints=request.constraints,
-        inputs=request.inputs,
-        time_limit=request.time_limit,
-        pinned=pinned,
-        fingerprints=_fingerprints(model, traced, cluster.shape),
+    """What rank 0 alone does."""
+    return prepare(model, traced, request, watch).solve(
+        memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, pinned=pinned
     )
-    return replace(chosen, planning_seconds={**watch.seconds, **chosen.planning_seconds})
-
-
-def _fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) -> dict[str, str]:
-    """Digests that tie a plan to what it was made for: graph, model (names and shapes), mesh."""
-    state = [
-        (name, tuple(tensor.shape))
-        for tensors in (model.named_parameters(), model.named_buffers())
-        for name, tensor in tensors
-    ]
-    return {
-        "graph": fingerprint(traced.graph),
-        "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
-        "mesh": "x".join(map(str, mesh_shape)),
-    }
 
 
 def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:

@@ -26,7 +26,9 @@ class CollectiveCounter(TorchDispatchMode):
         self.calls: Counter[tuple[str, int]] = Counter()
         self.bytes: Counter[tuple[str, int]] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         name = func.name()
         if name.startswith("_c10d_functional::"):
             kind = _KINDS.get(name.removeprefix("_c10d_functional::").split(".")[0])

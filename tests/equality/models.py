@@ -34,7 +34,9 @@ def _tokens(step: int, length: int = SEQUENCE) -> torch.Tensor:
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=3, n_head=4, n_embd=32, n_positions=32, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        n_layer=3, n_head=4, n_embd=32, n_positions=32, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0
+    )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     return GPT2LMHeadModel(config)
 
@@ -93,7 +95,16 @@ def _t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     return T5ForConditionalGeneration(
-        T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4, vocab_size=VOCABULARY, dropout_rate=0.0, decoder_start_token_id=0)
+        T5Config(
+            d_model=32,
+            d_kv=8,
+            d_ff=64,
+            num_layers=3,
+            num_heads=4,
+            vocab_size=VOCABULARY,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+        )
     )
 
 
@@ -133,7 +144,12 @@ class ResNet(nn.Module):
 
     def __init__(self, channels: int = 8, blocks: int = 3) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, channels, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+        )
         self.blocks = nn.Sequential(*(_Residual(channels) for _ in range(blocks)))
         self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(channels, 8)
 
@@ -191,7 +207,10 @@ def _vectors(step: int) -> dict[str, torch.Tensor]:
 
 def _pictures(step: int) -> dict[str, torch.Tensor]:
     generator = _random(step)
-    return {"x": torch.randn(BATCH, 3, 16, 16, generator=generator), "target": torch.randint(0, 8, (BATCH,), generator=generator)}
+    return {
+        "x": torch.randn(BATCH, 3, 16, 16, generator=generator),
+        "target": torch.randint(0, 8, (BATCH,), generator=generator),
+    }
 
 
 CASES: dict[str, Case] = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from promotion import Promotion
 
 import autopar
 import autopar.cluster
+from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
 KINDS = ("free", "sharded", "recompute", "tp")
@@ -39,7 +39,9 @@ class Job:
 
 def gathers_parameters(plan: Plan) -> bool:
     """Whether a trainable parameter is stored sharded and gathered before its use."""
-    readers = {c.cause.removeprefix("parameter ") for c in plan.collectives if c.kind == "all_gather" and c.phase == "forward"}
+    readers = {
+        c.cause.removeprefix("parameter ") for c in plan.collectives if c.kind == "all_gather" and c.phase == "forward"
+    }
     return any(p.trainable and not p.storage.is_replicated and p.name in readers for p in plan.parameters)
 
 
@@ -59,7 +61,9 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 def eager_cluster(shape: tuple[int, ...]) -> autopar.Cluster:
     """Slow devices on a fast network without latency, so that sharding pays even for a model of a few thousand weights."""
     preset = autopar.Cluster.preset("cpu", shape=shape)
-    device = replace(preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9))
+    device = replace(
+        preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9)
+    )
     axes = tuple(
         autopar.cluster.Axis(axis.name, axis.size, latency_seconds=1e-9, bytes_per_s=1e9 * (index + 1))
         for index, axis in enumerate(preset.axes)
@@ -67,43 +71,79 @@ def eager_cluster(shape: tuple[int, ...]) -> autopar.Cluster:
     return replace(preset, device=device, axes=axes)
 
 
-def make_plan(job: Job) -> Plan:
-    """A plan of the job's kind: budgets are lowered step by step until the kind shows."""
-    dtype = getattr(torch, job.dtype)
-    case = models.CASES[job.model]
-    with Promotion() if job.dtype == "float64" else contextlib.nullcontext():
-        model = models.build(job.model, dtype)
-        inputs = models.batch(job.model, 0, dtype)
-        cluster = eager_cluster(job.mesh)
+def make_plans(jobs: Sequence[Job]) -> dict[Job, Plan | Exception]:
+    """Plans of jobs that differ in their kind alone: they share one trace."""
+    model_name, dtype_name, mesh = jobs[0].model, jobs[0].dtype, jobs[0].mesh
+    dtype = getattr(torch, dtype_name)
+    found: dict[Job, Plan | Exception] = {}
+    with Promotion() if dtype_name == "float64" else contextlib.nullcontext():
+        model = models.build(model_name, dtype)
+        request = request_of(
+            eager_cluster(mesh),
+            memory_budget=None,
+            precision=None,
+            micro_batches=1,
+            optimizer=OPTIMIZERS[dtype_name],
+            constraints=(),
+            loss_fn=models.CASES[model_name].loss_fn,
+            inputs="global",
+            time_limit=60,
+        )
+        watch = Stopwatch()
+        traced = trace_for(model, models.batch(model_name, 0, dtype), None, request, watch)
+        prepared = prepare(model, traced, request, watch)
+        ladder = Ladder(prepared)
+        for job in jobs:
+            try:
+                found[job] = ladder.plan(job.kind)
+            except Exception as error:
+                found[job] = error
+    return found
 
-        def plan(**options: Any) -> Plan:
-            return autopar.plan(
-                model, inputs, cluster, loss_fn=case.loss_fn, optimizer=OPTIMIZERS[job.dtype], **options
-            )
 
-        if job.kind in ("free", "tp"):
-            return plan(constraints="tp") if job.kind == "tp" else plan()
-        most = plan().predicted.peak_bytes
-        least = smallest_budget(plan)
+class Ladder:
+    """The plans of one graph under budgets that go down step by step, each solved once."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.free = prepared.solve()
+        self.steps: dict[float, Plan] = {}
+        self.least = 0
+
+    def plan(self, kind: str) -> Plan:
+        """The free plan, the tp preset's, or the first on the way down that is of this kind."""
+        if kind == "free":
+            return self.free
+        if kind == "tp":
+            return self.prepared.solve(constraints=("tp",))
+        if not self.least:
+            self.least = smallest_budget(self.prepared)
+        most = self.free.predicted.peak_bytes
         for part in (0.5, 0.25, 0.1, 0.03, 0.0):
-            candidate = plan(memory_budget=int(least + part * (most - least)) + 1)
-            if IS_OF_KIND[job.kind](candidate):
-                return candidate
-        raise AssertionError(f"no budget from {least} to {most} bytes gives a plan of kind '{job.kind}'")
+            if part not in self.steps:
+                budget = int(self.least + part * (most - self.least)) + 1
+                self.steps[part] = self.prepared.solve(memory_budget_bytes=budget)
+            if IS_OF_KIND[kind](self.steps[part]):
+                return self.steps[part]
+        raise AssertionError(f"no budget from {self.least} to {most} bytes gives a plan of kind '{kind}'")
 
 
-def smallest_budget(plan: Callable[..., Plan]) -> int:
+def smallest_budget(prepared: Prepared) -> int:
+    """What the planner says is the least that any plan needs."""
     try:
-        plan(memory_budget=1)
+        prepared.solve(memory_budget_bytes=1)
     except autopar.InfeasibleError as error:
         assert error.smallest_budget_bytes is not None
         return error.smallest_budget_bytes
     raise AssertionError("a budget of one byte must be infeasible")
 
 
-def plan_to_file(job: Job, folder: Path) -> str:
-    """Plan the job into `folder`; the file's name."""
+def plan_to_files(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """Plan the jobs into `folder`; by job what went wrong, "" where nothing did."""
     torch.set_num_threads(1)
-    name = f"{job.id}.plan.json"
-    make_plan(job).save(folder / name)
-    return name
+    outcome = {}
+    for job, plan in make_plans(jobs).items():
+        outcome[job.id] = repr(plan) if isinstance(plan, Exception) else ""
+        if isinstance(plan, Plan):
+            plan.save(folder / f"{job.id}.plan.json")
+    return outcome

@@ -38,18 +38,23 @@ JOBS = [
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Plan and run every selected job; what each one's rank 0 found, and its plan."""
     folder = tmp_path_factory.mktemp("equality")
-    wanted = {item.callspec.params["job"] for item in request.session.items if hasattr(item, "callspec") and "job" in item.callspec.params}
+    wanted = {
+        item.callspec.params["job"]
+        for item in request.session.items
+        if hasattr(item, "callspec") and "job" in item.callspec.params
+    }
     jobs = [job for job in JOBS if job in wanted]
+    alike: dict[tuple[object, ...], list[planning.Job]] = {}
+    for job in jobs:
+        alike.setdefault((job.model, job.dtype, job.mesh), []).append(job)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        futures = {job: pool.submit(planning.plan_to_file, job, folder) for job in jobs}
-    found: dict[str, dict[str, Any]] = {}
-    planned = []
-    for job, future in futures.items():
-        if error := future.exception():
-            found[job.id] = {"error": f"planning failed: {error!r}"}
-        else:
-            found[job.id] = {"plan": Plan.load(folder / future.result())}
-            planned.append(job)
+        futures = [pool.submit(planning.plan_to_files, group, folder) for group in alike.values()]
+    errors = {name: error for future in futures for name, error in future.result().items()}
+    found: dict[str, dict[str, Any]] = {
+        name: {"error": f"planning failed: {error}"} if error else {"plan": Plan.load(folder / f"{name}.plan.json")}
+        for name, error in errors.items()
+    }
+    planned = [job for job in jobs if "plan" in found[job.id]]
     for ranks in (2, 4):
         mine = [job for job in planned if _ranks(job) == ranks]
         if mine:
@@ -77,7 +82,16 @@ def _launch(folder: Path, name: str, jobs: list[planning.Job], ranks: int) -> li
     ]
     (folder / f"{name}.jobs.json").write_text(json.dumps(descriptions))
     worker = str(Path(__file__).with_name("worker.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", worker, str(folder), name]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        worker,
+        str(folder),
+        name,
+    ]
     with open(folder / f"{name}.log", "w") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=1500, check=False)
     results = folder / f"{name}.results.jsonl"

@@ -1,0 +1,165 @@
+"""Planning in stages: what was asked, the trace, what all plans of a graph share, and one solve."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from autopar.cluster import Cluster
+from autopar.graph import fingerprint
+from autopar.layout import Layout
+from autopar.plans import Plan
+from autopar.precision import Precision
+from autopar.sizes import parse_bytes
+from autopar.tracing import Traced, trace
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from autopar.strategies.strategy import Strategy
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, once and for all graphs of a model."""
+
+    cluster: Cluster
+    precision: Precision
+    memory_budget_bytes: int | None
+    micro_batches: int
+    optimizer: str
+    constraints: tuple[str, ...]
+    inputs: str
+    time_limit: float
+    loss_fn: LossFunction | None
+
+
+@dataclass
+class Stopwatch:
+    """CPU seconds by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
+
+
+def request_of(
+    mesh: DeviceMesh | Cluster,
+    memory_budget: int | str | None,
+    precision: Precision | str | torch.dtype | None,
+    micro_batches: int,
+    optimizer: str,
+    constraints: str | Sequence[str],
+    loss_fn: LossFunction | None,
+    inputs: str,
+    time_limit: float,
+) -> Request:
+    cluster = Cluster.of(mesh)
+    return Request(
+        cluster=cluster,
+        precision=Precision.of(precision, cluster.device.kind),
+        memory_budget_bytes=None if memory_budget is None else parse_bytes(memory_budget),
+        micro_batches=micro_batches,
+        optimizer=optimizer,
+        constraints=(constraints,) if isinstance(constraints, str) else tuple(constraints),
+        inputs=inputs,
+        time_limit=time_limit,
+        loss_fn=loss_fn,
+    )
+
+
+def trace_for(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    concrete_args: Mapping[str, Any] | None,
+    request: Request,
+    watch: Stopwatch,
+) -> Traced:
+    with watch.stage("trace"):
+        return trace(
+            model,
+            meta_args,
+            concrete_args=concrete_args,
+            bias_addition_split=True,
+            remove_inplace=True,
+            parameter_dtype=request.precision.compute,
+            loss_fn=request.loss_fn,
+        )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An annotated graph with the strategies of its nodes: what plans under several budgets or constraints share."""
+
+    model: nn.Module
+    traced: Traced
+    strategies: Mapping[fx.Node, Sequence[Strategy]]
+    request: Request
+    seconds: Mapping[str, float]
+
+    def solve(
+        self,
+        *,
+        memory_budget_bytes: int | None = None,
+        constraints: Sequence[str] = (),
+        pinned: Mapping[str, Layout] | None = None,
+    ) -> Plan:
+        """The best plan under this budget (None: the device's memory), these constraints and this storage."""
+        from autopar.solver import make_plan
+
+        request = self.request
+        chosen = make_plan(
+            self.traced.graph,
+            self.strategies,
+            request.cluster,
+            parameters=dict(self.model.named_parameters(remove_duplicate=False)),
+            memory_budget_bytes=memory_budget_bytes,
+            precision=request.precision,
+            micro_batches=request.micro_batches,
+            optimizer=request.optimizer,
+            constraints=constraints,
+            inputs=request.inputs,
+            time_limit=request.time_limit,
+            pinned=pinned,
+            fingerprints=fingerprints(self.model, self.traced, request.cluster.shape),
+        )
+        return replace(chosen, planning_seconds={**self.seconds, **chosen.planning_seconds})
+
+
+def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
+    """Annotate a trace and list every node's strategies."""
+    from autopar.cost import annotate
+    from autopar.strategies import strategies_for
+
+    with watch.stage("annotate"):
+        annotate(traced.graph, request.cluster.device.kind, root=traced.root)
+    with watch.stage("strategies"):
+        strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs)
+    return Prepared(model, traced, strategies, request, dict(watch.seconds))
+
+
+def fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) -> dict[str, str]:
+    """Digests that tie a plan to what it was made for: graph, model (names and shapes), mesh."""
+    state = [
+        (name, tuple(tensor.shape))
+        for tensors in (model.named_parameters(), model.named_buffers())
+        for name, tensor in tensors
+    ]
+    return {
+        "graph": fingerprint(traced.graph),
+        "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
+        "mesh": "x".join(map(str, mesh_shape)),
+    }
