@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,7 +60,7 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 
 
 def eager_cluster(shape: tuple[int, ...]) -> autopar.Cluster:
-    """Slow devices on a fast network without latency, so that sharding pays even for a model of a few thousand weights."""
+    """Slow devices on a fast network without latency: sharding pays even for a few thousand weights."""
     preset = autopar.Cluster.preset("cpu", shape=shape)
     device = replace(
         preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9)
@@ -130,12 +131,10 @@ class Ladder:
 
 def smallest_budget(prepared: Prepared) -> int:
     """What the planner says is the least that any plan needs."""
-    try:
+    with pytest.raises(autopar.InfeasibleError) as refused:
         prepared.solve(memory_budget_bytes=1)
-    except autopar.InfeasibleError as error:
-        assert error.smallest_budget_bytes is not None
-        return error.smallest_budget_bytes
-    raise AssertionError("a budget of one byte must be infeasible")
+    assert refused.value.smallest_budget_bytes is not None
+    return refused.value.smallest_budget_bytes
 
 
 def plan_to_files(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
