@@ -1,10 +1,12 @@
 """The command line: `autopar plan` makes a plan, `autopar explain` tells what a plan does.
 
-Exit codes: 0 done; 2 something the user can mend, told in one line on standard error.
+Exit codes: 0 done; 2 something the user can mend; 1 something that nobody foresaw. Both are told in one line on
+standard error; with AUTOPAR_DEBUG set in the environment, the second with its traceback.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InputError
 from autopar.plans import Plan
 from autopar.sizes import parse_bytes
-from autopar.sources import load_source
+from autopar.sources import load_source, told
 
 app = typer.Typer(
     name="autopar",
@@ -30,7 +32,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0, or 2 with one line on standard error for what the user can mend."""
+    """Run the command line and exit, as the module says."""
     try:
         code = app(arguments, prog_name="autopar", standalone_mode=False)
     except (AutoparError, typer.TyperException) as error:
@@ -43,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         sys.stderr.close()
         sys.exit(141)
+    except Exception as error:
+        if os.environ.get("AUTOPAR_DEBUG"):
+            raise
+        print(f"error: unforeseen {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
+        sys.exit(1)
     sys.exit(code or 0)
 
 

@@ -57,7 +57,7 @@ def _own(module_name: str, function_name: str, batch: int, sequence: int | None)
     except ModuleNotFoundError as error:
         raise InputError(f"there is no module {error.name!r} here: run from its folder, or install it") from error
     except Exception as error:
-        raise InputError(f"importing {module_name!r} failed with {_told(error)}") from error
+        raise InputError(f"importing {module_name!r} failed with {told(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(
@@ -67,7 +67,7 @@ def _own(module_name: str, function_name: str, batch: int, sequence: int | None)
         with torch.device("meta"):
             made = function()
     except Exception as error:
-        raise InputError(f"{module_name}:{function_name}() failed with {_told(error)}") from error
+        raise InputError(f"{module_name}:{function_name}() failed with {told(error)}") from error
     parts = made if isinstance(made, tuple) else (made,)
     if not isinstance(parts[0], nn.Module) or len(parts) > 3:
         raise InputError(
@@ -100,10 +100,12 @@ def _hugging_face(name: str, batch: int, sequence: int | None, path: Path | None
     values = _read_config(path) if path is not None else {}
     try:
         config = architecture.config_class.from_dict(values)
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = 0  # default configs leave out what every checkpoint has
         with torch.device("meta"):
             model = architecture(config)
     except Exception as error:
-        raise InputError(f"{name} could not be built from {path or 'its default config'}: {_told(error)}") from error
+        raise InputError(f"{name} could not be built from {path or 'its default config'}: {told(error)}") from error
     return Source(model.train(), example_inputs(model, batch, sequence))
 
 
@@ -192,7 +194,7 @@ def _close(name: str, known: list[str]) -> str:
     return f": did you mean {close[0]}?" if close else ""
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     """An error of code that is not ours on one line, with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" [at {frames[-1].filename}:{frames[-1].lineno}]" if frames else ""

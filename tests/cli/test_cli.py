@@ -29,6 +29,13 @@ class Regression(nn.Module):
 def with_inputs():
     return Regression(), {"x": torch.empty(4, 8), "y": torch.empty(4, 8)}
 
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise KeyError("nothing here")
+
+def fails_when_called():
+    return Broken(8, 8), {"x": torch.empty(4, 8)}
+
 def alone():
     return nn.Linear(8, 8)
 
@@ -111,6 +118,15 @@ def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: l
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert words in captured.err
+
+
+def test_what_nobody_foresaw_is_told_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "users_models:fails_when_called", "--mesh", "2", "--cluster", "cpu", "--batch", "4"]
+    assert _run(*command) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert "nothing here" in error
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
