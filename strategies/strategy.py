@@ -28,8 +28,10 @@ class Strategy:
     `autopar.graph.tensor_inputs(node)`; `outputs` those of its tensor outputs. Both carry value and
     gradient (`Layout`): an input R+ says that this op yields a partial gradient for it, an output R+
     that it accepts one. `local` names the code that runs on local tensors in
-    `autopar.runtime.local_ops` ("" is the op itself on the shards). `work` is the part of the op's
+    `autopar.runtime.local` ("" is the op itself on the shards). `work` is the part of the op's
     FLOPs and bytes that one device does (1 replicated, 1/n over an axis of n).
+    `factors` says for each axis what it splits: "" nothing, a factor, `factor@outer` at an inner digit, "P" or "R+"
+    where a partial value or gradient passes through.
     """
 
     inputs: tuple[Layout, ...]
