@@ -27,10 +27,10 @@ LLAMA_3_8B = {
     "rms_norm_eps": 1e-5,
 }
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int, int]] = {  # config, mesh, sequence, global batch
-    "gpt2 (8,)": (GPT2, (8,), 1024, 64),
-    "gpt2 (2, 4)": (GPT2, (2, 4), 1024, 64),
-    "llama-3-8b (64,)": (LLAMA_3_8B, (64,), 8192, 64),
-    "llama-3-8b (8, 8)": (LLAMA_3_8B, (8, 8), 8192, 64),
+    "gpt2 8": (GPT2, (8,), 1024, 64),
+    "gpt2 2x4": (GPT2, (2, 4), 1024, 64),
+    "llama-3-8b 64": (LLAMA_3_8B, (64,), 8192, 64),
+    "llama-3-8b 8x8": (LLAMA_3_8B, (8, 8), 8192, 64),
 }
 BUDGET = "70GiB"
 
@@ -93,7 +93,7 @@ def main(words: list[str]) -> None:
         ]
         for name, result in results.items()
     ]
-    head = ["CPU seconds", *stages, "all", "wall s", "peak RSS", "ops -> decisions", "gap"]
+    head = ["CPU seconds", *stages, "all", "wall", "peak RSS", "ops -> decisions", "gap"]
     print(*table(rows, "<" + ">" * (len(stages) + 5), head=head, indent=0), sep="\n")
 
 
