@@ -63,11 +63,15 @@ class _Functionalization:
         self.fresh: dict[fx.Node, int] = {}  # alias -> version of the storage for which that is true
         for node in graph.nodes:
             storage = next((s for s in map(storage_of, output_tensors(node)) if s in self.dirty), None)
-            if storage is not None and node.op != "output":
-                self.base.setdefault(storage, node)
-                self.storage[node] = storage
-                self.parent[node] = next((n for n in input_nodes(node) if self.storage.get(n) == storage), None)
-                self.arguments[node] = (node.args, node.kwargs)
+            if storage is None or node.op == "output":
+                continue
+            parent = next((n for n in input_nodes(node) if self.storage.get(n) == storage), None)
+            if parent is None and not isinstance(node.meta[VAL], Tensor):
+                continue  # an op with several results: each of them, picked out, is the base of its own storage
+            self.base.setdefault(storage, node)
+            self.storage[node] = storage
+            self.parent[node] = parent
+            self.arguments[node] = (node.args, node.kwargs)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -131,9 +135,10 @@ class _Functionalization:
         self.writers.discard(writer)
         writer.args = fx.map_arg(args, lambda n: copies.get(n, n))
         writer.kwargs = fx.map_arg(kwargs, lambda n: copies.get(n, n))
+        new = {target: copies[self.now(target)] for target in written}
         with self.graph.inserting_after(writer):
-            for target in written:
-                self._write_back(target, copies[self.now(target)])
+            for target, copy in new.items():
+                self._write_back(target, copy)
         if writer in self.storage:
             self._hold(writer, writer)
 

@@ -10,7 +10,6 @@ no identity is reused.
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,34 +19,33 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
-from autopar.tracing import bias, leaves, opaque, places
+from autopar.graph import VAL
+from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.dynamic import DynamicSizes
-from autopar.tracing.errors import TraceError, UnknownDataError
+from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.guards import ANSWER
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
-from autopar.tracing.known import KnownValues
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
-from autopar.tracing.targets import FACTORIES, QUESTIONS, written_as
+from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
 from autopar.tracing.values import (
     META,
     data_free_like,
-    has_tensor,
     makes_tensor,
     value_of,
     with_own_identity,
 )
+from autopar.tracing.writing import GraphWriter
 
 Tensor = torch.Tensor
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode, GraphWriter):
     """Records one run of a model. `device` is the device that data-free tensors claim to be on."""
 
     def __init__(
@@ -60,25 +58,19 @@ class Recorder(TorchFunctionMode):
         trace_sizes: bool = True,
         order: ExecutionOrder,
     ) -> None:
-        super().__init__()
-        self.graph = graph
-        self.attributes = attributes
-        self.device = device
+        TorchFunctionMode.__init__(self)
+        GraphWriter.__init__(self, graph, attributes, device)
         self.order = order
         self.split = bias_addition_split
         self.trace_sizes = trace_sizes
-        self.scope: tuple[tuple[str, str], ...] = ()
-        self.region: tuple[int, ...] = ()
-        self.known = KnownValues()
         self.runs = Runs()
-        self.sizes = SizeNodes(graph, self._annotate_number)
-        self.dynamic = DynamicSizes(graph, self._annotate_number, self.is_recording, self.where)
-        self.nodes: dict[int, fx.Node] = {}
-        self.alive: list[Tensor] = []
+        self.autocast = autocasting.Autocast()
+        self._casts: dict[Any, Tensor] = {}
+        self.sizes = SizeNodes(graph, self.annotate_number)
+        self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
         self.grad = torch.is_grad_enabled()
         self.paused = False
         self._below = False
-        self._detached: dict[fx.Node, fx.Node] = {}
 
     # ---- what the mode sees
 
@@ -96,6 +88,7 @@ class Recorder(TorchFunctionMode):
         if self.split:
             parts = bias.SPLITS.get(func)
             if parts is not None:
+                args, kwargs = self._autocast(func, args, kwargs)
                 done = parts(self, *args, **kwargs)
                 if done is not None:
                     return done
@@ -105,16 +98,19 @@ class Recorder(TorchFunctionMode):
 
     def record(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `func` on data-free tensors and write it down, unless it makes and changes no tensor."""
+        args, kwargs = self._autocast(func, args, kwargs)
         seen = Arguments(self)
         node_args, node_kwargs = seen.take(args), seen.take(kwargs)
         versions = [t._version for t in seen.tensors]
         result, real = self._run(func, args, kwargs, seen)
         written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i]]
+        if len(written) > 1 and writes_its_first(func):
+            written = [0]  # the others look into the same storage
         if real is None and not seen.unknown:
             real = self.known.run(func, args, kwargs, seen.tensors, result, written)
         if not written and not makes_tensor(result, seen.tensors):
             return result
-        call = written_as(WRITTEN_AS.get(func, func), args, kwargs)
+        call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
         if call.swapped:
             node_args = (node_args[1], node_args[0])
         node = self.graph.create_node(call.op, call.target, node_args, node_kwargs, name=call.name)
@@ -124,6 +120,26 @@ class Recorder(TorchFunctionMode):
         if seen.parameters:
             self.order.operation(seen.parameters)
         return result
+
+    def _autocast(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The arguments as autocast hands them to `func`: casts are nodes, one a tensor."""
+        kind = self.device.type
+        if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(kind):
+            return args, kwargs
+        dtype = self.autocast.input_dtype(kind, func, args, kwargs)
+        if dtype is None:
+            return args, kwargs
+
+        def cast(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64):
+                return tensor
+            key = (id(tensor), tensor._version, dtype)
+            if key not in self._casts:
+                with autocasting.disabled(kind):
+                    self._casts[key] = self.record(Tensor.to, tensor, dtype)
+            return self._casts[key]
+
+        return pytree.tree_map_only(Tensor, cast, (args, kwargs))
 
     def record_call(
         self, target: Any, run: Callable[..., Any], args: Any, kwargs: Any, op: str = "call_function"
@@ -203,99 +219,6 @@ class Recorder(TorchFunctionMode):
                 raise self.unknown(f"{name} could not be computed on data-free tensors ({reason})") from error
             return pytree.tree_map_only(Tensor, data_free_like, real), real
 
-    def register(self, node: fx.Node, result: Any, real: Any = None) -> None:
-        """Annotate a node and remember which tensor came out of it; tuples get a `getitem` node an element."""
-        self.annotate(node, place=True)
-        if isinstance(result, Tensor):
-            self._remember(node, result)
-            node.meta[VAL] = value_of(result)
-            if real is not None:
-                self.known.put(result, real, node)
-            return
-        node.meta[VAL] = pytree.tree_map_only(Tensor, value_of, result)
-        self._register_items(node, result, real)
-
-    def _register_items(self, node: fx.Node, result: Any, real: Any) -> None:
-        if isinstance(result, dict):
-            items: Any = result.items()
-        elif isinstance(result, (tuple, list)):
-            items = enumerate(result)
-        else:
-            return
-        for key, item in items:
-            if isinstance(item, (Tensor, tuple, list, dict)) and has_tensor(item):
-                child = self.graph.call_function(operator.getitem, (node, key))
-                child.meta.update(node.meta)
-                child.meta.pop(WRITES, None)
-                inner = None if real is None else real[key]
-                if isinstance(item, Tensor):
-                    self._remember(child, item)
-                    child.meta[VAL] = node.meta[VAL][key]
-                    if inner is not None:
-                        self.known.put(item, inner, child)
-                else:
-                    child.meta[VAL] = node.meta[VAL][key]
-                    self._register_items(child, item, inner)
-
-    def _remember(self, node: fx.Node, tensor: Tensor) -> None:
-        self.nodes[id(tensor)] = node
-        self.alive.append(tensor)
-
-    def annotate(self, node: fx.Node, place: bool = False) -> None:
-        """The facts that hold for every node made now."""
-        meta = node.meta
-        meta[SCOPE] = self.scope
-        meta[REGION] = self.region
-        meta[PLACE] = places.current() if place else ""
-        meta[GRAD_MODE] = torch.is_grad_enabled()
-        meta[AUTOCAST] = ()
-        if torch._C._is_any_autocast_enabled():
-            kind = self.device.type
-            if torch.is_autocast_enabled(kind):
-                meta[AUTOCAST] = (kind, str(torch.get_autocast_dtype(kind)))
-
-    def _annotate_number(self, node: fx.Node, value: Any, source: fx.Node | None) -> None:
-        if source is None:
-            self.annotate(node, place=True)
-        else:
-            node.meta.update({k: source.meta[k] for k in (SCOPE, REGION, PLACE, GRAD_MODE, AUTOCAST)})
-        node.meta[VAL] = value
-
-    # ---- tensors and their nodes
-
-    def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that made a tensor; parameters, buffers and constants get theirs at first use."""
-        node = self.nodes.get(id(tensor))
-        if node is None:
-            entry = self.attributes.find(tensor)
-            if entry is None:
-                raise TraceError(
-                    f"a tensor of shape {tuple(tensor.shape)} was made by something the tracer cannot see (a scripted "
-                    "function, numpy, torch.Tensor(...), nn.Parameter(...)): "
-                    "make it with a torch function, or in __init__",
-                    where=self.where(),
-                )
-            node = self.nodes.get(id(entry.data_free))
-            if node is None:
-                node = self.graph.create_node("get_attr", entry.name, (), {})
-                self.annotate(node, place=True)
-                node.meta[VAL] = (
-                    entry.data_free if isinstance(entry.data_free, torch.nn.Parameter) else value_of(entry.data_free)
-                )
-                self._remember(node, entry.data_free)
-                if entry.known is not None:
-                    self.known.put(entry.data_free, entry.known, node)
-        return node
-
-    def without_gradient(self, tensor: Tensor, node: fx.Node) -> fx.Node:
-        """Under no_grad an operand that needs a gradient is detached in the graph, which then needs no grad mode."""
-        detached = self._detached.get(node)
-        if detached is None:
-            detached = self._detached[node] = self.graph.call_method("detach", (node,))
-            self.annotate(detached, place=True)
-            detached.meta[VAL] = value_of(tensor).detach()
-        return detached
-
     # ---- questions about data
 
     def ask(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -332,8 +255,3 @@ class Recorder(TorchFunctionMode):
     def unknown(self, message: str) -> UnknownDataError:
         mend = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
         return UnknownDataError(f"{message}: {mend}", where=self.where(), frames=places.callers())
-
-    def where(self) -> str:
-        """The place in the user's model, for errors."""
-        path = self.scope[-1][0] if self.scope else ""
-        return f"{path or 'the root module'}, {places.current()}"

@@ -75,6 +75,12 @@ def written_as(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return call
 
 
+def writes_its_first(func: Callable[..., Any]) -> bool:
+    """Whether a function, by its name, writes into its first argument alone."""
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
 def getter(name: str) -> Any:
     """The function that the recorder sees when `x.name` is read."""
     return getattr(Tensor, name).__get__

@@ -1,0 +1,131 @@
+"""Writing the graph: nodes with their facts, and which node made which tensor."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
+from autopar.tracing import places
+from autopar.tracing.attributes import Attributes
+from autopar.tracing.cleaning import WRITES
+from autopar.tracing.errors import TraceError
+from autopar.tracing.known import KnownValues
+from autopar.tracing.values import has_tensor, value_of
+
+Tensor = torch.Tensor
+
+
+class GraphWriter:
+    """A graph being written. `device` is the device that data-free tensors claim to be on."""
+
+    def __init__(self, graph: fx.Graph, attributes: Attributes, device: torch.device) -> None:
+        self.graph = graph
+        self.attributes = attributes
+        self.device = device
+        self.scope: tuple[tuple[str, str], ...] = ()
+        self.region: tuple[int, ...] = ()
+        self.known = KnownValues()
+        self.nodes: dict[int, fx.Node] = {}  # by identity of the tensor they made
+        self.alive: list[Tensor] = []
+        self._detached: dict[fx.Node, fx.Node] = {}
+
+    def register(self, node: fx.Node, result: Any, real: Any = None) -> None:
+        """Annotate a node and remember which tensor came out of it; tuples get a `getitem` node an element."""
+        self.annotate(node, place=True)
+        if isinstance(result, Tensor):
+            self._remember(node, result)
+            node.meta[VAL] = value_of(result)
+            if real is not None:
+                self.known.put(result, real, node)
+            return
+        node.meta[VAL] = pytree.tree_map_only(Tensor, value_of, result)
+        self._register_items(node, result, real)
+
+    def _register_items(self, node: fx.Node, result: Any, real: Any) -> None:
+        if isinstance(result, dict):
+            items: Any = result.items()
+        elif isinstance(result, (tuple, list)):
+            items = enumerate(result)
+        else:
+            return
+        for key, item in items:
+            if isinstance(item, (Tensor, tuple, list, dict)) and has_tensor(item):
+                child = self.graph.call_function(operator.getitem, (node, key))
+                child.meta.update(node.meta)
+                child.meta.pop(WRITES, None)
+                inner = None if real is None else real[key]
+                if isinstance(item, Tensor):
+                    self._remember(child, item)
+                    child.meta[VAL] = node.meta[VAL][key]
+                    if inner is not None:
+                        self.known.put(item, inner, child)
+                else:
+                    child.meta[VAL] = node.meta[VAL][key]
+                    self._register_items(child, item, inner)
+
+    def _remember(self, node: fx.Node, tensor: Tensor) -> None:
+        self.nodes[id(tensor)] = node
+        self.alive.append(tensor)
+
+    def annotate(self, node: fx.Node, place: bool = False) -> None:
+        """The facts that hold for every node made now."""
+        meta = node.meta
+        meta[SCOPE] = self.scope
+        meta[REGION] = self.region
+        meta[PLACE] = places.current() if place else ""
+        meta[GRAD_MODE] = torch.is_grad_enabled()
+        meta[AUTOCAST] = ()
+        if torch._C._is_any_autocast_enabled():
+            kind = self.device.type
+            if torch.is_autocast_enabled(kind):
+                meta[AUTOCAST] = (kind, str(torch.get_autocast_dtype(kind)))
+
+    def annotate_number(self, node: fx.Node, value: Any, source: fx.Node | None) -> None:
+        if source is None:
+            self.annotate(node, place=True)
+        else:
+            node.meta.update({k: source.meta[k] for k in (SCOPE, REGION, PLACE, GRAD_MODE, AUTOCAST)})
+        node.meta[VAL] = value
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that made a tensor; parameters, buffers and constants get theirs at first use."""
+        node = self.nodes.get(id(tensor))
+        if node is None:
+            entry = self.attributes.find(tensor)
+            if entry is None:
+                raise TraceError(
+                    f"a tensor of shape {tuple(tensor.shape)} was made by something the tracer cannot see (a scripted "
+                    "function, numpy, torch.Tensor(...), nn.Parameter(...)): "
+                    "make it with a torch function, or in __init__",
+                    where=self.where(),
+                )
+            node = self.nodes.get(id(entry.data_free))
+            if node is None:
+                node = self.graph.create_node("get_attr", entry.name, (), {})
+                self.annotate(node, place=True)
+                node.meta[VAL] = (
+                    entry.data_free if isinstance(entry.data_free, torch.nn.Parameter) else value_of(entry.data_free)
+                )
+                self._remember(node, entry.data_free)
+                if entry.known is not None:
+                    self.known.put(entry.data_free, entry.known, node)
+        return node
+
+    def without_gradient(self, tensor: Tensor, node: fx.Node) -> fx.Node:
+        """Under no_grad an operand that needs a gradient is detached in the graph, which then needs no grad mode."""
+        detached = self._detached.get(node)
+        if detached is None:
+            detached = self._detached[node] = self.graph.call_method("detach", (node,))
+            self.annotate(detached, place=True)
+            detached.meta[VAL] = value_of(tensor).detach()
+        return detached
+
+    def where(self) -> str:
+        """The place in the user's model, for errors."""
+        path = self.scope[-1][0] if self.scope else ""
+        return f"{path or 'the root module'}, {places.current()}"

@@ -1,0 +1,115 @@
+"""Arguments, keys and losses; a model is as it was after a trace, and nothing of it is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import IDS, TEXT, llama, mlp
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.tracing import TraceError, trace
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+class Failing(nn.Module):
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("count", torch.zeros(()))
+        self.what = what
+
+    def forward(self, x):
+        self.count += 1
+        return self.what(self.linear(x))
+
+
+def raise_it(x):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [(lambda x: x, None), (lambda x: x if x.sum() > 0 else -x, TraceError), (raise_it, ZeroDivisionError)],
+)
+def test_the_model_is_as_it_was_also_after_an_error(what, error):
+    model = Failing(what)
+    before = {k: (v, v.clone()) for k, v in (*model.named_parameters(), *model.named_buffers())}
+    attributes = {k: sorted(vars(m)) for k, m in model.named_modules()}
+    call, apply = nn.Module.__call__, torch.autograd.Function.apply
+    if error is None:
+        trace(model, dict(x=torch.randn(1, 2)))
+    else:
+        with pytest.raises(error):
+            trace(model, dict(x=torch.randn(1, 2)))
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert all(after[k] is v and torch.equal(v, copied) for k, (v, copied) in before.items())
+    assert attributes == {k: sorted(vars(m)) for k, m in model.named_modules()}
+    assert nn.Module.__call__ is call and torch.autograd.Function.apply == apply
+
+
+def test_the_place_of_a_branch_on_data_is_named():
+    with pytest.raises(TraceError, match=r"test_calls\.py"):
+        trace(Failing(lambda x: x if x.sum() > 0 else -x), dict(x=torch.randn(1, 2)))
+
+
+def test_a_loss_is_traced_in_and_its_targets_are_inputs():
+    model, x, y = mlp().eval(), torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    traced = trace(model, dict(input=x, target=y), loss_fn=nn.CrossEntropyLoss(), bias_addition_split=False)
+    assert torch.equal(traced.gm(*traced.bind((x,), dict(target=y))), F.cross_entropy(model(x), y))
+    with pytest.raises(InputError, match="target"):
+        trace(model, dict(input=x), loss_fn=nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize(
+    ("examples", "fixed", "name"),
+    [({**TEXT, "input_idz": IDS}, {}, "input_idz"), (TEXT, {"use_cash": False}, "use_cash"), ({}, {}, "input")],
+)
+def test_arguments_that_do_not_fit_are_named(examples, fixed, name):
+    with pytest.raises(InputError, match=name):
+        trace(llama() if examples else mlp(), examples, fixed)
+
+
+def test_another_call_is_an_input_error_and_another_key():
+    model = llama()
+    traced = trace(model, TEXT)
+    assert traced.key((), TEXT) == traced.key((IDS,), dict(labels=IDS))
+    for call in (
+        dict(TEXT, input_ids=IDS[:1]),
+        dict(input_ids=IDS),
+        dict(TEXT, use_cache=False),
+        dict(TEXT, labels=IDS.int()),
+    ):
+        assert traced.key((), call) != traced.key((), TEXT)
+        with pytest.raises(InputError):
+            traced.bind((), call)
+    key = traced.key((), TEXT)
+    assert traced.key((), TEXT) == key and (model.eval(), traced.key((), TEXT))[1] != key
+
+
+def test_the_hooks_of_accelerate_are_bypassed_and_back_afterwards():
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    model, x = mlp().eval(), torch.randn(5, 4)
+    expected = model(x)
+    for module in (model[0], model):
+        add_hook_to_module(module, AlignDevicesHook(execution_device="cpu", io_same_device=True))
+    before = {k: dict(vars(m)) for k, m in model.named_modules()}
+    traced = trace(model, dict(input=x), bias_addition_split=False)
+    assert before == {k: dict(vars(m)) for k, m in model.named_modules()}
+    assert torch.equal(traced.gm(x), expected) and torch.equal(model(x), expected)
+
+
+def test_a_trace_keeps_no_parameter_alive():
+    import weakref
+
+    model = mlp()
+    traced = trace(model, dict(input=torch.randn(5, 4)))
+    old = weakref.ref(model[0].weight)
+    model[0].weight = nn.Parameter(torch.zeros(8, 4))
+    assert old() is None and traced.order.params[0] is model[0].weight

@@ -1,0 +1,120 @@
+"""What changes gradients or dtypes unseen is in the graph: autograd functions, no_grad, autocast, checkpointing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import TEXT, llama, run
+from torch import nn
+
+from autopar.graph import VAL
+from autopar.tracing import trace
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+class Twice(torch.autograd.Function):
+    """Doubles forward; its backward is wrong on purpose, so that a replay that differentiates the inside is caught."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor, x + factor
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first * 100, None
+
+
+twice = Twice.apply  # bound early, as user code does
+
+
+def test_an_autograd_function_is_one_node_and_keeps_its_backward():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            a, b = twice(self.w * x, 2)
+            return a + b
+
+    model, x = M(), torch.randn(3)
+    traced = trace(model, dict(x=x))
+    assert [n.target.__name__ for n in traced.graph.nodes if n.op == "call_function"].count("Twice") == 1
+    a, b = (torch.autograd.grad(f(x).sum(), model.w)[0] for f in (model, traced.gm))
+    assert torch.equal(a, b)
+
+
+def test_under_no_grad_nothing_is_detached_and_the_key_is_another():
+    model = llama().eval()
+    with torch.no_grad():
+        traced = trace(model, TEXT)
+        inside = traced.key((), TEXT)
+    assert inside == traced.own_key != traced.key((), TEXT)
+    assert not [n for n in traced.graph.nodes if n.target == "detach"]
+    assert not traced.graph.output_node().args[0][0].meta[VAL].requires_grad
+
+
+def test_a_part_without_gradient_is_cut_off_in_the_graph():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            with torch.no_grad():
+                scale = (self.w * x).sum()
+            return self.w * scale
+
+    model, x = Part(), torch.randn(3)
+    traced = trace(model, dict(x=x))
+    assert all(map(torch.equal, *[torch.autograd.grad(f(x).sum(), model.w) for f in (traced.gm, model)]))
+
+
+class Mixed(nn.Module):
+    """Autocast around a part, with ops of every kind: lower precision, float32, promotion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.conv = nn.Conv1d(6, 6, 3, padding=1)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.second(torch.tanh(self.first(x)))
+            z = self.conv(y.t().unsqueeze(0))
+            y = torch.softmax(y, -1) + y @ y.t() @ y
+            with torch.autocast("cpu", enabled=False):
+                y = y.float() @ self.first.weight
+            return y, z, F.mse_loss(y, x)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_autocast_becomes_casts_that_one_can_see(split):
+    model, x = Mixed(), torch.randn(4, 6)
+    traced = trace(model, dict(x=x), bias_addition_split=split)
+    state = model.state_dict()
+    replayed, eager = run(lambda: traced.gm(x), model, state), run(lambda: model(x), model, state)
+    assert [v.dtype for v in replayed[0]] == [v.dtype for v in eager[0]]
+    if split:  # a bias added after rounding the product to bfloat16
+        assert all(torch.allclose(p, q, rtol=5e-2, atol=5e-2) for p, q in zip(replayed[0], eager[0], strict=True))
+    else:
+        assert all(len(a) == len(b) and all(map(torch.equal, a, b)) for a, b in zip(replayed, eager, strict=True))
+    for node in traced.graph.nodes:
+        assert "autocast" not in str(node.target)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_of_transformers_are_regions(reentrant):
+    model = llama().train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    traced = trace(model, {**TEXT}, dict(use_cache=False))
+    for layer in range(2):
+        assert {n.meta["region"] for n in traced.under(f"model.layers.{layer}")} == {(layer,)}
+    assert traced.graph.output_node().meta["region"] == ()

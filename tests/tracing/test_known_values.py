@@ -1,0 +1,37 @@
+"""What is known decides branches as eager does, and is guarded; what is not goes the library's data-free way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import IDS, MASK, TEXT, gpt2, llama, t5
+
+from autopar.errors import InputError
+from autopar.tracing import known, trace
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_a_decoder_without_a_mask_is_causal_by_flag(make):
+    graph = trace(make(), dict(input_ids=IDS)).graph
+    calls = [n for n in graph.nodes if "scaled_dot_product_attention" in str(n.target)]
+    assert calls and all(n.kwargs["is_causal"] and n.kwargs["attn_mask"] is None for n in calls)
+
+
+def test_a_known_mask_decides_the_branch_and_guards_it():
+    model = llama()
+    traced = trace(model, dict(input_ids=IDS, attention_mask=known(torch.ones_like(IDS))))
+    assert all(n.kwargs["attn_mask"] is None for n in traced.graph.nodes if "scaled_dot" in str(n.target))
+    traced.bind((), dict(input_ids=IDS, attention_mask=torch.ones_like(IDS)))
+    with pytest.raises(InputError, match="masking_utils"):
+        traced.bind((), dict(input_ids=IDS, attention_mask=MASK))
+
+
+def test_an_unknown_mask_takes_the_librarys_data_free_path_only_where_it_is_needed():
+    graph = trace(t5(), {**TEXT, "attention_mask": MASK}).graph
+    assert any("attention_mask" in [i.name for i in n.all_input_nodes] for n in graph.nodes)
+    assert torch.compiler.is_exporting() is False

@@ -1,0 +1,95 @@
+"""Writes in place become pure, with the same values and gradients."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny_models import run
+from torch import nn
+
+from autopar.tracing import trace
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+class Writing(nn.Module):
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 6))
+        self.register_buffer("seen", torch.zeros(6))
+        self.write = write
+
+    def forward(self, x):
+        return self.write(self, x * self.w)
+
+
+def written_views(m, y):
+    y[1:3].t()[0] += 5
+    y.view(2, 12)[:, ::2].mul_(2)
+    z = y.detach().clone()  # autograd forbids writing into one of several views
+    z.chunk(2, dim=1)[1].copy_(z[:, :3] * 2)
+    z.unbind(0)[2].exp_()
+    return y, z
+
+
+def read_between(m, y):
+    a, before = y[0], y.sum()
+    y.add_(1)
+    between = a * 2
+    a.zero_()
+    return before, between, y, a
+
+
+def one_of_several(m, y):
+    top, index = y.topk(2, dim=1)
+    top /= top.sum(1, keepdim=True)
+    return top, index, y
+
+
+def into_a_buffer(m, y):
+    m.seen += y.detach().sum(0)
+    m.seen[2:4] = 7
+    return y * m.seen
+
+
+def with_out(m, y):
+    made = torch.empty_like(y).detach()
+    torch.mul(y.detach(), 2, out=made)
+    made.masked_fill_(made > 0, -1)
+    return y + made
+
+
+def by_masks_and_indices(m, y):
+    y = y.clone()
+    y[y > 0] = 2.0
+    y[[0, 2], 1:3] = 0.5
+    y[..., -1:] = y[..., :1].clone()
+    y.index_add_(0, torch.tensor([1, 1]), torch.ones(2, 6))
+    return y.clamp_(max=1).t()
+
+
+def type_is_kept(m, y):
+    n = (y > 0).long()
+    n += 2
+    n.mul_(torch.tensor(3))
+    n[0] = y[0] * 10
+    return n, y
+
+
+@pytest.mark.parametrize(
+    "write",
+    [written_views, read_between, one_of_several, into_a_buffer, with_out, by_masks_and_indices, type_is_kept],
+)
+def test_writes_in_place_become_pure_with_the_same_values_and_gradients(write):
+    model, x = Writing(write), torch.randn(4, 6)
+    traced = trace(model, dict(x=x))
+    writers = [n for n in traced.graph.nodes if n.op != "placeholder" and str(n.target).endswith("_") and n.users]
+    assert not writers
+    state = copy.deepcopy(model.state_dict())
+    for a, b in zip(run(lambda: traced.gm(x), model, state), run(lambda: model(x), model, state), strict=True):
+        assert len(a) == len(b) and all(map(torch.equal, a, b))
