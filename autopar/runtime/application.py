@@ -19,7 +19,7 @@ from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.parameters import distribute_state, tied_names
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
-from autopar.runtime.traces import Replan, Traced, adapted
+from autopar.runtime.traces import Replan, Traced
 
 
 def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh, *, replan: Replan) -> nn.Module:
@@ -39,13 +39,13 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
         rank = Rank(LocalMesh.of(device_mesh), device, _stored_dtypes(model, precision))
         storage = {p.name: p.storage for p in plan.parameters}
         planned = Planned(type(model), device_mesh, rank, storage, replan)
-        planned.add(adapted(traced), plan)
+        planned.add(traced, plan)
     except Exception as found:  # every rank must learn of it before any of them waits for a collective
         error = found
     agree(device, {"the plan": hashlib.sha256(plan.to_json().encode()).hexdigest()}, error)
     planned.random = RandomState(agree_seed(rank.mesh.groups, device), device)
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
-    model.__class__ = planned_class(type(model), adapted(traced).loss_names)
+    model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
     return model
 

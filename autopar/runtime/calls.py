@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
 import traceback
 from collections.abc import Hashable, Mapping, Sequence
@@ -11,12 +13,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.layout import Layout
 from autopar.runtime.traces import Traced
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 
-Order = tuple[int | str, ...]
-"""Where each placeholder's value stands in a call: a position, or a keyword."""
+Order = tuple[int | torch.Tensor, ...]
+"""Where each placeholder's value stands among the leaves of a call; a tensor that is a default stands for itself."""
 
 
 def call_key(modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
@@ -39,19 +42,57 @@ def call_key(modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[
 
 
 def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
-    """Where the placeholders' values stand in calls like this one, found by binding stand-ins of its tensors."""
-    places: dict[int, int | str] = {}
+    """Where the placeholders' values stand among the leaves of calls like this one.
 
-    def stand_in(place: int | str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        made = torch.empty_like(value, device="meta")
-        places[id(made)] = place
-        return made
+    Found by binding stand-ins, each tensor another: a call may pass one tensor twice, and a later one two.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    if not traced.reads_values:
+        leaves = [torch.empty_like(v, device="meta") if isinstance(v, torch.Tensor) else v for v in leaves]
+    places: dict[int, int] = {}
+    for place, leaf in enumerate(leaves):
+        places.setdefault(id(leaf), place)
+    values = traced.bind(*pytree.tree_unflatten(leaves, spec))
+    return tuple(places.get(id(value), value) for value in values)
 
-    own = tuple(stand_in(i, value) for i, value in enumerate(args))
-    named = {name: stand_in(name, value) for name, value in kwargs.items()}
-    return tuple(places[id(value)] for value in traced.bind(own, named))
+
+def global_stand_ins(
+    model: nn.Module,
+    whole: Mapping[str, tuple[Layout, tuple[int, ...]]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call whose tensors are this rank's parts, with data-free tensors of their global shapes in their place.
+
+    `whole`: layout and mesh shape of each input that is sharded, by its name in the graph.
+    """
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+
+    def stand_in(name: str, value: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(value)
+        single = len(leaves) == 1 and leaves[0] is value
+        count = itertools.count()
+        made = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                leaf_name = name if single else f"{name}_{next(count)}"
+                leaf = torch.empty(_global_shape(leaf, whole.get(leaf_name)), dtype=leaf.dtype, device="meta")
+            made.append(leaf)
+        return pytree.tree_unflatten(made, spec)
+
+    names = iter(bound.arguments)
+    own = tuple(stand_in(next(names), value) for value in args)
+    return own, {name: stand_in(name, value) for name, value in kwargs.items()}
+
+
+def _global_shape(part: torch.Tensor, lies: tuple[Layout, tuple[int, ...]] | None) -> list[int]:
+    shape = list(part.shape)
+    if lies is not None:
+        layout, mesh_shape = lies
+        for placement, ranks in zip(layout.placements, mesh_shape, strict=True):
+            if placement.is_sharded and placement.dim < len(shape):
+                shape[placement.dim] *= ranks
+    return shape
 
 
 def place_of(error: BaseException) -> str:

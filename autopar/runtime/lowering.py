@@ -66,6 +66,7 @@ class _Lowering:
         self.plans = _plans_by_node(self.nodes, plan)
         self.parameters = {p.name: p for p in plan.parameters}
         self.reduction_dtype = dtype_named(plan.precision.get("reduction"))
+        self.written = {ref for node in self.nodes for ref in written_buffers(node)}
         self.casts_inputs = plan.precision.get("compute") is not None
         self.segment_of = _segments_by_node(self.nodes, plan)
         self.fused = find_fusions(self.nodes, self.plans, self.segment_of)
@@ -219,22 +220,23 @@ class _Lowering:
 
     def _segment(self, name: str, members: list[fx.Node]) -> None:
         """Nodes that are recomputed in backward: a submodule, called under `checkpoint`."""
-        written = {ref for node in members for ref in written_buffers(node)}
-        inside = Scope(fx.Graph(), parent=self.outer, updates=written)
+        updated = {ref for node in members for ref in written_buffers(node)}
+        inside = Scope(fx.Graph(), parent=self.outer, copied=self.written, updated=updated)
         for node in members:
             self._place(node, inside)
         own = {node for node in members if node.op not in ("placeholder", "get_attr")}
         results = [ref for ref in inside.values if ref.node in own and not readers(ref) <= set(members)]
-        inside.graph.output(tuple(inside.values[ref] for ref in results))
+        written = [new for _, new in inside.updates]
+        inside.graph.output((*(inside.values[ref] for ref in results), *written))
         call = self.outer.graph.call_function(
             checkpoint,
             (self.outer.attribute(name, inside.module()), *inside.outer_inputs),
             {"use_reentrant": False, "preserve_rng_state": False},
         )
-        self.outer.values.update(
-            (ref, self.outer.pick(call, (pytree.SequenceKey(i),))) for i, ref in enumerate(results)
-        )
-        inside.finish_updates()
+        outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(results) + len(written))]
+        self.outer.values.update(zip(results, outcomes, strict=False))
+        for (buffer, _), new in zip(inside.updates, outcomes[len(results) :], strict=True):
+            self.outer.graph.call_method("copy_", (buffer, new))
 
     def _output(self, node: fx.Node) -> None:
         leaves = node.args[0]

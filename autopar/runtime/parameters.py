@@ -6,12 +6,13 @@ import gc
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from autopar.errors import InputError
@@ -59,6 +60,32 @@ def distribute_state(
             _replace(model, names, new)
             del old, value  # one whole parameter at a time
     return replaced
+
+
+class _Local(torch.autograd.Function):
+    """The local part of a parameter; its gradient is a DTensor that lies as the parameter does.
+
+    As `DTensor.to_local`, without working out the gradient's layout anew for each parameter in each step: hence
+    the private `_spec`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:
+        ctx.spec = tensor._spec
+        return tensor._local_tensor.view_as(tensor._local_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> DTensor:
+        return DTensor(gradient, ctx.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter or buffer."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if torch.compiler.is_compiling() or not (tensor.requires_grad and torch.is_grad_enabled()):
+        return tensor.to_local()
+    return _Local.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

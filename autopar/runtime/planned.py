@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,17 +15,18 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from autopar.errors import AutoparError, InputError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.agreement import agree, content_digest
-from autopar.runtime.calls import Order, call_key, description, order_of, place_of
+from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
-from autopar.runtime.parameters import check_no_old_holders, placements, plain_parameters
+from autopar.runtime.parameters import check_no_old_holders, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
-from autopar.runtime.traces import Replan, Traced, adapted
+from autopar.runtime.traces import Replan, Traced
 
 MAX_GRAPHS = 16
 """How many graphs of one model are kept; the one that was not used for longest goes first."""
@@ -32,8 +34,9 @@ MAX_GRAPHS = 16
 
 @dataclass
 class Program:
-    """One graph of a model, ready to run."""
+    """One graph of a model, ready to run. `number` counts the graphs that the model has had."""
 
+    number: int
     traced: Traced
     plan: Plan
     lowered: Lowered
@@ -59,6 +62,7 @@ class Planned:
         self.random: RandomState | None = None
         self.programs: list[Program] = []
         self.replaced: list[weakref.ref[nn.Parameter]] = []
+        self._numbers = itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
         self._forget_model()
 
@@ -78,16 +82,18 @@ class Planned:
         key = call_key(self._modules, args, kwargs)
         known = self._calls.get(key) if key is not None else None
         if known is None:
-            program, inputs = self._program(model, args, kwargs)
+            program = self._program(model, args, kwargs)
+            order = order_of(program.traced, *self._whole_call(model, program, args, kwargs))
             if key is not None and not program.traced.reads_values:
-                self._calls[key] = program, order_of(program.traced, args, kwargs)
+                self._calls[key] = program, order
         else:
             program, order = known
-            inputs = [args[place] if isinstance(place, int) else kwargs[place] for place in order]
+        leaves = pytree.tree_leaves((args, kwargs)) if key is None else (*args, *kwargs.values())
+        inputs = [leaves[place] if isinstance(place, int) else place for place in order]
         lowered = program.lowered
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(program, inputs)
-        state = [_local(holder[name]) for holder, name in self._state_of(model, program)]
+        state = [local_of(holder[name]) for holder, name in self._state_of(model, program)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
         with lowered.regather.watching() if lowered.regather and torch.is_grad_enabled() else nullcontext():
             outputs = lowered.module(*inputs, *state, *random)
@@ -95,7 +101,7 @@ class Planned:
 
     def add(self, traced: Traced, plan: Plan) -> Program:
         """Make a graph with its plan ready to run."""
-        program = Program(traced, plan, lower(traced.graph, traced.root, plan, self.rank))
+        program = Program(next(self._numbers), traced, plan, lower(traced.graph, traced.root, plan, self.rank))
         self.programs.insert(0, program)
         if len(self.programs) > MAX_GRAPHS:
             dropped = self.programs.pop()
@@ -109,22 +115,34 @@ class Planned:
 
     # -- which graph ---------------------------------------------------------------------------------
 
-    def _program(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Program, Sequence[Any]]:
-        """The program for a call, and the values of its placeholders."""
+    def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+        """The program for a call."""
         for index, program in enumerate(self.programs):
             traced = program.traced
-            if traced.key(args, kwargs, model) != traced.own_key:
+            call = self._whole_call(model, program, args, kwargs)
+            if traced.key(*call, model) != traced.own_key:
                 continue
             try:
-                inputs = traced.bind(args, kwargs)
+                traced.bind(*call)
             except InputError:  # a guard on values: another program may hold them, or there will be one
                 continue
             self.programs.insert(0, self.programs.pop(index))
-            return program, inputs
-        program = self._plan_again(model, args, kwargs)
-        return program, program.traced.bind(args, kwargs)
+            return program
+        return self._plan_again(model, args, kwargs)
+
+    def _whole_call(
+        self, model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call as the trace saw it: with inputs="local" the tensors given are parts of those of the trace."""
+        if program.plan.inputs == "global":
+            return args, kwargs
+        nodes = list(program.traced.graph.nodes)
+        lies = {
+            str(nodes[p.position].target): (p.outputs[0], self.rank.mesh.shape)
+            for p in program.plan.nodes
+            if nodes[p.position].op == "placeholder"
+        }
+        return global_stand_ins(model, lies, args, kwargs)
 
     def _plan_again(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """Another kind of call than any before: every rank traces and plans it, with parameters stored as they are."""
@@ -133,17 +151,18 @@ class Planned:
         model.__class__ = self.user_class
         try:
             with plain_parameters(model):
-                traced, plan = self.replan(args, kwargs, self.storage)
-                return self.add(adapted(traced), plan)
+                call = self._whole_call(model, self.programs[0], args, kwargs)
+                traced, plan = self.replan(*call, self.storage)
+                return self.add(traced, plan)
         except Exception as error:  # also what the user's code raises for such inputs
-            raise self._refused(args, kwargs, error) from error
+            raise self._refused(model, args, kwargs, error) from error
         finally:
             model.__class__ = planned_class
 
-    def _refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    def _refused(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
         """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
         try:
-            self.programs[-1].traced.bind(args, kwargs)
+            self.programs[-1].traced.bind(*self._whole_call(model, self.programs[-1], args, kwargs))
         except InputError as difference:
             where = error.where if isinstance(error, AutoparError) else place_of(error)
             reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
@@ -169,12 +188,12 @@ class Planned:
 
     def _state_of(self, model: nn.Module, program: Program) -> list[tuple[dict[str, Any], str]]:
         """Where the parameters, buffers and constants that a program reads are kept: a dictionary and a name."""
-        found = self._state.get(id(program))
+        found = self._state.get(program.number)
         if found is None:
             constants = {
                 n: v.to(self.rank.device) for n, v in program.traced.constants.items() if isinstance(v, torch.Tensor)
             }
-            found = self._state[id(program)] = [
+            found = self._state[program.number] = [
                 (constants, name) if name in constants else _holder(model, name) for name in program.lowered.state
             ]
         return found
@@ -194,7 +213,3 @@ def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     path, _, attribute = name.rpartition(".")
     module = model.get_submodule(path)
     return (module._parameters if attribute in module._parameters else module._buffers), attribute
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -18,10 +18,18 @@ class Scope:
     """A graph under construction, and which tensors of the trace are known in it.
 
     `values` holds tensors as they are produced or stored, `converted` the same in other layouts. A tensor
-    that a segment needs from outside becomes an input of the segment, in the layout it has outside.
+    that a segment needs from outside becomes an input of the segment, in the layout it has outside. `copied`
+    are buffers that the graph writes: a segment is given a copy, so that its replay finds what it found. Those
+    that it writes itself, `updated`, it copies once more and hands out: see `updates`.
     """
 
-    def __init__(self, graph: fx.Graph, parent: Scope | None = None, updates: Collection[TensorRef] = ()) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        parent: Scope | None = None,
+        copied: Collection[TensorRef] = (),
+        updated: Collection[TensorRef] = (),
+    ) -> None:
         self.graph = graph
         self.parent = parent
         self.values: dict[TensorRef, fx.Node] = {}
@@ -30,29 +38,31 @@ class Scope:
         self._attributes: dict[str, Any] = {}
         self._attribute_nodes: dict[tuple[str, Any], fx.Node] = {}
         self._key: fx.Node | None = None
-        self._updates = updates
-        self._updated: list[tuple[fx.Node, fx.Node]] = []
+        self._copied, self._updated = copied, updated
+        self.updates: list[tuple[fx.Node, fx.Node]] = []  # buffer outside, its new value inside
         self._last_placeholder: fx.Node | None = None
 
     def placeholder(self, name: str) -> fx.Node:
         """A further input of this graph, after those it has."""
-        point = self._last_placeholder
-        with (
-            self.graph.inserting_after(point)
-            if point
-            else self.graph.inserting_before(next(iter(self.graph.nodes), None))
-        ):
-            self._last_placeholder = self.graph.placeholder(name)
-        return self._last_placeholder
+        last = self._last_placeholder
+        first = next(iter(self.graph.nodes), None)
+        with self.graph.inserting_after(last) if last else self.graph.inserting_before(first):
+            made = self.graph.placeholder(name)
+        made.target = made.name  # unique in this graph, as names of arguments must be
+        self._last_placeholder = made
+        return made
 
     def value(self, ref: TensorRef) -> fx.Node:
         """The tensor as it is produced or stored; from outside, if it must."""
         if ref not in self.values:
             assert self.parent is not None, f"{ref.node.name} is read before it is made"
-            outside = self.parent.value(ref)
-            if ref in self._updates:
-                outside = self._copy_to_update(outside)
+            outside = original = self.parent.value(ref)
+            if ref in self._copied:
+                outside = self.parent.graph.call_method("clone", (original,))
             self.values[ref] = self._input(outside)
+            if ref in self._updated:
+                self.values[ref] = self.graph.call_method("clone", (self.values[ref],))
+                self.updates.append((original, self.values[ref]))
         return self.values[ref]
 
     def random_key(self) -> fx.Node:
@@ -89,22 +99,9 @@ class Scope:
                 node = self.graph.call_function(operator.getitem, (node, key))
         return node
 
-    def finish_updates(self) -> None:
-        """After the segment's call: buffers take the values that it wrote."""
-        assert self.parent is not None
-        for outside, copy in self._updated:
-            self.parent.graph.call_method("copy_", (outside, copy))
-
     def _input(self, outside: fx.Node) -> fx.Node:
         self.outer_inputs.append(outside)
         return self.placeholder(outside.name)
-
-    def _copy_to_update(self, outside: fx.Node) -> fx.Node:
-        """A buffer that the segment writes: a replay writes the copy again, which nobody reads then."""
-        assert self.parent is not None
-        copy = self.parent.graph.call_method("clone", (outside,))
-        self._updated.append((outside, copy))
-        return copy
 
 
 class _Attributes(torch.nn.Module):

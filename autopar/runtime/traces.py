@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import fx, nn
@@ -45,30 +44,3 @@ class Traced(Protocol):
 
 Replan = Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout]], tuple[Traced, Plan]]
 """Trace and plan another kind of call, given its arguments and how parameters are stored."""
-
-
-@dataclass(frozen=True)
-class _Adapted:
-    traced: Any
-    own_key: Hashable
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.traced, name)
-
-    @property
-    def loss_names(self) -> tuple[str, ...]:
-        return tuple(self.traced.inputs.loss_names)
-
-    @property
-    def reads_values(self) -> bool:
-        return self.traced.guards.graph is not None
-
-    def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
-        return replace(self.traced, root=model).key(args, kwargs)
-
-
-def adapted(traced: Any) -> Any:
-    if hasattr(traced, "own_key"):
-        return traced
-    inputs = traced.inputs
-    return _Adapted(traced, traced.key((), inputs.values({leaf.name: leaf.example for leaf in inputs.leaves})))

@@ -158,7 +158,8 @@ def plan(
     for node in nodes:
         if node.op in ("placeholder", "get_attr"):
             ins: tuple[Layout, ...] = ()
-            stored = [kind[1].get(str(node.target), "R") if node.op == "get_attr" else "R" for kind in kinds]
+            given = "S0" if inputs == "local" else "R"
+            stored = [kind[1].get(str(node.target), "R") if node.op == "get_attr" else given for kind in kinds]
             outs: tuple[Layout, ...] = (_layout(stored, mesh_shape),)
         else:
             texts = [[output] if node.op == "output" else kind[0][node.name].split("->") for kind in kinds]

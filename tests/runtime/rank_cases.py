@@ -169,6 +169,19 @@ def other_calls() -> dict[str, Any]:
     return {"error": max(map(abs, errors)), "calls": calls}
 
 
+def local_inputs() -> float:
+    """Each rank passes its own part of the batch."""
+    alone, rank = reference(), dist.get_rank()
+    model, *_ = applied((2,), ("dp",), inputs="local")
+    errors = []
+    for step in range(2):
+        part = {k: v.chunk(2)[rank] for k, v in batch(step).items()}
+        loss = model(part.pop("x"), **part)
+        loss.backward()
+        errors.append(abs(loss.item() - alone(**batch(step)).item()))
+    return max(errors)
+
+
 def sharded_output() -> dict[str, Any]:
     """A model that returns its prediction: a DTensor, through which gradients flow."""
     alone = reference()
@@ -376,6 +389,7 @@ ALONE = (
     fused_optimizer,
     accumulation,
     other_calls,
+    local_inputs,
     sharded_output,
     mixed_precision,
     memory,

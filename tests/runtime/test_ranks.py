@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from launch import launch
 
 STYLES = ("dp", "tp", "fsdp")
@@ -71,6 +67,10 @@ def test_other_calls_are_planned_once_each(two: list[dict[str, Any]]) -> None:
     assert found["calls"] == [[True, True]] * 2, "replan sees the user's class and plain parameters, once for each kind"
 
 
+def test_local_inputs_are_parts_of_the_batch(two: list[dict[str, Any]]) -> None:
+    assert value(two, "local_inputs") < EXACT
+
+
 def test_sharded_outputs_are_dtensors(two: list[dict[str, Any]]) -> None:
     found = value(two, "sharded_output")
     assert found["type"] == "DTensor" and found["shape"] == [8, 4]
@@ -98,7 +98,7 @@ def test_recompute_and_regather_free_memory(two: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake, kind, words",
+    ("mistake", "kind", "words"),
     [
         ("another_plan", "PlanMismatchError", "the ranks disagree about the plan"),
         ("another_mesh", "PlanMismatchError", "mesh of (4,), this one is (2,)"),
