@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
+import autopar
 from autopar.cluster import Cluster
+from autopar.errors import AutoparError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
@@ -88,16 +92,33 @@ def trace_for(
     request: Request,
     watch: Stopwatch,
 ) -> Traced:
+    """Trace the model; what its own forward raises becomes an UntraceableError that names the line."""
     with watch.stage("trace"):
-        return trace(
-            model,
-            meta_args,
-            concrete_args=concrete_args,
-            bias_addition_split=True,
-            remove_inplace=True,
-            parameter_dtype=request.precision.compute,
-            loss_fn=request.loss_fn,
-        )
+        try:
+            return trace(
+                model,
+                meta_args,
+                concrete_args=concrete_args,
+                bias_addition_split=True,
+                remove_inplace=True,
+                parameter_dtype=request.precision.compute,
+                loss_fn=request.loss_fn,
+            )
+        except AutoparError:
+            raise
+        except Exception as error:
+            raise UntraceableError(
+                f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}",
+                where=_raised_at(error),
+            ) from error
+
+
+def _raised_at(error: Exception) -> str:
+    """ "file:line" of the innermost frame that is neither torch's nor ours."""
+    libraries = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (torch, autopar))
+    places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    own = [f"{name}:{line}" for name, line in places if not name.startswith((*libraries, "<"))]
+    return own[-1] if own else ""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ EXPECTED = {
     "mesh_too_large": ("RuntimeError|InputError|ValueError", r"[Mm]esh"),
     "one_rank_differs": ("PlanMismatchError", r"rank"),
     "one_rank_fails": ("InputError|PlanMismatchError", r"rank|'y'"),
+    "broken_forward": ("UntraceableError", r"worker\.py:\d+"),
     "early_optimizer": ("InputError", r"optimizer"),
 }
 

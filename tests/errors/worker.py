@@ -17,6 +17,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import autopar
 
 
+class Mismatched(nn.Module):
+    """Its layers do not fit each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 8), nn.Linear(9, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x)).mean()
+
+
 class Net(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -70,6 +81,10 @@ def one_rank_fails(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Net(), wrong, mesh)
 
 
+def broken_forward(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Mismatched(), {"x": X}, mesh)
+
+
 def early_optimizer(mesh: DeviceMesh) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,6 +102,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     mesh_too_large,
     one_rank_differs,
     one_rank_fails,
+    broken_forward,
     early_optimizer,
 ]
 
