@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 import planning
 
+pytestmark = pytest.mark.timeout(3600)  # the first test waits for every launch
+
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 JOBS = [
     planning.Job(model, dtype, mesh, kind)
