@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import ArgumentError
+from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.known import Known
 
 
@@ -45,7 +46,18 @@ class Inputs:
     loss_names: tuple[str, ...] = ()
     model_names: frozenset[str] = frozenset()
     modules: tuple[nn.Module, ...] = ()
+    sizes: FreeSizes = field(default_factory=FreeSizes)
     leaves: list[Leaf] = field(default_factory=list)
+
+    def with_examples(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
+        """The same inputs with other examples, by placeholder name; those that are not named keep theirs."""
+
+        def other(leaf: Any) -> Any:
+            is_named = isinstance(leaf, Leaf) and leaf.name in tensors
+            return replace(leaf, example=tensors[leaf.name]) if is_named else leaf
+
+        arguments = {n: replace(a, leaves=tuple(map(other, a.leaves))) for n, a in self.arguments.items()}
+        return replace(self, arguments=arguments, leaves=[other(v) for v in self.leaves])
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""

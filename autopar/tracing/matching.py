@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import ArgumentError
+from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.inputs import Inputs, Leaf
 
 
@@ -35,10 +36,11 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     """The placeholders' values in order; raises ArgumentError where the call is not the one that was traced."""
     named = named_arguments(inputs, args, kwargs)
     values: list[torch.Tensor] = []
+    found: dict[int, int] = {}
     for name, argument in inputs.arguments.items():
         value = named.pop(name, _default(inputs, name))
         if argument.spec.is_leaf():  # a plain tensor, as nearly always
-            values.append(_checked(argument.leaves[0], value))
+            values.append(_checked(argument.leaves[0], value, inputs.sizes, found))
             continue
         leaves, spec = pytree.tree_flatten(value)
         if len(leaves) != len(argument.leaves) or (spec != argument.spec and not _same_kind(spec, argument.spec)):
@@ -47,7 +49,7 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
             )
         for leaf, given in zip(argument.leaves, leaves, strict=True):
             if isinstance(leaf, Leaf):
-                values.append(_checked(leaf, given))
+                values.append(_checked(leaf, given, inputs.sizes, found))
             elif not _equal(leaf, given):
                 raise ArgumentError(f"argument {name!r} was traced with {leaf!r} in it, and now has {given!r}")
     for name, value in named.items():
@@ -83,16 +85,26 @@ def _kind(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _checked(leaf: Leaf, value: Any) -> torch.Tensor:
+def _checked(leaf: Leaf, value: Any, sizes: FreeSizes, found: dict[int, int]) -> torch.Tensor:
+    """An input that fits; `found` collects the sizes of free dims, by group."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"input {leaf.name!r} was traced as a tensor, and is now {_short(value)}")
-    if value.shape != leaf.example.shape:
-        raise ArgumentError(
-            f"input {leaf.name!r} was traced with shape {tuple(leaf.example.shape)}, and now has {tuple(value.shape)}"
-        )
     if value.dtype != leaf.example.dtype:
         raise ArgumentError(f"input {leaf.name!r} was traced as {leaf.example.dtype}, and is now {value.dtype}")
-    return value
+    if not sizes.group and value.shape == leaf.example.shape:
+        return value
+    for dim, (now, traced) in enumerate(zip(value.shape, leaf.example.shape, strict=False)):
+        group = sizes.group.get((leaf.name, dim))
+        if (now != traced and group is None) or (group is not None and found.setdefault(group, now) != now):
+            break
+    else:
+        if value.ndim == leaf.example.ndim:
+            return value
+        dim = -1
+    raise ArgumentError(
+        f"input {leaf.name!r} was traced with shape {tuple(leaf.example.shape)}, and now has {tuple(value.shape)}",
+        where=sizes.fixed.get((leaf.name, dim), ""),
+    )
 
 
 def _default(inputs: Inputs, name: str) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.errors import TraceError, UnknownDataError
+from autopar.tracing.free_sizes import FreeSizes, prove
 from autopar.tracing.huggingface import bare_forward
 from autopar.tracing.inputs import Inputs, gather
 from autopar.tracing.leaves import LeafPolicy, LeafTypes, Predicate
@@ -37,6 +39,7 @@ def trace(
     unsupported: Literal["raise", "leaf"] = "raise",
     trace_act_ckpt: bool = True,
     exporting: bool = False,
+    prove_sizes: bool = False,
     dynamic_shapes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> Traced:
     """Trace `model` on examples.
@@ -55,6 +58,7 @@ def trace(
     smallest module around what cannot be traced becomes a leaf. `exporting`: libraries that ask are told that
     they are being exported; by default only where they ask for unknown data.
 
+    `prove_sizes`: trace again at other sizes; dims that turn out free may then change from call to call.
     `dynamic_shapes`: for tensor arguments, names of dims that are symbols; a branch that depends on one is refused.
 
     Raises InputError for names and values that do not fit the signature, TraceError with the place in the
@@ -73,9 +77,18 @@ def trace(
         bias_addition_split, remove_inplace, parameter_dtype, loss_fn, trace_sizes, trace_act_ckpt,
         tuple(autowrap_functions), dynamic_shapes or {},
     )  # fmt: skip
-    return trace_until_done(
-        root, inputs, options, contained=(TraceError, NotImplementedError) if unsupported == "leaf" else ()
-    )
+    contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
+    traced = trace_until_done(root, inputs, options, contained=contained)
+    if prove_sizes:
+        traced.inputs = replace(inputs, sizes=_free_sizes(root, inputs, options, traced))
+    return traced
+
+
+def _free_sizes(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> FreeSizes:
+    def again(tensors: Mapping[str, Any]) -> fx.Graph:
+        return Attempt(root, inputs.with_examples(tensors), options).run().graph
+
+    return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, again)
 
 
 def trace_until_done(

@@ -149,22 +149,23 @@ class UnknownBool(UnknownNumber):
 @contextlib.contextmanager
 def checks_noted(recorder: Recorder) -> Iterator[None]:
     """While inside, `torch._check` of an unknown comparison is believed and remembered."""
-    original = torch._check
+    original = torch._check_with  # what every form of `torch._check` ends in
 
-    def check(condition: Any, message: Any = None) -> None:
-        if isinstance(condition, UnknownBool):
+    def check(error_type: Any, condition: Any, message: Any = None) -> None:
+        if isinstance(condition, UnknownNumber):
             _believe(condition)
         else:
-            original(condition, message)
+            original(error_type, condition, message)
 
-    with attributes_set(torch, _check=check):
+    with attributes_set(torch, _check_with=check):
         yield
 
 
-def _believe(condition: UnknownBool) -> None:
-    if condition.meaning is None:
+def _believe(condition: UnknownNumber) -> None:
+    meaning = getattr(condition, "meaning", None)
+    if meaning is None:
         return
-    function, number, bound = condition.meaning
+    function, number, bound = meaning
     if type(bound) not in (int, float):
         return
     if (function is operator.gt and bound >= 0) or (function is operator.ge and bound > 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_models import IDS, MASK, TEXT, gpt2, llama, t5
+from torch import nn
 
 from autopar.errors import InputError
 from autopar.tracing import known, trace
@@ -35,3 +36,17 @@ def test_an_unknown_mask_takes_the_librarys_data_free_path_only_where_it_is_need
     graph = trace(t5(), {**TEXT, "attention_mask": MASK}).graph
     assert any("attention_mask" in [i.name for i in n.all_input_nodes] for n in graph.nodes)
     assert torch.compiler.is_exporting() is False
+
+
+class Checked(nn.Module):
+    """A library's validation of its inputs: believed while tracing."""
+
+    def forward(self, x):
+        torch._check_tensor_all((x > 0) | (x <= 0), lambda: "not a number")
+        torch._check_with(ValueError, (x.sum() > -1e9).item(), lambda: "too small")
+        return x * 2
+
+
+def test_checks_of_unknown_data_are_believed():
+    x = torch.randn(3)
+    assert torch.equal(trace(Checked(), dict(x=x)).gm(x), x * 2)

@@ -1,0 +1,54 @@
+"""Dims that are proved free may change from call to call; what fixes a dim is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import IDS, TEXT, bert, gpt2, llama, tensors
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.tracing import trace
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, bert])
+def test_batch_and_sequence_of_a_language_model_are_free(make):
+    model = make().eval()
+    traced = trace(model, TEXT, bias_addition_split=False, prove_sizes=True)
+    assert set(traced.inputs.sizes.group) == {(name, dim) for name in TEXT for dim in (0, 1)}
+    for shape in ((5, 11), (1, 7), (3, 2)):
+        ids = torch.randint(3, 90, shape)
+        call = dict(input_ids=ids, labels=ids)
+        for a, b in zip(tensors(traced.gm(*traced.bind((), call))), tensors(model(**call)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_dims_that_were_equal_stay_equal():
+    traced = trace(gpt2(), TEXT, prove_sizes=True)
+    with pytest.raises(InputError, match="labels"):
+        traced.bind((), dict(input_ids=IDS, labels=IDS[:, :5]))
+
+
+class Unrolled(nn.Module):
+    def forward(self, x):
+        state = x[:, 0] * 0
+        for t in range(x.shape[1]):  # this line fixes dim 1
+            state = state + x[:, t]
+        return state
+
+
+def test_a_loop_over_a_dim_fixes_it_and_is_named():
+    model = Unrolled()
+    traced = trace(model, dict(x=torch.randn(4, 3, 6)), prove_sizes=True)
+    assert {dim for _, dim in traced.inputs.sizes.group} == {0, 2}
+    x = torch.randn(9, 3, 2)
+    assert torch.equal(traced.gm(*traced.bind((x,))), model(x))
+    with pytest.raises(InputError, match=r"test_free_sizes\.py:"):
+        traced.bind((torch.randn(4, 5, 6),))
+
+
+def test_a_dim_that_meets_a_weight_is_fixed():
+    traced = trace(nn.Linear(6, 2), dict(input=torch.randn(4, 6)), prove_sizes=True)
+    assert set(traced.inputs.sizes.group) == {("input", 0)}
+    with pytest.raises(InputError, match="input"):
+        traced.bind((torch.randn(4, 5),))
