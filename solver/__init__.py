@@ -3,7 +3,8 @@
 if __name__ != "autopar.solver":
     raise ImportError("import this package as autopar.solver (pip install -e . from the project's root)")
 
-from autopar.solver.make import Solution, make_plan
+from autopar.solver.make import make_plan
 from autopar.solver.problem import Problem
+from autopar.solver.solution import Solution
 
 __all__ = ["Problem", "Solution", "make_plan"]

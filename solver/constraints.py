@@ -60,7 +60,8 @@ class Restricted:
 def restrict(strategies: Strategies, memory: StepMemory, constraints: Sequence[str]) -> Restricted:
     """Apply presets and pins.
 
-    Raises InputError for one that is malformed or matches nothing, InfeasibleError for one that leaves an op no strategy.
+    Raises InputError for one that is malformed or matches nothing, InfeasibleError for one that leaves an op no
+    strategy.
     """
     found = Restricted(strategies)
     for text in sorted(constraints, key=lambda t: t.strip() not in PRESETS):
@@ -107,7 +108,7 @@ def _preferred(options: Sequence[Strategy], *tests: Test) -> Sequence[Strategy]:
 
 
 def _splits_batch(axis: int, inputs: Sequence[int], memory: StepMemory, node: fx.Node) -> Test:
-    """Data parallel: activations split on their first dim, each rank with the whole parameter and its part of the gradient."""
+    """Data parallel: activations split on their first dim, the parameter read whole."""
     others = [i for i, ref in enumerate(memory.inputs[node]) if i not in inputs and tensor_of(ref).dim()]
 
     def test(s: Strategy) -> bool:
@@ -211,7 +212,7 @@ def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tupl
                     if kind == "recompute":
                         found[node] = ()
     if kind == "activation":
-        found = {node: (0,) for node in last.values()}
+        found = dict.fromkeys(last.values(), (0,))
     return {node: places for node, places in found.items() if places or kind == "recompute"}
 
 
@@ -237,4 +238,3 @@ def _fits(layout: Layout, form: Sequence[Placement | None]) -> bool:
         wanted is None or p == wanted or (wanted.is_replicated and not wanted.partial_grad and p.is_replicated)
         for p, wanted in zip(layout.placements, form, strict=True)
     )
-

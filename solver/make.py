@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import fx
@@ -15,33 +15,19 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError
-from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_name
 from autopar.layout import Layout
-from autopar.plans import Certificate, Moment, NodePlan, ParameterPlan, Plan, PlanSize, Segment
+from autopar.plans import Certificate, Moment, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.solver.constraints import Restricted, Strategies, restrict
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem, build_problem
 from autopar.solver.program import Outcome
 from autopar.solver.rows import UNIT, Rows
+from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
 
 _SCALE = 1000.0  # the objective's size in the program
 _PLAIN = 1e-5  # what one departure from the plainest plan costs there
-
-
-@dataclass(frozen=True)
-class Solution:
-    """What was chosen: a strategy per node, storage per parameter, recomputed segments; what the solver proved."""
-
-    chosen: Mapping[fx.Node, Strategy]
-    parameters: Mapping[str, ParameterPlan]
-    segments: tuple[Segment, ...]
-    status: str
-    seconds: float  # the program's objective
-    bound: float
-    variables: int
-    rows: int
 
 
 def make_plan(
@@ -94,12 +80,10 @@ def make_plan(
     repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
     watch = _Watch()
     problem, solution = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
-    predicted, collectives = predict(
-        memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats
-    )
+    predicted, collectives = predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
     objective = predicted.step_seconds
     bound = min(solution.bound, objective)
-    nodes = _node_plans(graph, solution.chosen)
+    nodes = node_plans(graph, solution.chosen)
     return Plan(
         mesh_shape=cluster.shape,
         axis_names=cluster.axis_names,
@@ -154,34 +138,42 @@ def _solve(
     fold: bool,
     watch: _Watch,
 ) -> tuple[Problem, Solution]:
-    """First without the budget and without recompute: if that plan fits, nothing is faster."""
-    problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
-    model = Model(problem)
-    watch.lap("build")
-    outcome = _run(model, solver, time_limit, gap)
-    watch.lap("ilp")
-    solution = read_solution(model, outcome)
-    if _peak(solution, memory, cluster, repeats).total_bytes <= budget:
-        return problem, solution
+    """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
+    if _replicated_bytes(memory) <= budget:
+        problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
+        model = Model(problem)
+        watch.lap("build")
+        outcome = run(model, solver, time_limit, gap)
+        watch.lap("ilp")
+        solution = read_solution(model, outcome)
+        if _peak(solution, memory, cluster, repeats).total_bytes <= budget:
+            return problem, solution
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
-    outcome = _run(model, solver, time_limit, gap)
+    outcome = run(model, solver, time_limit, gap)
     watch.lap("ilp")
     if outcome.status != "infeasible":
         return problem, read_solution(model, outcome)
     model = Model(problem)
     rows = Rows(model, None)
     model.seconds = {rows.peak: 1.0}
-    outcome = _run(model, solver, time_limit, 1e-3)
+    outcome = run(model, solver, time_limit, 1e-3)
     if outcome.status == "infeasible":
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
     moment = _peak(read_solution(model, outcome), memory, cluster, repeats)
-    raise _too_small(budget, moment, math.ceil(outcome.objective * UNIT * (1 + 2e-6)))
+    raise _too_small(budget, moment, math.ceil(outcome.objective * UNIT * (1 + 1e-5)) + 64)
 
 
-def _run(model: Model, solver: str, time_limit: float, gap: float) -> Outcome:
+def _replicated_bytes(memory: StepMemory) -> int:
+    """What all parameters and their states take where nothing is sharded."""
+    whole = Layout.replicated(len(memory.mesh_shape))
+    nodes = [node for node in memory.graph.nodes if memory.is_parameter(node)]
+    return sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
+
+
+def run(model: Model, solver: str, time_limit: float, gap: float) -> Outcome:
     """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds."""
     program = model.program
     scale = _reference(model)
@@ -192,7 +184,7 @@ def _run(model: Model, solver: str, time_limit: float, gap: float) -> Outcome:
     outcome = program.solve(solver, time_limit=time_limit, gap=gap)
     if outcome.status == "infeasible":
         return outcome
-    slack = _PLAIN * sum(d * (program.upper[v] or 1.0) for v, d in plainness.items())
+    slack = _PLAIN * model.most_departures(plainness)
     seconds = sum(s * outcome.values[v] for v, s in model.seconds.items())
     bound = max(0.0, outcome.bound - slack) * scale / _SCALE
     return replace(outcome, objective=seconds, bound=min(bound, seconds))
@@ -202,51 +194,6 @@ def _reference(model: Model) -> float:
     """Seconds of about the size of the answer: the cheapest choice of every op, or the dearest of all prices."""
     seconds = sum(min(model.seconds.get(v, 0.0) for v in ones) for ones in model.x)
     return seconds or max(model.seconds.values(), default=0.0) or 1.0
-
-
-def read_solution(model: Model, outcome: Outcome) -> Solution:
-    """The choices that the program's values stand for, for every node of every block."""
-    problem = model.problem
-    nodes = list(problem.memory.graph.nodes)
-    position = {node: i for i, node in enumerate(nodes)}
-    chosen: dict[fx.Node, Strategy] = {}
-    parameters: dict[str, ParameterPlan] = {}
-    segments: list[Segment] = []
-    for number, op in enumerate(problem.ops):
-        stage = problem.stages[op.stage]
-        best = max(range(len(op.choices)), key=lambda i: outcome.values[model.x[number][i]])
-        choice = op.choices[best]
-        period = stage.repeat.period if stage.repeat else 0
-        for i in range(stage.count):
-            node = nodes[position[op.node] + i * period]
-            chosen[node] = choice.strategy
-            if problem.memory.is_parameter(node):
-                parameters[str(node.target)] = _parameter_plan(problem.memory, node, choice.strategy.outputs[0], choice.regather)
-    for number, stage in enumerate(problem.stages):
-        if number in model.recomputed and stage.repeat is not None:
-            for i in range(stage.first, stage.first + round(outcome.values[model.recomputed[number]])):
-                span = stage.repeat.instance(i)
-                segments.append(Segment(span.start, span.stop - 1, _segment_name(nodes[span.start : span.stop])))
-    in_order = {node: chosen[node] for node in nodes if node in chosen}
-    size = len(model.program.names), len(model.program.rows)
-    return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.objective, outcome.bound, *size)
-
-
-def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather: bool) -> ParameterPlan:
-    tensor = memory.parameters[str(node.target)]
-    dtype = str(memory.stored_dtype(node)).removeprefix("torch.")
-    return ParameterPlan(str(node.target), tuple(tensor.shape), dtype, storage, tensor.requires_grad, regather)
-
-
-def _segment_name(nodes: Sequence[fx.Node]) -> str:
-    """The module path that the nodes of a block share."""
-    paths = [[path for path, _ in node.meta.get(SCOPE, ())] for node in nodes if node.op.startswith("call")]
-    shared = ""
-    for parts in zip(*[p for p in paths if p], strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared = parts[0]
-    return shared or nodes[0].name
 
 
 def _peak(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Moment:
@@ -273,34 +220,6 @@ def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[st
         if memory.is_parameter(node) and str(node.target) in pinned:
             found[node] = (Strategy((), (pinned[str(node.target)],), ("",) * len(memory.mesh_shape)),)
     return found
-
-
-def _node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[NodePlan, ...]:
-    """A plan for every node with a strategy; sizes and the like read tensors as they lie."""
-    plans = []
-    for position, node in enumerate(graph.nodes):
-        strategy = chosen.get(node)
-        if strategy is None:
-            refs = [ref for source in input_nodes(node) for ref in resolve(source)]
-            if node.op == "output" or output_tensors(node) or not refs or any(r.node not in chosen for r in refs):
-                continue
-            layouts = tuple(chosen[ref.node].outputs[ref.index] for ref in refs)
-            strategy = Strategy(layouts, (), ("",) * len(layouts[0]))
-        scope = node.meta.get(SCOPE, ())
-        plans.append(
-            NodePlan(
-                position=position,
-                name=node.name,
-                target=target_name(node),
-                scope=scope[-1][0] if scope else "",
-                inputs=strategy.inputs,
-                outputs=strategy.outputs,
-                shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
-                factors=strategy.factors,
-                local=strategy.local,
-            )
-        )
-    return tuple(plans)
 
 
 def _text(size: int) -> str:

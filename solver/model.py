@@ -25,61 +25,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from autopar.cluster import Cluster
 from autopar.cost.collectives import collective_seconds
-from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
-from autopar.errors import InfeasibleError, LayoutError
+from autopar.cost.traffic import needs_grad, reduction_dtype
+from autopar.errors import InfeasibleError
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.reshard import Move
+from autopar.solver.prices import Price, PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.program import Program
 
 Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
 Pair = tuple[Port, Layout]
 Expression = dict[int, float]
-
-
-@dataclass(frozen=True)
-class Price:
-    """Seconds of one conversion, forward and backward, and how many collectives it is."""
-
-    forward: float
-    backward: float
-    collectives: int
-
-
-@dataclass
-class PriceTable:
-    """What conversions of one tensor cost, looked up once for each pair of layouts."""
-
-    ref: TensorRef
-    cluster: Cluster
-    itemsize: int
-    gradient_itemsize: int
-    needs_grad: bool
-    known: dict[tuple[Layout, Layout], Price | None] = field(default_factory=dict)
-
-    def __call__(self, source: Layout, wanted: Layout) -> Price | None:
-        """None where the conversion is impossible."""
-        key = (source, wanted)
-        if key not in self.known:
-            self.known[key] = self._price(source, wanted)
-        return self.known[key]
-
-    def _price(self, source: Layout, wanted: Layout) -> Price | None:
-        try:
-            forward, backward = conversion_moves(
-                self.ref, source, wanted, self.cluster.shape, needs_grad=self.needs_grad
-            )
-        except LayoutError:
-            return None
-        live = sum(self.cluster.axes[m.axis].size > 1 for m in forward + backward)
-        return Price(self._seconds(forward, self.itemsize), self._seconds(backward, self.gradient_itemsize), live)
-
-    def _seconds(self, moves: Iterable[Move], itemsize: int) -> float:
-        axes = self.cluster.axes
-        return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis]) for m in moves)
 
 
 @dataclass
@@ -125,7 +82,7 @@ class Model:
         for tensors in by_source.values():
             self._tensor(tensors)
 
-    # -- expressions ----------------------------------------------------------------------------------------------------
+    # -- expressions -------------------------------------------------------------------------------------------------
 
     def count(self, op: Op) -> int:
         return self.problem.stages[op.stage].count
@@ -135,9 +92,7 @@ class Model:
         if number not in self._z:
             op = self.problem.ops[number]
             name = op.node.name
-            self._z[number] = self.counted(
-                f"z.{name}", self.x[number], self.recomputed[op.stage], self.count(op)
-            )
+            self._z[number] = self.counted(f"z.{name}", self.x[number], self.recomputed[op.stage], self.count(op))
         return self._z[number]
 
     def counted(self, name: str, ones: list[int], times: int | Expression, most: int) -> list[int]:
@@ -167,8 +122,8 @@ class Model:
             self.seconds[variable] = self.seconds.get(variable, 0.0) + seconds
 
     def plainness(self) -> Expression:
-        """How far each variable departs from the plainest plan: sharded or regathered storage, recompute, collectives."""
-        found: Expression = {r: 1.0 for r in self.recomputed.values()}
+        """How far each variable departs from the plainest plan: sharded storage, regathers, recompute, collectives."""
+        found: Expression = dict.fromkeys(self.recomputed.values(), 1.0)
         for number, op in enumerate(self.problem.ops):
             if op.node.op == "get_attr":
                 for variable, choice in zip(self.x[number], op.choices, strict=True):
@@ -182,7 +137,13 @@ class Model:
                     found[variable] = float(price.collectives)
         return found
 
-    # -- ops ------------------------------------------------------------------------------------------------------------
+    def most_departures(self, plainness: Expression) -> float:
+        """The largest sum of departures that any plan can have: one choice of each op, one flow to each use."""
+        groups = [*self.x, *(list(flow.pairs.values()) for flow in self.flows)]
+        most = sum(max((plainness.get(v, 0.0) for v in group), default=0.0) for group in groups)
+        return most + sum(self.program.upper[r] or 0.0 for r in self.recomputed.values())
+
+    # -- ops ---------------------------------------------------------------------------------------------------------
 
     def _recompute_counts(self, stage: int, count: int) -> None:
         self.recomputed[stage] = r = self.program.variable(f"r.{stage}", upper=float(count), integer=True)
@@ -216,7 +177,7 @@ class Model:
                 for variable, forward in zip(self.z(number), forwards, strict=True):
                     self.pay(variable, many * forward)
 
-    # -- tensors ----------------------------------------------------------------------------------------------------------
+    # -- tensors -------------------------------------------------------------------------------------------------------
 
     def _tensor(self, tensors: list[Tensor]) -> None:
         """All uses of one tensor; those outside segments share."""
@@ -276,7 +237,9 @@ class Model:
         for row in into.values():
             program.equal("into", row, 0.0)
         if not pairs:
-            raise InfeasibleError(f"no layout that '{source.node.name}' gives can become one that '{reader.node.name}' wants")
+            raise InfeasibleError(
+                f"no layout that '{source.node.name}' gives can become one that '{reader.node.name}' wants"
+            )
         return Flow(tensor, use, pairs)
 
     def _prices(self, tensor: Tensor, flows: list[Flow]) -> dict[Pair, Price]:
@@ -320,7 +283,9 @@ class Model:
         times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
         self.pay(variable, count * (many * price.forward + times * price.backward))
 
-    def _pay_shared(self, tensor: Tensor, paid: dict[Pair, int], prices: dict[Pair, Price], shared: dict[Pair, int]) -> None:
+    def _pay_shared(
+        self, tensor: Tensor, paid: dict[Pair, int], prices: dict[Pair, Price], shared: dict[Pair, int]
+    ) -> None:
         """Conversions outside segments, once for all readers there."""
         for pair, variable in paid.items():
             if pair not in shared:
@@ -328,13 +293,17 @@ class Model:
                 self._pay_conversion(tensor, shared[pair], prices[pair], 1.0)
             terms, right = [(shared[pair], 1.0), (variable, -1.0)], 0.0
             if tensor.kind != "plain" and tensor.stage in self.recomputed:
-                keeps, sign = (self.kept(tensor.stage), 1.0) if tensor.kind == "outer" else (self.any_recomputed[tensor.stage], -1.0)
+                keeps, sign = (
+                    (self.kept(tensor.stage), 1.0)
+                    if tensor.kind == "outer"
+                    else (self.any_recomputed[tensor.stage], -1.0)
+                )
                 terms.append((keeps, -sign))
                 right = -1.0 if sign > 0 else 0.0
             self.program.at_least("p", terms, right)
 
     def _pay_regather(self, flow: Flow, prices: dict[Pair, Price]) -> None:
-        """A parameter that is gathered again: once more for every use that keeps it, in blocks that do not recompute."""
+        """A parameter that is gathered again: once more per use that keeps it, in blocks that do not recompute."""
         problem = self.problem
         reader = problem.ops[flow.use.op]
         if flow.use.index not in problem.memory.saved(reader.node)[0]:

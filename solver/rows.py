@@ -13,39 +13,12 @@ less: a recomputed block's inputs count beside their copies in its replay, and g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from autopar.cost.memory import Copy
 from autopar.cost.traffic import conversion_moves, in_segment, needs_grad, reduction_dtype
-from autopar.graph import TensorRef, tensor_of
+from autopar.graph import tensor_of
 from autopar.solver.model import Expression, Flow, Model
-from autopar.solver.problem import Op
+from autopar.solver.saved import Saved, StageBytes, add
 
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
-
-
-@dataclass
-class Saver:
-    """An op that keeps a copy of a storage under some of its choices (their numbers)."""
-
-    op: int
-    choices: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Stage:
-    """Expressions in bytes: one block, all blocks after forward, gradients of one block, and of shared parameters."""
-
-    block: Expression = field(default_factory=dict)
-    held: Expression = field(default_factory=dict)
-    inputs: Expression = field(default_factory=dict)
-    gradients: Expression = field(default_factory=dict)
-    shared_gradients: Expression = field(default_factory=dict)
-
-
-def add(target: Expression, variable: int, coefficient: float) -> None:
-    if coefficient:
-        target[variable] = target.get(variable, 0.0) + coefficient
 
 
 class Rows:
@@ -54,20 +27,19 @@ class Rows:
     def __init__(self, model: Model, budget_bytes: float | None) -> None:
         self.model, self.program, self.problem = model, model.program, model.problem
         self.memory = model.problem.memory
-        self.stages = [_Stage() for _ in self.problem.stages]
+        self.stages = [StageBytes() for _ in self.problem.stages]
         self.always: Expression = {}
         self.optimizer: Expression = {}
         limit = None if budget_bytes is None else budget_bytes / UNIT
         self.peak = self.program.variable("peak", upper=limit, whole=False)
         self._parameters()
         self._inputs_and_outputs()
-        self._internal()
-        self._copies()
+        Saved(model, self.stages)
         self._segment_inputs()
         self._parameter_copies()
         self._rows()
 
-    # -- always, and gradients ------------------------------------------------------------------------------------------
+    # -- always, and gradients ----------------------------------------------------------------------------------------
 
     def _parameters(self) -> None:
         last: dict[int, int] = {}
@@ -99,116 +71,7 @@ class Rows:
                     for ref, wanted in zip(self.memory.inputs[op.node], choice.strategy.inputs, strict=True):
                         add(self.always, variable, self.memory.output_bytes(ref, wanted))
 
-    # -- what is kept for backward ----------------------------------------------------------------------------------------
-
-    def _kept(self, number: int, choice: int) -> Expression:
-        """In how many blocks a choice's op keeps what it saves: m x - z."""
-        op = self.problem.ops[number]
-        found = {self.model.x[number][choice]: float(self.model.count(op))}
-        if op.stage in self.model.recomputed:
-            found[self.model.z(number)[choice]] = -1.0
-        return found
-
-    def _internal(self) -> None:
-        for number, op in enumerate(self.problem.ops):
-            internal = self.memory.saved(op.node)[2]
-            if not internal:
-                continue
-            for i, choice in enumerate(op.choices):
-                size = round(internal * choice.strategy.work)
-                add(self.stages[op.stage].block, self.model.x[number][i], size)
-                for variable, coefficient in self._kept(number, i).items():
-                    add(self.stages[op.stage].held, variable, coefficient * size)
-
-    def _copies(self) -> None:
-        """Saved tensors: one copy per storage and axes, however many ops keep it."""
-        own: dict[tuple[int, Copy], dict[int, Saver]] = {}
-        shared: dict[Copy, dict[int, Saver]] = {}
-        for number, op in enumerate(self.problem.ops):
-            inputs, outputs, _ = self.memory.saved(op.node)
-            refs = self.memory.inputs[op.node]
-            for i, choice in enumerate(op.choices):
-                wanted = [(refs[j], choice.strategy.inputs[j]) for j in inputs if not self.memory.is_parameter(refs[j].node)]
-                made = [(TensorRef(op.node, j), choice.strategy.outputs[j]) for j in outputs]
-                for ref, layout in dict.fromkeys(wanted + made):
-                    copy = self.memory.copy(ref, layout)
-                    if self.memory.copy_bytes(copy):
-                        alone = self._owner(copy[0], op) == op.stage
-                        savers = own.setdefault((op.stage, copy), {}) if alone else shared.setdefault(copy, {})
-                        saver = savers.setdefault(number, Saver(number))
-                        if i not in saver.choices:
-                            saver.choices.append(i)
-        for (stage, copy), savers in own.items():
-            self._own_copy(stage, self.memory.copy_bytes(copy), list(savers.values()))
-        for copy, savers in shared.items():
-            self._shared_copy(self.memory.copy_bytes(copy), list(savers.values()))
-
-    def _owner(self, root: TensorRef, op: Op) -> int | None:
-        """The stage whose blocks each keep a storage of their own, None if several stages or blocks keep the same."""
-        savers = self._saving_stages().get(root, set())
-        if len(savers) > 1:
-            return None
-        stage = self.problem.stages[op.stage]
-        if stage.count > 1 and self._is_outer(root, op.stage):
-            return None
-        return op.stage
-
-    def _saving_stages(self) -> dict[TensorRef, set[int]]:
-        if not hasattr(self, "_stages_of"):
-            self._stages_of: dict[TensorRef, set[int]] = {}
-            for op in self.problem.ops:
-                inputs, outputs, _ = self.memory.saved(op.node)
-                refs = [self.memory.inputs[op.node][j] for j in inputs] + [TensorRef(op.node, j) for j in outputs]
-                for ref in refs:
-                    self._stages_of.setdefault(self.memory.roots.get(ref, ref), set()).add(op.stage)
-        return self._stages_of
-
-    def _is_outer(self, root: TensorRef, stage: int) -> bool:
-        """Whether all blocks of a stage read this storage, rather than each its own."""
-        if not hasattr(self, "_outer"):
-            self._outer = {
-                (self.memory.roots.get(self.problem.ref(t), self.problem.ref(t)), t.stage)
-                for t in self.problem.tensors
-                if t.kind == "outer"
-            }
-        return (root, stage) in self._outer
-
-    def _own_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
-        """A storage that each block of a stage keeps for itself."""
-        target = self.stages[stage]
-        if len(savers) == 1:
-            [saver] = savers
-            for i in saver.choices:
-                add(target.block, self.model.x[saver.op][i], size)
-                for variable, coefficient in self._kept(saver.op, i).items():
-                    add(target.held, variable, coefficient * size)
-            return
-        one = self.program.variable("saved")
-        many = self.program.variable("kept", upper=None)
-        for saver in savers:
-            uses = [(self.model.x[saver.op][i], 1.0) for i in saver.choices]
-            self.program.at_least("saved", [(one, 1.0)] + [(v, -c) for v, c in uses], 0.0)
-            keeps = [pair for i in saver.choices for pair in self._kept(saver.op, i).items()]
-            self.program.at_least("kept", [(many, 1.0)] + [(v, -c) for v, c in keeps], 0.0)
-        add(target.block, one, size)
-        add(target.held, many, size)
-
-    def _shared_copy(self, size: int, savers: list[Saver]) -> None:
-        """A storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
-        first = min(self.problem.ops[saver.op].stage for saver in savers)
-        many = self.program.variable("kept")
-        add(self.stages[first].held, many, size)
-        for saver in savers:
-            stage = self.problem.ops[saver.op].stage
-            uses = [(self.model.x[saver.op][i], -1.0) for i in saver.choices]
-            if stage in self.model.recomputed:
-                self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], -1.0)
-            else:
-                self.program.at_least("kept", [(many, 1.0), *uses], 0.0)
-            if stage == first or stage in self.model.recomputed:
-                one = self.program.variable("saved")
-                self.program.at_least("saved", [(one, 1.0), *uses], 0.0)
-                add(self.stages[stage].block, one, size)
+    # -- what is kept for backward ---------------------------------------------------------------------------------
 
     def _segment_inputs(self) -> None:
         """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
@@ -216,7 +79,9 @@ class Rows:
             stage, op = tensor.stage, self.problem.ops[tensor.source]
             if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
                 continue
-            if self.memory.is_parameter(op.node) or not any(in_segment(self.problem.ops[u.op].node) for u in tensor.uses):
+            if self.memory.is_parameter(op.node) or not any(
+                in_segment(self.problem.ops[u.op].node) for u in tensor.uses
+            ):
                 continue
             copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
             sizes = [self.memory.copy_bytes(copy) for copy in copies]
@@ -276,7 +141,7 @@ class Rows:
                 size = elements * reduction_dtype(self.memory, ref).itemsize
                 add(self.always, variable, self.model.count(self.problem.ops[flow.use.op]) * size)
 
-    # -- rows -----------------------------------------------------------------------------------------------------------
+    # -- rows ---------------------------------------------------------------------------------------------------------
 
     def _workspace(self, number: int) -> int | None:
         """A variable at least as large as any op's short-lived tensors in a stage."""

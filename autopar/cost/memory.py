@@ -148,7 +148,7 @@ class StepMemory:
     @cached_property
     def saved_roots(self) -> frozenset[TensorRef]:
         """The storages of which some node keeps a copy."""
-        found = set()
+        found: set[TensorRef] = set()
         for node in self.graph.nodes:
             inputs, outputs, _ = self.saved(node)
             refs = self.inputs[node]
@@ -156,7 +156,7 @@ class StepMemory:
             found.update(self.roots.get(TensorRef(node, i), TensorRef(node, i)) for i in outputs)
         return frozenset(found)
 
-    # -- what lives for a short while, and always ------------------------------------------------------------------------
+    # -- what lives for a short while, and always ---------------------------------------------------------------------
 
     def local_bytes(self, ref: TensorRef, layout: Layout) -> int:
         tensor = tensor_of(ref)

@@ -3,7 +3,7 @@
 Nothing here knows how the plan was found; the solver's objective and peak are checked against it.
 
 Seconds: compute of every op forward and backward, collectives, and what recomputed segments run again, one after the
-other (nothing is assumed to overlap), `micro_batches` times; then the optimizer's step, which is bound by memory traffic.
+other (nothing is assumed to overlap), `micro_batches` times; then the optimizer's step, bound by memory traffic.
 
 Moments: the backward of every region of the graph (a repeated block, or what lies between two), and the optimizer's
 step. In the backward of a region live: parameters and states; what this region and those before it keep; gradients of
@@ -161,9 +161,15 @@ class _Moments:
                     self.always["inputs and outputs"] += memory.output_bytes(ref, wanted)
                 if memory.micro_batches > 1 and memory.is_trainable(ref.node):
                     storage = self.parameters[str(ref.node.target)].storage
-                    moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
+                    moves = conversion_moves(
+                        ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref)
+                    )
                     if moves[1]:
-                        size = memory.local_bytes(ref, wanted) // tensor_of(ref).dtype.itemsize * reduction_dtype(memory, ref).itemsize
+                        size = (
+                            memory.local_bytes(ref, wanted)
+                            // tensor_of(ref).dtype.itemsize
+                            * reduction_dtype(memory, ref).itemsize
+                        )
                         accumulated[ref, wanted, self._scope(node)] = size
         self.always["unreduced gradients"] += sum(accumulated.values())
 
@@ -186,11 +192,14 @@ class _Moments:
 
     def _copies(self, i: int) -> set[Copy]:
         """The storages that the ops of a region keep, parameters apart."""
-        memory, found = self.memory, set()
+        memory = self.memory
+        found: set[Copy] = set()
         for node in self._members(i):
             inputs, outputs, _ = memory.saved(node)
             refs, strategy = memory.inputs[node], self.chosen[node]
-            found.update(memory.copy(refs[j], strategy.inputs[j]) for j in inputs if not memory.is_parameter(refs[j].node))
+            found.update(
+                memory.copy(refs[j], strategy.inputs[j]) for j in inputs if not memory.is_parameter(refs[j].node)
+            )
             found.update(memory.copy(TensorRef(node, j), strategy.outputs[j]) for j in outputs)
         return found
 
@@ -211,7 +220,8 @@ class _Moments:
 
     def _segment_inputs(self, i: int) -> set[Copy]:
         """What a recomputed block reads from outside, as it lies there."""
-        memory, found = self.memory, set()
+        memory = self.memory
+        found: set[Copy] = set()
         inside = set(self._members(i))
         for node in inside:
             for ref in memory.inputs[node]:

@@ -1,0 +1,56 @@
+"""What converting a tensor from one layout into another costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from autopar.cluster import Cluster
+from autopar.cost.collectives import collective_seconds
+from autopar.cost.traffic import conversion_moves
+from autopar.errors import LayoutError
+from autopar.graph import TensorRef
+from autopar.layout import Layout
+from autopar.reshard import Move
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds of one conversion, forward and backward, and how many collectives it is."""
+
+    forward: float
+    backward: float
+    collectives: int
+
+
+@dataclass
+class PriceTable:
+    """What conversions of one tensor cost, looked up once for each pair of layouts."""
+
+    ref: TensorRef
+    cluster: Cluster
+    itemsize: int
+    gradient_itemsize: int
+    needs_grad: bool
+    known: dict[tuple[Layout, Layout], Price | None] = field(default_factory=dict)
+
+    def __call__(self, source: Layout, wanted: Layout) -> Price | None:
+        """None where the conversion is impossible."""
+        key = (source, wanted)
+        if key not in self.known:
+            self.known[key] = self._price(source, wanted)
+        return self.known[key]
+
+    def _price(self, source: Layout, wanted: Layout) -> Price | None:
+        try:
+            forward, backward = conversion_moves(
+                self.ref, source, wanted, self.cluster.shape, needs_grad=self.needs_grad
+            )
+        except LayoutError:
+            return None
+        live = sum(self.cluster.axes[m.axis].size > 1 for m in forward + backward)
+        return Price(self._seconds(forward, self.itemsize), self._seconds(backward, self.gradient_itemsize), live)
+
+    def _seconds(self, moves: Iterable[Move], itemsize: int) -> float:
+        axes = self.cluster.axes
+        return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis]) for m in moves)

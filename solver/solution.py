@@ -1,0 +1,111 @@
+"""What the program's values stand for: a strategy for every node, storage of parameters, recomputed blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopar.cost.memory import StepMemory
+from autopar.errors import InfeasibleError
+from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_name
+from autopar.layout import Layout
+from autopar.plans import NodePlan, ParameterPlan, Segment
+from autopar.solver.model import Model
+from autopar.solver.program import Outcome
+from autopar.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What was chosen: a strategy per node, storage per parameter, recomputed segments; what the solver proved."""
+
+    chosen: Mapping[fx.Node, Strategy]
+    parameters: Mapping[str, ParameterPlan]
+    segments: tuple[Segment, ...]
+    status: str
+    seconds: float  # the program's objective
+    bound: float
+    variables: int
+    rows: int
+
+
+def read_solution(model: Model, outcome: Outcome) -> Solution:
+    """The choices that the program's values stand for, for every node of every block.
+
+    Raises InfeasibleError where the program has none.
+    """
+    if outcome.status == "infeasible":
+        raise InfeasibleError("no plan fits the budget and the constraints")
+    problem = model.problem
+    nodes = list(problem.memory.graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    chosen: dict[fx.Node, Strategy] = {}
+    parameters: dict[str, ParameterPlan] = {}
+    segments: list[Segment] = []
+    for number, op in enumerate(problem.ops):
+        stage = problem.stages[op.stage]
+        best = max(range(len(op.choices)), key=lambda i: outcome.values[model.x[number][i]])
+        choice = op.choices[best]
+        period = stage.repeat.period if stage.repeat else 0
+        for i in range(stage.count):
+            node = nodes[position[op.node] + i * period]
+            chosen[node] = choice.strategy
+            if problem.memory.is_parameter(node):
+                parameters[str(node.target)] = _parameter_plan(
+                    problem.memory, node, choice.strategy.outputs[0], choice.regather
+                )
+    for number, stage in enumerate(problem.stages):
+        if number in model.recomputed and stage.repeat is not None:
+            for i in range(stage.first, stage.first + round(outcome.values[model.recomputed[number]])):
+                span = stage.repeat.instance(i)
+                segments.append(Segment(span.start, span.stop - 1, _segment_name(nodes[span.start : span.stop])))
+    in_order = {node: chosen[node] for node in nodes if node in chosen}
+    size = len(model.program.names), len(model.program.rows)
+    return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.objective, outcome.bound, *size)
+
+
+def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather: bool) -> ParameterPlan:
+    tensor = memory.parameters[str(node.target)]
+    dtype = str(memory.stored_dtype(node)).removeprefix("torch.")
+    return ParameterPlan(str(node.target), tuple(tensor.shape), dtype, storage, tensor.requires_grad, regather)
+
+
+def _segment_name(nodes: Sequence[fx.Node]) -> str:
+    """The module path that the nodes of a block share."""
+    paths = [[path for path, _ in node.meta.get(SCOPE, ())] for node in nodes if node.op.startswith("call")]
+    shared = ""
+    for parts in zip(*[p for p in paths if p], strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared = parts[0]
+    return shared or nodes[0].name
+
+
+def node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[NodePlan, ...]:
+    """A plan for every node with a strategy; sizes and the like read tensors as they lie."""
+    plans = []
+    for position, node in enumerate(graph.nodes):
+        strategy = chosen.get(node)
+        if strategy is None:
+            refs = [ref for source in input_nodes(node) for ref in resolve(source)]
+            if node.op == "output" or output_tensors(node) or not refs or any(r.node not in chosen for r in refs):
+                continue
+            layouts = tuple(chosen[ref.node].outputs[ref.index] for ref in refs)
+            strategy = Strategy(layouts, (), ("",) * len(layouts[0]))
+        scope = node.meta.get(SCOPE, ())
+        plans.append(
+            NodePlan(
+                position=position,
+                name=node.name,
+                target=target_name(node),
+                scope=scope[-1][0] if scope else "",
+                inputs=strategy.inputs,
+                outputs=strategy.outputs,
+                shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
+                factors=strategy.factors,
+                local=strategy.local,
+            )
+        )
+    return tuple(plans)

@@ -1,0 +1,57 @@
+"""Repeated blocks: found by structure, and decided once without loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from toys import Block, Stack, cluster, on_meta, toy
+
+from autopar.cost.blocks import regions
+
+
+class Renamed(nn.Module):
+    """Equal blocks under unlike names, with another one between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.odd = Block(16, 64), Block(16, 64), Block(16, 32)
+        self.third, self.fourth = Block(16, 64), Block(16, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (self.first, self.second, self.odd, self.third, self.fourth):
+            x = block(x)
+        return x.sum()
+
+
+def test_blocks_are_found_by_structure() -> None:
+    x = torch.empty(64, 16, device="meta")
+    stack = toy(on_meta(Stack, 5), x, on=cluster(2))
+    assert [r.count for r in stack.repeats] == [5]
+    renamed = toy(on_meta(Renamed), x, on=cluster(2))
+    assert [r.count for r in renamed.repeats] == [2, 2]
+    nodes = list(renamed.graph.nodes)
+    for repeat in renamed.repeats:
+        targets = [[nodes[p].op for p in repeat.instance(i)] for i in range(repeat.count)]
+        assert targets[0] == targets[1]
+    rows = regions(len(nodes), renamed.repeats)
+    assert [p for r in rows for p in range(r.first, r.last + 1)] == list(range(len(nodes)))
+
+
+def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
+    x = torch.empty(64, 16, device="meta")
+    sizes = {len(toy(on_meta(Stack, n), x, on=cluster(2)).problem().ops) for n in (3, 4, 8)}
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
+def test_folding_costs_little_under_a_budget_and_nothing_without(mesh: tuple[int, ...]) -> None:
+    problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=3), keep=3)
+    folded, unfolded = problem.solve(), problem.solve(fold=False)
+    assert folded.seconds == pytest.approx(unfolded.seconds, rel=1e-6)
+    least, most = problem.smallest_budget(), problem.predict(folded).peak_bytes
+    for part in (0.7, 0.3, 0.02):
+        budget = least + part * (most - least)
+        one, all_ = problem.solve(budget, gap=1e-4), problem.solve(budget, fold=False, gap=1e-4)
+        assert all_.seconds <= one.seconds * (1 + 2e-4)
+        assert one.seconds <= all_.seconds * 1.05

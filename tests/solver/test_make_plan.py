@@ -1,0 +1,140 @@
+"""`make_plan`: the plan that comes out, budgets that are too small, constraints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import Stack, Toy, cluster, on_meta, toy
+
+from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError, InputError
+from autopar.layout import Layout
+from autopar.plans import Plan
+from autopar.solver import make_plan
+
+
+def _stack(on: Cluster, blocks: int = 3) -> Toy:
+    return toy(on_meta(Stack, blocks), torch.empty(512, 16, device="meta"), on=on)
+
+
+def _plan(problem: Toy, **options: object) -> Plan:
+    memory = problem.memory
+    return make_plan(
+        problem.graph,
+        problem.restricted.strategies,
+        problem.cluster,
+        parameters=memory.parameters,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def _storage(plan: Plan) -> dict[str, str]:
+    return {p.name: str(p.storage) for p in plan.parameters}
+
+
+def test_the_same_input_gives_the_same_plan_and_json_keeps_it() -> None:
+    problem = _stack(cluster(2, 2))
+    plan = _plan(problem, memory_budget_bytes=400_000)
+    assert plan.predicted.peak_bytes <= 400_000
+    again = _plan(problem, memory_budget_bytes=400_000)
+    assert plan.nodes == again.nodes and plan.parameters == again.parameters and plan.recompute == again.recompute
+    assert plan.certificate.gap <= 1e-3 and plan.certificate.bound <= plan.certificate.objective
+    assert Plan.from_json(plan.to_json()).nodes == plan.nodes
+
+
+def test_too_small_a_budget_states_the_smallest() -> None:
+    problem = _stack(cluster(2))
+    with pytest.raises(InfeasibleError, match="smallest budget") as found:
+        _plan(problem, memory_budget_bytes=10_000)
+    smallest = found.value.smallest_budget_bytes
+    assert smallest is not None
+    assert _plan(problem, memory_budget_bytes=smallest).predicted.peak_bytes <= smallest
+    with pytest.raises(InfeasibleError):
+        _plan(problem, memory_budget_bytes=smallest * 95 // 100)
+
+
+def test_both_solvers_agree() -> None:
+    problem = _stack(cluster(2), blocks=2)
+    seconds = [_plan(problem, memory_budget_bytes=450_000, solver=s).predicted.step_seconds for s in ("highs", "cbc")]
+    assert seconds[0] == pytest.approx(seconds[1], rel=2e-3)
+
+
+def test_permuting_axes_leaves_the_cost() -> None:
+    def seconds(on: Cluster) -> float:
+        return _plan(_stack(on, 2), memory_budget_bytes=300_000, gap=1e-5).predicted.step_seconds
+
+    on = cluster(2, 4, seed=5)
+    # two axes on one dim cut it in mesh order, so which of them can be gathered first depends on the order
+    assert seconds(on) == pytest.approx(seconds(Cluster(on.device, on.axes[::-1])), rel=0.01)
+
+
+def test_presets() -> None:
+    problem = _stack(cluster(2, 2))
+    assert set(_storage(_plan(problem, constraints=("ddp",))).values()) == {"R,R"}
+    fsdp = _plan(problem, constraints=("fsdp",))
+    assert all(p.storage.shards((2, 2)) == 4 for p in fsdp.parameters)
+    assert all(p.regather for p in fsdp.parameters if p.name.endswith("down.weight"))
+    hsdp = _plan(problem, constraints=("hsdp",))
+    assert all(str(p.storage).startswith("R,S") for p in hsdp.parameters)
+    both = _storage(_plan(problem, constraints=("fsdp+tp",)))
+    assert both["blocks.0.up.weight"].endswith(",S0") and both["blocks.0.down.weight"].endswith(",S1")
+
+
+def test_tensor_parallel_preset_is_megatron() -> None:
+    plan = _plan(_stack(cluster(2, compute=False)), constraints=("tp",))
+    storage = _storage(plan)
+    assert all(
+        storage[f"blocks.{i}.up.weight"] == "S0" and storage[f"blocks.{i}.down.weight"] == "S1" for i in range(3)
+    )
+    assert not any(c.cause.startswith("parameter") and c.bytes > 1024 for c in plan.collectives)
+
+
+def test_pins() -> None:
+    problem = _stack(cluster(2))
+    pins = ("param:blocks.1.up.weight = S1", "activation:blocks.0.norm = R")
+    plan = _plan(problem, constraints=pins)
+    assert _storage(plan)["blocks.1.up.weight"] == "S1"
+    [norm] = [n for n in plan.nodes if n.scope == "blocks.0.norm" and n.outputs][-1:]
+    assert norm.outputs[0].value() == Layout.parse("R")
+    assert plan.constraints == pins
+
+
+def test_recompute_can_be_forbidden() -> None:
+    problem = _stack(cluster(2))
+    with pytest.raises(InfeasibleError) as found:
+        _plan(problem, memory_budget_bytes=10_000)
+    smallest = found.value.smallest_budget_bytes
+    assert smallest is not None
+    assert _plan(problem, memory_budget_bytes=smallest).recompute
+    with pytest.raises(InfeasibleError):
+        _plan(problem, memory_budget_bytes=smallest, constraints=("recompute:* = never",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("zero3", "no preset"),
+        ("param:nothing.* = R", "matches nothing"),
+        ("param:head.weight = S0,S1", "2 placements"),
+        ("param:head.weight = Q", "no placement"),
+        ("recompute:blocks.* = always", "never"),
+        ("hsdp", "two axes"),
+    ],
+)
+def test_bad_constraints(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _plan(_stack(cluster(2)), constraints=(text,))
+
+
+def test_contradicting_pins_are_named() -> None:
+    with pytest.raises(InfeasibleError, match=r"S1.*beside.*S0"):
+        _plan(_stack(cluster(2)), constraints=("param:head.weight = S0", "param:head.* = S1"))
+
+
+def test_pinned_storage_is_kept_and_forward_alone_needs_no_gradients() -> None:
+    problem = _stack(cluster(2))
+    pinned = {name: Layout.parse("S0") for name in ("head.weight", "embed.weight")}
+    plan = _plan(problem, pinned=pinned, train=False)
+    assert all(_storage(plan)[name] == "S0" for name in pinned)
+    assert not any(c.phase != "forward" for c in plan.collectives)
+    assert "gradients" not in plan.predicted.parts

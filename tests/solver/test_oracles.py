@@ -1,0 +1,76 @@
+"""The program against exhaustive search, and its objective and peak against a walk over the plan."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import Random, Stack, Toy, cluster, on_meta, toy
+
+MESHES = [(2,), (2, 2)]
+
+
+def _random(seed: int, mesh: tuple[int, ...], micro_batches: int = 1) -> Toy:
+    on = cluster(*mesh, seed=seed)
+    x = torch.empty(4, 8, device="meta")
+    return toy(on_meta(Random, seed), x, on=on, keep=3, seed=seed, micro_batches=micro_batches)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) -> None:
+    problem = _random(seed, mesh)
+    plans = list(problem.every_plan())
+    best = min(p.step_seconds for p in plans)
+    assert problem.solve().seconds == pytest.approx(best, rel=1e-6)
+
+    peaks = sorted(p.peak_bytes for p in plans)
+    for budget in (peaks[len(peaks) // 20], peaks[len(peaks) // 3]):
+        fits = min(p.step_seconds for p in plans if p.peak_bytes <= budget)
+        solution = problem.solve(budget * (1 + 1e-9))
+        assert problem.predict(solution).peak_bytes <= budget
+        assert solution.seconds == pytest.approx(fits, rel=1e-6)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_objective_is_the_predicted_step(mesh: tuple[int, ...], micro_batches: int) -> None:
+    for seed in range(4):
+        problem = _random(seed, mesh, micro_batches)
+        solution = problem.solve()
+        assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(("fold", "mesh"), [(True, (2,)), (True, (2, 2)), (False, (2,))], ids=str)
+def test_objective_and_budget_hold_with_recompute(fold: bool, mesh: tuple[int, ...]) -> None:
+    problem = toy(on_meta(Stack, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1), keep=4)
+    least, most = problem.smallest_budget(fold=fold), problem.predict(problem.solve(fold=fold)).peak_bytes
+    recomputed, seconds = [], []
+    for part in (0.9, 0.5, 0.2, 0.01):
+        budget = least + part * (most - least)
+        solution = problem.solve(budget, fold=fold, gap=1e-4)
+        predicted = problem.predict(solution)
+        assert predicted.peak_bytes <= budget * (1 + 1e-9)
+        assert solution.seconds == pytest.approx(predicted.step_seconds, rel=1e-9)
+        recomputed.append(len(solution.segments))
+        seconds.append(solution.seconds)
+    assert max(recomputed) > 0
+    for larger, smaller in itertools.pairwise(seconds):
+        assert larger <= smaller * (1 + 2e-4), "a smaller budget was faster"
+
+
+def test_recompute_of_a_chain_is_that_of_exhaustive_search() -> None:
+    """One device, four blocks: how many to recompute, against all sixteen answers."""
+    problem = toy(on_meta(Stack, 4), torch.empty(512, 16, device="meta"), on=cluster(1, seed=2), keep=1)
+    weights = [node for node in problem.graph.nodes if problem.memory.is_parameter(node)]
+    problem.restricted = replace(problem.restricted, regather=dict.fromkeys(weights, False))
+    plans = list(problem.every_plan(recompute=True))
+    assert len(plans) == 2**4, "each block kept or recomputed"
+    inputs = 512 * 16 * 4  # of a recomputed block: the rows count them beside their copies in its replay
+    for budget in sorted({p.peak_bytes for p in plans}):
+        best = min(p.step_seconds for p in plans if p.peak_bytes <= budget)
+        for fold in (True, False):
+            solution = problem.solve(budget + 2 * inputs, fold=fold)
+            assert solution.seconds <= best * (1 + 1e-6)

@@ -1,0 +1,207 @@
+"""Small planning problems: random modules with few choices per op, and clusters on which only one thing costs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from autopar.cluster import Axis, Cluster, Device
+from autopar.cost import annotate
+from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.memory import StepMemory
+from autopar.cost.step import predict
+from autopar.errors import LayoutError
+from autopar.plans import ParameterPlan, Prediction, Segment
+from autopar.precision import Precision
+from autopar.solver.constraints import Restricted
+from autopar.solver.make import run
+from autopar.solver.model import Model
+from autopar.solver.problem import Problem, build_problem
+from autopar.solver.rows import UNIT, Rows
+from autopar.solver.solution import Solution, read_solution
+from autopar.strategies import strategies_for
+from autopar.tracing import trace
+
+
+def cluster(*sizes: int, seed: int | None = None, compute: bool = True, kind: str = "cpu") -> Cluster:
+    """Axes of these sizes; random speeds with a seed, equal ones without; `compute=False`: only communication costs."""
+    draw = random.Random(seed) if seed is not None else None
+    rate = draw.uniform(0.2, 5.0) if draw else 1.0
+    fast = float("inf")
+    device = Device(
+        "toy",
+        kind,
+        memory_bytes=1 << 50,
+        flops_per_s={"float32": rate * 1e9 if compute else fast, "bfloat16": rate * 1e9 if compute else fast},
+        bytes_per_s=rate * 1e9 if compute else fast,
+        efficiency=1.0,
+        launch_seconds=1e-7 if compute else 0.0,
+    )
+    axes = [
+        Axis(f"axis{i}", n, draw.uniform(0, 1e-7) if draw else 0.0, (draw.uniform(0.1, 10.0) if draw else 1.0) * 1e9)
+        for i, n in enumerate(sizes)
+    ]
+    return Cluster(device, tuple(axes))
+
+
+@dataclass
+class Toy:
+    """A traced module, its strategies, and what a step of it needs."""
+
+    memory: StepMemory
+    restricted: Restricted
+    cluster: Cluster
+    repeats: tuple[Repeat, ...]
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.memory.graph
+
+    def problem(self, *, fold: bool = True, recompute: bool = True) -> Problem:
+        return build_problem(self.memory, self.restricted, self.cluster, self.repeats, fold=fold, recompute=recompute)
+
+    def solve(
+        self, budget: float | None = None, *, fold: bool = True, recompute: bool = True, gap: float = 1e-7
+    ) -> Solution:
+        problem = self.problem(fold=fold, recompute=recompute)
+        model = Model(problem)
+        if budget is not None:
+            Rows(model, budget)
+        return read_solution(model, run(model, "highs", 60.0, gap))
+
+    def smallest_budget(self, *, fold: bool = True) -> float:
+        """The smallest peak of any plan, as the rows bound it."""
+        model = Model(self.problem(fold=fold))
+        rows = Rows(model, None)
+        model.seconds = {rows.peak: 1.0}
+        return run(model, "highs", 60.0, 1e-4).objective * UNIT
+
+    def predict(self, solution: Solution) -> Prediction:
+        return predict(
+            self.memory, self.cluster, solution.chosen, solution.parameters, solution.segments, self.repeats
+        )[0]
+
+    def every_plan(self, *, recompute: bool = False) -> Iterator[Prediction]:
+        """What every possible plan costs, one after the other."""
+        problem = self.problem(fold=False, recompute=recompute)
+        blocks = [s for s in problem.stages if s.recomputable]
+        for choices in itertools.product(*(op.choices for op in problem.ops)):
+            chosen = {op.node: c.strategy for op, c in zip(problem.ops, choices, strict=True)}
+            parameters = {
+                str(op.node.target): ParameterPlan(str(op.node.target), (), "", c.strategy.outputs[0], True, c.regather)
+                for op, c in zip(problem.ops, choices, strict=True)
+                if self.memory.is_parameter(op.node)
+            }
+            for again in itertools.product((False, True), repeat=len(blocks)):
+                spans = [s.repeat.instance(s.first) for s, yes in zip(blocks, again, strict=True) if yes and s.repeat]
+                segments = [Segment(span.start, span.stop - 1, "") for span in spans]
+                try:
+                    yield predict(self.memory, self.cluster, chosen, parameters, segments, self.repeats)[0]
+                except LayoutError:
+                    continue
+
+
+def toy(
+    module: nn.Module,
+    *inputs: torch.Tensor,
+    on: Cluster,
+    keep: int | None = None,
+    seed: int = 0,
+    micro_batches: int = 1,
+    precision: Precision | None = None,
+    optimizer: str = "adamw",
+) -> Toy:
+    """A problem from a module; `keep`: at most so many strategies for each op, drawn at random."""
+    names = ["x", "y", "z"][: len(inputs)]
+    precision = precision or Precision()
+    traced = trace(
+        module,
+        dict(zip(names, inputs, strict=True)),
+        bias_addition_split=True,
+        remove_inplace=True,
+        parameter_dtype=precision.compute,
+    )
+    annotate(traced.graph, on.device.kind)
+    strategies = dict(strategies_for(traced.graph, on.shape))
+    if keep is not None:
+        draw = random.Random(seed)
+        for node, options in strategies.items():
+            some = draw.sample(range(1, len(options)), min(keep - 1, len(options) - 1))
+            strategies[node] = tuple(options[i] for i in [0, *sorted(some)])
+    memory = StepMemory(
+        traced.graph,
+        dict(module.named_parameters()),
+        on.shape,
+        precision,
+        optimizer,
+        micro_batches,
+        on.device.kind,
+    )
+    return Toy(memory, Restricted(strategies), on, find_repeats(traced.graph))
+
+
+class Random(nn.Module):
+    """A few ops drawn at random around one or two weights, with a scalar at the end."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.weight = nn.Parameter(torch.empty(8, 8, device="meta"))
+        self.other = nn.Parameter(torch.empty(8, 8, device="meta")) if draw.random() < 0.5 else None
+        self.ops = [draw.choice(["relu", "add", "scale", "softmax"]) for _ in range(draw.randint(1, 2))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.linear(x, self.weight)
+        for op in self.ops:
+            if op == "relu":
+                y = functional.relu(y)
+            elif op == "add":
+                y = y + x
+            elif op == "scale":
+                y = y * 3.0
+            else:
+                y = torch.softmax(y, -1)
+        if self.other is not None:
+            y = functional.linear(y, self.other)
+        return y.sum()
+
+
+class Block(nn.Module):
+    """Two products around a nonlinearity, and a norm."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.down(functional.gelu(self.up(x))))
+
+
+class Stack(nn.Module):
+    """Equal blocks, then a head and a loss."""
+
+    def __init__(self, blocks: int, width: int = 16, hidden: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Linear(width, width, bias=False)
+        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(blocks))
+        self.head = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()
+
+
+def on_meta(module: type[nn.Module], *args: object) -> nn.Module:
+    """A module without data."""
+    with torch.device("meta"):
+        return module(*args)
