@@ -1,0 +1,181 @@
+"""Examples of a model's training inputs, made from its config by modality, on the meta device.
+
+Shapes follow the config (picture size, mel bins, channels). Values are known only where the model's code needs them to
+know a shape: how a batch of pictures is cut into patches, and the lengths of packed parts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.tracing import known
+
+_SECONDS_OF_SOUND = 2
+_SAMPLING_RATE = 16_000
+_MELS = ("num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
+_WHOLE_WINDOWS = ("Whisper", "Qwen2Audio", "Voxtral")  # they take windows of one length, the mel bins first
+# Architectures whose sequence has one legal length: (config attribute, factor).
+_FIXED_LENGTHS: dict[str, Callable[[Any], int]] = {
+    "Reformer": lambda config: config.axial_pos_shape[0] * config.axial_pos_shape[1],
+}
+
+
+def examples(family: str, model: nn.Module, batch: int, length: int) -> dict[str, Any]:
+    """Examples by argument name; `length` is that of text, cut to what the config allows.
+
+    Raises ValueError where no example can be made from the config.
+    """
+    if family.startswith("tv-"):
+        return _torchvision(family, model, batch)
+    if family == "timm":
+        settings: Any = getattr(model, "pretrained_cfg")  # noqa: B009 - nn.Module's attributes are typed as tensors
+        return {"x": torch.empty(batch, *settings["input_size"], device="meta")}
+    return _Maker(family, model, batch, length).make()
+
+
+def _torchvision(family: str, model: nn.Module, batch: int) -> dict[str, Any]:
+    """As the reference training recipes cut pictures and clips."""
+    name = type(model).__name__
+    if family == "tv-optical-flow":
+        frames = torch.empty(batch, 3, 368, 496, device="meta")
+        return {"image1": frames, "image2": torch.empty_like(frames)}
+    if family == "tv-video":
+        side, count = (224, 16) if name in ("MViT", "S3D", "SwinTransformer3d") else (112, 16)
+        return {_first(model): torch.empty(batch, 3, count, side, side, device="meta")}
+    if family == "tv-detection":
+        images = [torch.empty(3, 480, 640, device="meta") for _ in range(batch)]
+        return {"images": images, "targets": _boxes(name, batch)}
+    side = {"Inception3": 299, "QuantizableInception3": 299}.get(name, 520 if family == "tv-segmentation" else 224)
+    return {_first(model): torch.empty(batch, 3, side, side, device="meta")}
+
+
+def _boxes(name: str, batch: int) -> list[dict[str, torch.Tensor]]:
+    target = {"boxes": torch.empty(2, 4, device="meta"), "labels": torch.empty(2, dtype=torch.int64, device="meta")}
+    if name == "MaskRCNN":
+        target["masks"] = torch.empty(2, 480, 640, dtype=torch.uint8, device="meta")
+    if name == "KeypointRCNN":
+        target["keypoints"] = torch.empty(2, 17, 3, device="meta")
+    return [dict(target) for _ in range(batch)]
+
+
+def _first(model: nn.Module) -> str:
+    return next(iter(inspect.signature(model.forward).parameters))
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+class _Maker:
+    """The inputs of one model of transformers."""
+
+    def __init__(self, family: str, model: nn.Module, batch: int, length: int) -> None:
+        self.family, self.model, self.batch = family, model, batch
+        self.config: Any = model.config
+        self.parameters: Mapping[str, inspect.Parameter] = inspect.signature(model.forward).parameters
+        text_config = getattr(self.config, "get_text_config", None)
+        self.text: Any = text_config() if text_config is not None else self.config
+        self.main = getattr(model, "main_input_name", "input_ids")
+        name = type(model).__name__
+        fixed = next((f for prefix, f in _FIXED_LENGTHS.items() if name.startswith(prefix)), None)
+        self.length = fixed(self.config) if fixed else min(length, _longest(self.text))
+        if self.family == "sequence-classification" and getattr(self.text, "pad_token_id", None) is None:
+            self.batch = 1  # the library refuses several sequences without a padding token
+
+    def make(self) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name in ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_features", "input_values"):
+            if self._wanted(name):
+                made |= getattr(self, f"_{name}")()
+        if self.main not in made and self.main in self.parameters and not made:
+            raise ValueError(f"{type(self.model).__name__} takes {self.main!r}: no example of it is made here")
+        if not made:
+            raise ValueError(f"no example is made for {type(self.model).__name__}: {', '.join(self.parameters)}")
+        return made | self._decoder(made) | self._labels()
+
+    def _wanted(self, name: str) -> bool:
+        """The main input, and what comes with it: text beside pictures or sound, and the boxes of words on a page."""
+        if name not in self.parameters:
+            return False
+        if name == self.main or name == "bbox":
+            return True
+        if self.family != "base" and not name.startswith("input_ids"):
+            return False
+        encoder_decoder = getattr(self.config, "is_encoder_decoder", False)
+        return name == "input_ids" and self.main != "input_ids" and not encoder_decoder
+
+    def _input_ids(self) -> dict[str, Any]:
+        return {"input_ids": integers(self.batch, self.length)}
+
+    def _bbox(self) -> dict[str, Any]:
+        return {"bbox": integers(self.batch, self.length, 4)}
+
+    def _pixel_values(self) -> dict[str, Any]:
+        vision = getattr(self.config, "vision_config", self.config)
+        channels, height, width = picture(vision)
+        return {"pixel_values": torch.empty(self.batch, channels, height, width, device="meta")}
+
+    def _pixel_values_videos(self) -> dict[str, Any]:
+        vision = getattr(self.config, "vision_config", self.config)
+        frames = _first_int(vision, ("num_frames", "frames_per_clip")) or 16
+        channels, height, width = picture(vision)
+        return {"pixel_values_videos": torch.empty(self.batch, frames, channels, height, width, device="meta")}
+
+    def _input_features(self) -> dict[str, Any]:
+        parts = (getattr(self.config, name, None) for name in ("audio_config", "encoder_config"))
+        audio = next((part for part in parts if part is not None), self.config)
+        mels = _first_int(audio, _MELS) or 80
+        positions = _first_int(audio, ("max_source_positions",))
+        if positions is not None and type(self.model).__name__.startswith(_WHOLE_WINDOWS):
+            return {"input_features": torch.empty(self.batch, mels, 2 * positions, device="meta")}
+        return {"input_features": torch.empty(self.batch, 100 * _SECONDS_OF_SOUND, mels, device="meta")}
+
+    def _input_values(self) -> dict[str, Any]:
+        frames, mels = _first_int(self.config, ("max_length",)), _first_int(self.config, ("num_mel_bins",))
+        if frames and mels and self.family == "base":  # a spectrogram of fixed length
+            return {"input_values": torch.empty(self.batch, frames, mels, device="meta")}
+        return {"input_values": torch.empty(self.batch, _SECONDS_OF_SOUND * _SAMPLING_RATE, device="meta")}
+
+    def _decoder(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """What a decoder reads, where labels do not give it."""
+        heads = self.family in ("seq2seq-lm", "speech-seq2seq", "sequence-classification")
+        if "decoder_input_ids" not in self.parameters or heads:
+            return {}
+        return {"decoder_input_ids": integers(self.batch, min(self.length, 128))}
+
+    def _labels(self) -> dict[str, Any]:
+        """One label a token, a sequence or a picture, as the head wants."""
+        if "labels" not in self.parameters or self.family == "base":
+            return {}
+        if self.family.endswith("classification"):
+            return {"labels": integers(self.batch)}
+        if self.family == "ctc":  # the model compares them with its vocabulary before it does anything
+            return {"labels": known(torch.ones(self.batch, min(self.length, 64), dtype=torch.int64))}
+        if self.family in ("seq2seq-lm", "speech-seq2seq"):
+            return {"labels": integers(self.batch, min(self.length, 64))}
+        return {"labels": integers(self.batch, self.length)}
+
+
+def picture(config: Any) -> tuple[int, int, int]:
+    """Channels, height and width that a vision config names."""
+    size = getattr(config, "image_size", None) or 224
+    if isinstance(size, dict):
+        size = (size["height"], size["width"])
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    channels = getattr(config, "num_channels", None) or getattr(config, "in_channels", None) or 3
+    return int(channels), int(height), int(width)
+
+
+def _longest(config: Any) -> int:
+    names = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    return _first_int(config, names) or 512
+
+
+def _first_int(config: Any, names: Sequence[str]) -> int | None:
+    """The first of these attributes that is a positive int."""
+    return next((v for name in names if isinstance(v := getattr(config, name, None), int) and v > 0), None)

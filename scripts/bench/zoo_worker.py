@@ -1,0 +1,204 @@
+"""Traces the models named on standard input, one a line, and answers each with a line of JSON; see trace_zoo.py.
+
+One process serves many models, since importing torch and transformers takes seconds. Limits: CPU seconds of one
+step by a timer, memory by the kernel; a hang outside Python is for the caller to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from zoo_inputs import examples
+from zoo_models import NotBuilt, build, told
+
+import autopar
+from autopar.tracing import trace
+from autopar.tracing.huggingface import prepared
+from autopar.tracing.known import Known
+from autopar.tracing.libraries import DataFreePaths
+
+_PACKAGE = str(Path(autopar.__file__).resolve().parent)
+
+
+class OutOfTime(BaseException):
+    """No subclass of Exception, which the code between here and there may catch."""
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime when the body has used so many CPU seconds, and every second after that."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Build one architecture and trace it: its line of the table."""
+    record: dict[str, Any] = {"family": family, "name": name}
+    restart_peak()
+    limit = float(options["cpu_seconds"])
+    start = time.process_time()
+    try:
+        with cpu_limit(limit):
+            model, record["built_on"] = build(family, name)
+    except (Exception, OutOfTime) as error:
+        return record | {"status": "not built", **failure(error, limit)}
+    record["build_seconds"] = round(time.process_time() - start, 3)
+    record["parameters"] = sum(p.numel() for p in model.parameters())
+    if not options["train"]:
+        model.eval()
+    try:
+        inputs = examples(family, model, options["batch"], options["length"])
+    except Exception as error:
+        return record | {"status": "no inputs", **failure(error, limit)}
+    record["inputs"] = {key: shape(value) for key, value in inputs.items()}
+    record |= traced(model, inputs, limit)
+    config = getattr(model, "config", None)
+    if record["status"] == "does not run" and getattr(config, "use_cache", False):  # of no use in training
+        config.use_cache = False  # type: ignore[union-attr]
+        again = traced(model, inputs, limit)
+        if again["status"] != "does not run":
+            record = {key: v for key, v in record.items() if key not in ("why", "place", "eager")}
+            record |= again | {"changed": "use_cache=False"}
+    record["peak_bytes"] = peak_bytes()
+    return record
+
+
+def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, Any]:
+    """What a trace gives: its status, nodes, seconds and leaves, or why there is none."""
+    record: dict[str, Any] = {}
+    start = time.process_time()
+    try:
+        with cpu_limit(limit), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = trace(model, inputs, unsupported="leaf")
+    except (Exception, OutOfTime) as error:
+        record |= {"seconds": round(time.process_time() - start, 3), "status": "failed", **failure(error, limit)}
+        if not isinstance(error, OutOfTime):
+            record["eager"] = eager(model, inputs, limit)
+            if record["eager"] == told(error):
+                record["status"] = "does not run"
+        return record
+    record["seconds"] = round(time.process_time() - start, 3)
+    record["nodes"] = len(found.graph.nodes)
+    why = {path_of(model, module): text for module, text in found.failures.items()}
+    leaves = [str(node.target) for node in found.graph.nodes if node.op == "call_module"]
+    record["leaves"] = [[leaf, type(found.attribute(leaf)).__name__, why.get(leaf, "")[:300]] for leaf in leaves]
+    record["status"] = "leaves" if leaves else "whole"
+    return record
+
+
+def eager(model: nn.Module, inputs: dict[str, Any], limit: float) -> str:
+    """What the model itself does with these inputs on the meta device: `ok`, or its error.
+
+    The same error as the trace's shows that the config or the inputs are at fault. A model that asks for data, of which
+    there is none, is run once more down its library's data-free path.
+    """
+    bare = {key: value.tensor if isinstance(value, Known) else value for key, value in inputs.items()}
+    answer = ""
+    for data_free in (False, True):
+        try:
+            with cpu_limit(limit), warnings.catch_warnings(), prepared(model), DataFreePaths(data_free).offered():
+                warnings.simplefilter("ignore")
+                model(**bare)
+            return "ok"
+        except (Exception, OutOfTime) as error:
+            answer = told(error)
+            if "meta tensor" not in answer:
+                break
+    return answer
+
+
+def failure(error: BaseException, limit: float) -> dict[str, str]:
+    """An error in two words: what, and where in the code of others."""
+    if isinstance(error, OutOfTime):
+        return {"why": f"more than {limit:g} CPU seconds", "place": place(error)}
+    if isinstance(error, NotBuilt):
+        return {"why": str(error), "place": place(error.__cause__ or error)}
+    return {"why": told(error), "place": place(error)}
+
+
+def place(error: BaseException) -> str:
+    """The innermost line outside autopar and torch, else the innermost: `models/bloom/modeling_bloom.py:312`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if "site-packages/torch/" not in f.filename and not f.filename.startswith(_PACKAGE)]
+    if not frames:
+        return ""
+    frame = (outside or list(frames))[-1]
+    inner = frames[-1]
+    text = f"{tail(frame.filename)}:{frame.lineno}"
+    return text if inner is frame else f"{text} ({tail(inner.filename)}:{inner.lineno})"
+
+
+def tail(path: str) -> str:
+    """The path below site-packages, or the last two parts."""
+    _, found, below = path.partition("site-packages/")
+    return below if found else "/".join(Path(path).parts[-2:])
+
+
+def path_of(model: nn.Module, module: nn.Module) -> str:
+    return next((path for path, other in model.named_modules() if other is module), type(module).__name__)
+
+
+def shape(value: Any) -> Any:
+    """An example as the record tells it: the shape of a tensor, else its type."""
+    tensor = getattr(value, "tensor", value)
+    if isinstance(tensor, torch.Tensor):
+        return list(tensor.shape)
+    if isinstance(value, (list, tuple)):
+        return [shape(entry) for entry in value]
+    return type(value).__name__
+
+
+def restart_peak() -> None:
+    """Let the kernel count this process's peak of resident memory anew."""
+    gc.collect()
+    with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is that of the worker's whole life
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The peak of resident memory, the libraries included."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_DATA, (options["memory_bytes"], options["memory_bytes"]))
+    for line in sys.stdin:
+        family, name = json.loads(line)
+        answers.write(json.dumps(examine(family, name, options)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

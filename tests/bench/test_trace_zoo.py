@@ -1,0 +1,174 @@
+"""The zoo benchmark tells apart what happens to a model, keeps its time limit, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import zoo_inputs
+import zoo_models
+import zoo_report
+import zoo_worker
+from torch import nn
+
+OPTIONS = {"batch": 2, "length": 16, "train": True, "cpu_seconds": 20}
+SCRIPT = Path(zoo_models.__file__).with_name("trace_zoo.py")
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Asking(Whole):
+    """A layer whose branch depends on its input's data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if x.sum() > 0 else x
+
+
+class Leaves(Whole):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Asking()
+
+
+class Unfit(Whole):
+    """A model that cannot run on the example."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[:, :3])
+
+
+class Endless(Whole):
+    """It catches whatever an ordinary error could be."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while True:
+            try:
+                x = self.inner(x)
+            except Exception:
+                raise AssertionError("the limit must not be an ordinary exception") from None
+
+
+def examine(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], **options: float) -> dict:
+    def build(family: str, name: str) -> tuple[nn.Module, str]:
+        return kind().to("meta"), "meta"
+
+    monkeypatch.setattr(zoo_worker, "build", build)
+    monkeypatch.setattr(zoo_worker, "examples", lambda *args: {"x": torch.empty(2, 4, device="meta")})
+    return zoo_worker.examine("base", kind.__name__, OPTIONS | options)
+
+
+def test_what_happens_to_a_model_is_told(monkeypatch):
+    whole = examine(monkeypatch, Whole)
+    assert (whole["status"], whole["leaves"], whole["parameters"]) == ("whole", [], 20)
+    assert whole["nodes"] >= 4
+    assert whole["peak_bytes"] > 2**26
+
+    leaves = examine(monkeypatch, Leaves)
+    assert leaves["status"] == "leaves"
+    ((path, kind, why),) = leaves["leaves"]
+    assert (path, kind) == ("inner", "Asking")
+    assert why.startswith("UnknownDataError: bool()")
+
+    failed = examine(monkeypatch, Asking)  # the whole model would be the leaf
+    assert failed["status"] == "failed"
+    assert failed["why"].startswith("UnknownDataError: bool()")
+
+    unfit = examine(monkeypatch, Unfit)
+    assert unfit["status"] == "does not run"
+    assert unfit["why"] == unfit["eager"]
+
+
+def test_the_time_limit_ends_a_model_that_catches_everything(monkeypatch):
+    record = examine(monkeypatch, Endless, cpu_seconds=0.5)
+    assert (record["status"], record["why"]) == ("failed", "more than 0.5 CPU seconds")
+    assert examine(monkeypatch, Whole)["status"] == "whole", "nothing of it stays"
+
+
+def test_a_default_config_that_gives_no_model_is_told(monkeypatch):
+    def make(family, name):
+        raise ValueError("no default for vocab_size")
+
+    monkeypatch.setattr(zoo_models, "_make", make)
+    record = zoo_worker.examine("base", "Nameless", OPTIONS)
+    assert record["status"] == "not built"
+    assert record["why"] == "ValueError: no default for vocab_size"
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "ViTForImageClassification", "Wav2Vec2ForCTC", "T5Model"])
+def test_examples_fit_models_of_every_modality(name):
+    import transformers
+
+    family = {"BertForMaskedLM": "masked-lm", "ViTForImageClassification": "image-classification"}.get(name, "base")
+    family = "ctc" if name.endswith("CTC") else family
+    with torch.device("meta"):
+        architecture = getattr(transformers, name)
+        model = architecture(architecture.config_class())
+    given = zoo_inputs.examples(family, model, 2, 64)
+    assert {zoo_worker.shape(value)[0] for value in given.values()} == {2}
+    assert ("labels" in given) == (family != "base")
+    record = zoo_worker.traced(model, given, 60)
+    assert record["status"] == "whole", record
+
+
+def test_every_family_of_transformers_is_listed_once():
+    for family in zoo_models.TRANSFORMERS:
+        names = zoo_models.architectures(family)
+        assert len(names) == len(set(names)) > 10
+
+
+def record(name: str, status: str, **more: object) -> dict:
+    return {"family": "causal-lm", "name": name, "status": status, **more}
+
+
+def test_the_report_counts_and_names_no_folder_of_the_machine(tmp_path):
+    traced = {"nodes": 1200, "seconds": 0.5, "peak_bytes": 2**30, "parameters": 7}
+    lines = [
+        record("Changed", "failed", why="an older run"),
+        record("Changed", "whole", leaves=[], **traced),
+        record("Leafy", "leaves", leaves=[["a.0", "Gate", "UnknownDataError: tolist()"]], **traced),
+        record(
+            "Odd", "failed", why="KeyError: 'x' [at /home/me/.venv/site-packages/transformers/odd.py:3]", seconds=1.0
+        ),
+        record("Cannot", "does not run", why="TypeError: k", seconds=0.1),
+        record("Nameless", "not built", why="ValueError: size"),
+    ]
+    out = tmp_path / "zoo.jsonl"
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    zoo_report.write_report(zoo_report.last_records(out), tmp_path / "table", ["A note."])
+    text = (tmp_path / "table.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| AutoModelForCausalLM |"))
+    assert [cell.strip() for cell in row.split("|")[2:10]] == ["5", "4", "1", "1", "1", "0", "1", "33.3 %"]
+    assert "1 × Gate" in text
+    assert "transformers/odd.py:3" in text
+    assert "/home/me" not in text
+    with (tmp_path / "table.csv").open() as file:
+        rows = {row["architecture"]: row for row in csv.DictReader(file)}
+    assert rows["Leafy"]["leaves"] == "Gate"
+    assert rows["Changed"]["status"] == "whole"
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_where_it_was_stopped(tmp_path):
+    out = tmp_path / "zoo.jsonl"
+    out.write_text(json.dumps(record("GPT2LMHeadModel", "failed", why="an older run")) + "\n")
+
+    def run(*words: str) -> list[dict]:
+        command = [sys.executable, str(SCRIPT), "causal-lm", "--only", "GPT2", "--out", str(out), *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    assert len(run()) == 1, "what has a record is not run"
+    again = run("--again", "failed")
+    assert [entry["status"] for entry in again] == ["failed", "whole"]
