@@ -21,5 +21,13 @@ class UnknownDataError(TraceError):
         self.frames = frames
 
 
+class UnrolledError(TraceError):
+    """A loop makes the graph too long; `kind` is the type of the module whose own forward made most of it."""
+
+    def __init__(self, message: str, kind: type, *, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.kind = kind
+
+
 class ArgumentError(InputError, ValueError):
     """An example, a fixed value or an argument of a call does not fit the model's signature or the trace."""

@@ -39,7 +39,10 @@ def rule_of(module: nn.Module) -> Callable[..., Any] | None:
 
 @dataclass
 class LeafPolicy:
-    """`leaf_types` by isinstance or dotted name; `exact_types` by type; `predicates` by type, or one for all."""
+    """`leaf_types` by isinstance or dotted name; `exact_types` by type; `predicates` by type, or one for all.
+
+    `failed`: modules that could not be traced, and why.
+    """
 
     policy: Literal["flat", "layers"] = "flat"
     leaf_types: LeafTypes = ()
@@ -48,6 +51,7 @@ class LeafPolicy:
     predicates: Mapping[type[nn.Module], Predicate] | Predicate | None = None
     opened: Predicate | None = None  # modules that an option opens (the bias split)
     failed: dict[nn.Module, str] = field(default_factory=dict)
+    max_nodes: int = 20_000  # beyond it, modules that unroll a loop become leaves
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether a call of this module is one node."""

@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from autopar.tracing.errors import UnrolledError
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
+
+LOOP = 500  # operations of one forward, its children's not counted, from which on it is taken for a loop
 
 
 @dataclass
@@ -56,6 +59,8 @@ class ModuleCalls:
         self.paths = {m: name for name, m in root.named_modules()}
         self.types: dict[str, type[nn.Module]] = {name: type(m) for m, name in self.paths.items()}
         self._failed: tuple[BaseException, nn.Module] | None = None
+        self._nested = 0  # tensors made by the calls inside the one that is running
+        self._longest: tuple[int, nn.Module] = (0, root)  # the call that made most tensors itself
 
     def culprit(self, error: BaseException) -> nn.Module | None:
         return self._failed[1] if self._failed is not None and self._failed[0] is error else None
@@ -97,9 +102,26 @@ class ModuleCalls:
             with recorder.order.calling(module, leaf=leaf):
                 if leaf:
                     return recorder.record_module(module, path, original, args, kwargs)
-                return original(module, *args, **kwargs)
+                return self._counted(original, module, args, kwargs)
         finally:
             recorder.scope = outer
+
+    def _counted(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The call, watched for a loop over time: one whose own operations make the graph too long."""
+        made, before, self._nested = self.recorder.alive, self._nested, 0
+        start = len(made)
+        result = original(module, *args, **kwargs)
+        total = len(made) - start
+        self._longest = max(self._longest, (total - self._nested, module), key=lambda entry: entry[0])
+        self._nested = before + total
+        own, longest = self._longest
+        if len(made) > self.policy.max_nodes and own > LOOP:
+            raise UnrolledError(
+                f"the graph passes {self.policy.max_nodes} nodes, and one call of {type(longest).__name__} makes {own}",
+                type(longest),
+                where=self.recorder.where(),
+            )
+        return result
 
     def _name(self, module: nn.Module) -> str:
         """A name for a module outside the model's tree (the loss, one made on the fly); as a leaf it is a constant."""

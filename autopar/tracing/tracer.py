@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch import fx, nn
 
 from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
-from autopar.tracing.errors import TraceError, UnknownDataError
+from autopar.tracing.errors import TraceError, UnknownDataError, UnrolledError
 from autopar.tracing.free_sizes import FreeSizes, prove
 from autopar.tracing.huggingface import bare_forward
 from autopar.tracing.inputs import Inputs, gather
@@ -40,6 +41,7 @@ def trace(
     trace_act_ckpt: bool = True,
     exporting: bool = False,
     prove_sizes: bool = False,
+    max_nodes: int = 20_000,
     dynamic_shapes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> Traced:
     """Trace `model` on examples.
@@ -56,7 +58,8 @@ def trace(
     dotted names) and `module_leaves` (predicates of module and path, for all or by type) add to them,
     `non_leaf_types` and the bias split open them. `autowrap_functions` are one node each. With `unsupported="leaf"` the
     smallest module around what cannot be traced becomes a leaf. `exporting`: libraries that ask are told that
-    they are being exported; by default only where they ask for unknown data.
+    they are being exported; by default only where they ask for unknown data. Past `max_nodes`, modules that unroll
+    a loop become leaves, with a warning.
 
     `prove_sizes`: trace again at other sizes; dims that turn out free may then change from call to call.
     `dynamic_shapes`: for tensor arguments, names of dims that are symbols; a branch that depends on one is refused.
@@ -70,7 +73,7 @@ def trace(
     options = Options(
         LeafPolicy(
             leaf_policy, leaf_types, non_leaf_types=tuple(non_leaf_types), predicates=module_leaves,
-            opened=bias.is_split_layer if bias_addition_split else None,
+            opened=bias.is_split_layer if bias_addition_split else None, max_nodes=max_nodes,
         ),
         DataFreePaths(always=exporting),
         _device(root, inputs, device),
@@ -103,6 +106,9 @@ def trace_until_done(
         attempt = Attempt(root, inputs, options)
         try:
             return attempt.run()
+        except UnrolledError as error:
+            warnings.warn(f"{error.message}: modules of this type are leaves", stacklevel=3)
+            options.policy.exact_types |= {error.kind}
         except UnknownDataError as error:
             if options.paths.offer(error.frames):
                 continue

@@ -52,3 +52,22 @@ def test_a_dim_that_meets_a_weight_is_fixed():
     assert set(traced.inputs.sizes.group) == {("input", 0)}
     with pytest.raises(InputError, match="input"):
         traced.bind((torch.randn(4, 5),))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Unrolled()
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.cell(x))
+
+
+def test_a_loop_that_makes_the_graph_too_long_is_one_leaf():
+    model, x = Recurrent(), torch.randn(2, 400, 6)
+    with pytest.warns(UserWarning, match="Unrolled"):
+        traced = trace(model, dict(x=x), bias_addition_split=False, max_nodes=100)
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["cell"]
+    assert torch.equal(traced.gm(x), model(x))
+    assert len(trace(model, dict(x=x)).graph.nodes) > 800
