@@ -70,6 +70,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
         self.grad = torch.is_grad_enabled()
         self.paused = False
+        self._in_leaf = False
         self._below = False
 
     # ---- what the mode sees
@@ -79,6 +80,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         kwargs = kwargs or {}
         if self.paused or func in QUESTIONS:
+            if self._in_leaf and func not in QUESTIONS and func not in HANDLERS:
+                return self.runs.run(func, args, kwargs)
             return func(*args, **kwargs)
         if self._below:
             return func(*args, **({**kwargs, "device": META} if func in FACTORIES else kwargs))
@@ -167,10 +170,13 @@ class Recorder(TorchFunctionMode, GraphWriter):
         def run(*args: Any, **kwargs: Any) -> Any:
             if rule is not None:
                 return rule(module, *args, **kwargs)
+            self._in_leaf = True
             try:
                 return call(module, *args, **kwargs)
             except Exception:  # whatever a leaf does, it is not looked into
                 return opaque.outputs_of(module, path, self.attributes, args, kwargs)
+            finally:
+                self._in_leaf = False
 
         return self.record_call(path, run, args, kwargs, op="call_module")
 

@@ -60,6 +60,8 @@ class Runs:
 def _describe(value: Any, parts: list[Any]) -> None:
     """Append to `parts` all that a meta kernel can see of a value; TypeError for what cannot be described."""
     if isinstance(value, Tensor):
+        if value.device.type != "meta":
+            raise TypeError("a tensor with data is not described by its shape")
         parts += (Tensor, value.shape, value.stride(), value.dtype, value.requires_grad)
     elif isinstance(value, (tuple, list)):
         parts += (type(value), len(value))
