@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.attempt import Options
+from autopar.tracing.huggingface import register_caches
 from autopar.tracing.inputs import gather
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.libraries import DataFreePaths
@@ -85,6 +86,7 @@ class RobustTracer:
         defaults = inspect.signature(root.forward).parameters.values()
         if not examples and not any(isinstance(p.default, torch.Tensor) for p in defaults):
             return trace_without_examples(root, fixed, self._policy()).graph
+        register_caches()
         options = Options(
             self._policy(), DataFreePaths(), torch.device("cpu"), bias_addition_split=False, remove_inplace=False
         )

@@ -14,7 +14,7 @@ from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.errors import TraceError, UnknownDataError, UnrolledError
 from autopar.tracing.free_sizes import FreeSizes, prove
-from autopar.tracing.huggingface import bare_forward
+from autopar.tracing.huggingface import bare_forward, register_caches
 from autopar.tracing.inputs import Inputs, gather
 from autopar.tracing.leaves import LeafPolicy, LeafTypes, Predicate
 from autopar.tracing.libraries import DataFreePaths
@@ -68,6 +68,7 @@ def trace(
     model for what cannot be traced.
     """
     root = model if isinstance(model, nn.Module) else FunctionModule(model)
+    register_caches()
     with bare_forward(root):
         inputs = gather(root, meta_args, concrete_args or {}, loss_fn)
     options = Options(
