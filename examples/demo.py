@@ -140,7 +140,7 @@ def _compare(chosen: Plan, planned: dict[str, Any], single: dict[str, Any]) -> b
     console.print(
         f"The loss fell by {fall:.2f} nats (mean of the last five steps); the curves differ by {apart:.1e} at most."
     )
-    return fall >= 1.5 and apart < 0.05
+    return fall >= 1.5 and apart < 0.01
 
 
 def _picture(planned: Sequence[float], single: Sequence[float], processes: int, path: Path) -> None:

@@ -76,7 +76,8 @@ def main() -> None:
         model = autoparallelize(model, example, mesh, plan=plan, memory_budget=arguments.memory, precision="fp32")
     rank = dist.get_rank() if dist.is_initialized() else 0
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     data = PythonSources()
     losses, seconds = [], []
     memory = PeakMemory(device)
@@ -90,6 +91,7 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
+            warmup.step()
             losses.append(loss.item())
             seconds.append(time.perf_counter() - begin)
             progress.update(bar, advance=1, loss=losses[-1], speed=BATCH * SEQUENCE / seconds[-1])
