@@ -22,7 +22,6 @@ The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autopar.cost.collectives import collective_seconds
@@ -33,20 +32,7 @@ from autopar.layout import Layout
 from autopar.solver.prices import Price, PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.program import Program
-
-Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
-Pair = tuple[Port, Layout]
-Expression = dict[int, float]
-
-
-@dataclass
-class Flow:
-    """The flows of one tensor to one use."""
-
-    tensor: Tensor
-    use: Use
-    pairs: dict[Pair, int]
-    replays: dict[Pair, int] = field(default_factory=dict)
+from autopar.solver.replays import Expression, Flow, Pair, Port, counted, pay_replays
 
 
 @dataclass
@@ -91,18 +77,9 @@ class Model:
         """How many blocks recompute with each choice of an op: r x."""
         if number not in self._z:
             op = self.problem.ops[number]
-            name = op.node.name
-            self._z[number] = self.counted(f"z.{name}", self.x[number], self.recomputed[op.stage], self.count(op))
+            times = {self.recomputed[op.stage]: 1.0}
+            self._z[number] = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
         return self._z[number]
-
-    def counted(self, name: str, ones: list[int], times: int | Expression, most: int) -> list[int]:
-        """Variables equal to `times * ones`, where `ones` are one-hot and `times` is a count up to `most`."""
-        found = [self.program.variable(f"{name}.{i}", upper=float(most)) for i in range(len(ones))]
-        for variable, one in zip(found, ones, strict=True):
-            self.program.at_most(name, [(variable, 1.0), (one, -float(most))], 0.0)
-        right = {times: 1.0} if isinstance(times, int) else times
-        self.program.equal(name, [(v, 1.0) for v in found] + [(v, -c) for v, c in right.items()], 0.0)
-        return found
 
     def kept(self, stage: int) -> int:
         """Whether any block of a stage keeps: 1 unless all recompute."""
@@ -183,7 +160,7 @@ class Model:
         """All uses of one tensor; those outside segments share."""
         shared: dict[Pair, int] = {}
         outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
-        sharing = len(outside) > 1 or any(t.kind == "outer" and self._count(t) > 1 for t in outside)
+        sharing = len(outside) > 1 or any(t.kind == "outer" and self.conversions(t) > 1 for t in outside)
         for tensor in tensors:
             flows = [self._flow(tensor, use) for use in tensor.uses]
             self.flows += flows
@@ -194,17 +171,17 @@ class Model:
                 for flow in flows:
                     for pair, price in prices.items():
                         if pair in flow.pairs:
-                            self._pay_conversion(tensor, flow.pairs[pair], price, 1.0)
+                            self.pay_conversion(tensor, flow.pairs[pair], price, 1.0)
                 continue
             paid = self._paid(flows, prices)
             if sharing and tensor in outside:
                 self._pay_shared(tensor, paid, prices, shared)
             else:
                 for pair, variable in paid.items():
-                    self._pay_conversion(tensor, variable, prices[pair], self._count(tensor))
-            self._pay_replays(tensor, flows, prices, again=sharing and tensor.kind in ("outer", "first"))
+                    self.pay_conversion(tensor, variable, prices[pair], self.conversions(tensor))
+            pay_replays(self, tensor, flows, prices, again=sharing and tensor.kind in ("outer", "first"))
 
-    def _count(self, tensor: Tensor) -> int:
+    def conversions(self, tensor: Tensor) -> int:
         """How many conversions there are of a tensor in one micro-batch."""
         stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
         return stage - 1 if tensor.kind == "next" else stage
@@ -278,7 +255,7 @@ class Model:
                 self.program.at_least("p", [(found[pair], 1.0), (user, -1.0)], 0.0)
         return found
 
-    def _pay_conversion(self, tensor: Tensor, variable: int, price: Price, count: float) -> None:
+    def pay_conversion(self, tensor: Tensor, variable: int, price: Price, count: float) -> None:
         many = self.problem.memory.micro_batches
         times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
         self.pay(variable, count * (many * price.forward + times * price.backward))
@@ -290,7 +267,7 @@ class Model:
         for pair, variable in paid.items():
             if pair not in shared:
                 shared[pair] = self.program.variable("p")
-                self._pay_conversion(tensor, shared[pair], prices[pair], 1.0)
+                self.pay_conversion(tensor, shared[pair], prices[pair], 1.0)
             terms, right = [(shared[pair], 1.0), (variable, -1.0)], 0.0
             if tensor.kind != "plain" and tensor.stage in self.recomputed:
                 keeps, sign = (
@@ -311,56 +288,4 @@ class Model:
         for pair, variable in flow.pairs.items():
             if pair[0][1] and pair in prices:
                 seconds = problem.memory.micro_batches * prices[pair].forward
-                self.pay(variable, self._count(flow.tensor) * seconds)
-
-    def _pay_replays(self, tensor: Tensor, flows: list[Flow], prices: dict[Pair, Price], *, again: bool) -> None:
-        """Conversions that replays repeat, and (`again`) those that recomputed blocks do not share outside."""
-        stage = tensor.stage
-        if tensor.kind in ("plain", "each") or stage not in self.recomputed:
-            return
-        replays: dict[Pair, list[int]] = {}
-        fresh: dict[Pair, list[int]] = {}
-        for flow in flows:
-            op = self.problem.ops[flow.use.op]
-            drops = flow.use.index in self.problem.memory.saved(op.node)[0]  # its regathers, if it has any
-            wanted = [
-                pair
-                for pair in flow.pairs
-                if pair in prices and (again or (prices[pair].forward and (op.replayed or (pair[0][1] and drops))))
-            ]
-            for pair, variable in self.replays(flow, wanted).items():
-                if pair[0][1] and drops:
-                    self.pay(variable, -self.problem.memory.micro_batches * prices[pair].forward)
-                if op.replayed:
-                    replays.setdefault(pair, []).append(variable)
-                if again:
-                    fresh.setdefault(pair, []).append(variable)
-        for pair, variables in replays.items():
-            self.pay(self._largest(variables), self.problem.memory.micro_batches * prices[pair].forward)
-        for pair, variables in fresh.items():
-            self._pay_conversion(tensor, self._largest(variables), prices[pair], 1.0)
-
-    def replays(self, flow: Flow, wanted: Iterable[Pair]) -> dict[Pair, int]:
-        """How many recomputed blocks have each of the wanted flows: r f (q f, (r - q) f at a stage's border)."""
-        stage, kind = flow.tensor.stage, flow.tensor.kind
-        r, q = self.recomputed[stage], self.any_recomputed[stage]
-        missing = [pair for pair in wanted if pair not in flow.replays]
-        if missing:
-            times: int | Expression = q if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else r
-            most = 1 if kind == "first" else max(1, self._count(flow.tensor))
-            ones = [flow.pairs[pair] for pair in missing]
-            apart = set(missing)
-            rest = [v for pair, v in flow.pairs.items() if pair not in apart]
-            if rest:
-                ones.append(self.program.variable("rest"))
-                self.program.equal("rest", [(v, 1.0) for v in rest] + [(ones[-1], -1.0)], 0.0)
-            flow.replays.update(zip(missing, self.counted("g", ones, times, most), strict=False))
-        return {pair: flow.replays[pair] for pair in wanted}
-
-    def _largest(self, variables: list[int]) -> int:
-        if len(variables) == 1:
-            return variables[0]
-        found = self.program.variable("most", upper=None)
-        for variable in variables:
-            self.program.at_least("most", [(found, 1.0), (variable, -1.0)], 0.0)
-        return found
+                self.pay(variable, self.conversions(flow.tensor) * seconds)

@@ -15,7 +15,7 @@ Terms = Iterable[tuple[int, float]]  # (variable, coefficient)
 
 SOLVERS = ("highs", "cbc")
 _SENSES = {-1: pulp.LpConstraintLE, 0: pulp.LpConstraintEQ, 1: pulp.LpConstraintGE}
-_MARGIN = 0.005  # the first margin of reduced costs, relative
+_MARGIN = 0.015  # the first margin of reduced costs, relative
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from autopar.cost.traffic import conversion_moves, in_segment, needs_grad, reduction_dtype
 from autopar.graph import tensor_of
-from autopar.solver.model import Expression, Flow, Model
+from autopar.solver.model import Model
+from autopar.solver.replays import Expression, Flow, counted, replays
 from autopar.solver.saved import Saved, StageBytes, add
 
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
@@ -90,7 +91,7 @@ class Rows:
             r, q = self.model.recomputed[stage], self.model.any_recomputed[stage]
             times: Expression = {r: 1.0, q: -1.0} if tensor.kind == "next" else {q: 1.0}
             most = self.problem.stages[stage].count - 1 if tensor.kind == "next" else 1
-            counts = self.model.counted("b", self.model.x[tensor.source], times, most)
+            counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
             for variable, size in zip(counts, sizes, strict=True):
                 add(self.stages[stage].held, variable, size)
                 add(self.stages[stage].inputs, variable, size)
@@ -113,8 +114,10 @@ class Rows:
                 add(target.block, flow.pairs[pair], sizes[pair])
                 add(target.held, flow.pairs[pair], count * sizes[pair])
             if op.stage in self.model.recomputed:
-                for pair, variable in self.model.replays(flow, stays).items() if stays else ():
-                    add(target.held, variable, -sizes[pair])
+                if stays:
+                    counts = replays(self.model, flow, [[pair] for pair in stays])
+                    for pair, variable in zip(stays, counts, strict=True):
+                        add(target.held, variable, -sizes[pair])
                 for pair, size in sizes.items():
                     if pair[0][1]:
                         add(gathered.setdefault(op.stage, {}), flow.pairs[pair], size)

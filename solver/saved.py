@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from autopar.cost.memory import Copy
 from autopar.graph import TensorRef
-from autopar.solver.model import Expression, Model
+from autopar.solver.model import Model
 from autopar.solver.problem import Op
+from autopar.solver.replays import Expression
 
 
 @dataclass

@@ -19,7 +19,7 @@ def _random(seed: int, mesh: tuple[int, ...], micro_batches: int = 1) -> Toy:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) -> None:
     problem = _random(seed, mesh)
     plans = list(problem.every_plan())
