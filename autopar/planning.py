@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-import autopar
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, UntraceableError
 from autopar.graph import fingerprint
@@ -115,7 +114,7 @@ def trace_for(
 
 def _raised_at(error: Exception) -> str:
     """ "file:line" of the innermost frame that is neither torch's nor ours."""
-    libraries = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (torch, autopar))
+    libraries = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
     places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     own = [f"{name}:{line}" for name, line in places if not name.startswith((*libraries, "<"))]
     return own[-1] if own else ""
