@@ -41,7 +41,7 @@ class TensorRef(NamedTuple):
     """One tensor of the graph: output number `index` of `node`, which is never a `getitem`."""
 
     node: fx.Node
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is a method that nobody asks a TensorRef for
 
 
 def is_getitem(node: fx.Node) -> bool:
@@ -69,7 +69,11 @@ def resolve(node: fx.Node) -> list[TensorRef]:
     whole = source.meta[VAL]
     refs = iter(resolve(source))
     marked = pytree.tree_map(lambda v: next(refs) if isinstance(v, torch.Tensor) else v, whole)
-    return [r for r in pytree.tree_leaves(marked[key], is_leaf=lambda v: isinstance(v, TensorRef)) if isinstance(r, TensorRef)]
+    return [
+        r
+        for r in pytree.tree_leaves(marked[key], is_leaf=lambda v: isinstance(v, TensorRef))
+        if isinstance(r, TensorRef)
+    ]
 
 
 def tensor_inputs(node: fx.Node) -> list[TensorRef]:
@@ -80,7 +84,12 @@ def tensor_inputs(node: fx.Node) -> list[TensorRef]:
 def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes in a node's arguments, in order, repeated as often as they occur."""
     found: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), lambda n: (found.append(n), n)[1])
+
+    def note(source: fx.Node) -> fx.Node:
+        found.append(source)
+        return source
+
+    fx.map_arg((node.args, node.kwargs), note)
     return iter(found)
 
 

@@ -143,7 +143,7 @@ class Layout:
 
     def replace(self, axis: int, placement: Placement) -> Layout:
         """This layout with another placement on one axis."""
-        return Layout(self.placements[:axis] + (placement,) + self.placements[axis + 1 :])
+        return Layout((*self.placements[:axis], placement, *self.placements[axis + 1 :]))
 
     def value(self) -> Layout:
         """The layout of the value alone: R+ becomes R."""
@@ -235,7 +235,9 @@ def _plain(digits: Sequence[Digit]) -> bool:
 def _ragged(length: int, digits: Sequence[Digit], coordinate: Sequence[int] | None) -> tuple[int, int]:
     """(start, length) of an uneven plain shard, cut axis by axis as DTensor does."""
     if not _plain(digits):
-        raise LayoutError(f"a dim of {length} does not divide by {[d.size for d in digits]}; only plain shards may be ragged")
+        raise LayoutError(
+            f"a dim of {length} does not divide by {[d.size for d in digits]}; only plain shards may be ragged"
+        )
     start = 0
     for digit in digits:
         step = -(-length // digit.size)

@@ -76,7 +76,7 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> DTensor:
-        return DTensor(gradient, ctx.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return DTensor(gradient, ctx.spec, requires_grad=False)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if torch.compiler.is_compiling() or not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor.to_local()
-    return _Local.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
+    return _Local.apply(tensor)
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

@@ -35,7 +35,7 @@ def _convolution(function: Callable[..., Any]) -> Callable[..., Any]:
     def convolution(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any, **options: Any
     ) -> torch.Tensor:
-        return function(x, weight, bias.flatten(), *rest, **options)  # type: ignore[no-any-return]
+        return function(x, weight, bias.flatten(), *rest, **options)
 
     convolution.__name__ = convolution.__qualname__ = f"{function.__name__}_with_bias"
     return convolution

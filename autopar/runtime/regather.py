@@ -50,7 +50,7 @@ class Regather:
     def __call__(self, whole: torch.Tensor, shard: torch.Tensor, recipe: Recipe) -> torch.Tensor:
         """Note in the local graph that `whole` is what `recipe` makes of `shard`."""
         if self._live is not None:
-            storage = StorageWeakRef(whole.untyped_storage())  # type: ignore[no-untyped-call]
+            storage = StorageWeakRef(whole.untyped_storage())
             self._live[storage.cdata] = _Gathered(storage, shard.detach(), recipe)
         return whole
 
