@@ -83,12 +83,17 @@ class _Maker:
         self.main = getattr(model, "main_input_name", "input_ids")
         name = type(model).__name__
         fixed = next((f for prefix, f in _FIXED_LENGTHS.items() if name.startswith(prefix)), None)
-        self.length = fixed(self.config) if fixed else min(length, _longest(self.text))
+        self.length = fixed(self.config) if fixed else min(length, _longest(self.text) // 2)  # ends are not in use
+        musical = self.family == "causal-lm" and name.startswith("Musicgen")
+        self.codebooks = self.text.num_codebooks if musical else 0
         if self.family == "sequence-classification" and getattr(self.text, "pad_token_id", None) is None:
             self.batch = 1  # the library refuses several sequences without a padding token
 
     def make(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
+        if self.codebooks:
+            rows = integers(self.batch * self.codebooks, self.length)
+            return {"input_ids": rows, "labels": integers(self.batch, self.length, self.codebooks)}
         for name in ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_features", "input_values"):
             if self._wanted(name):
                 made |= getattr(self, f"_{name}")()
@@ -96,14 +101,20 @@ class _Maker:
             raise ValueError(f"{type(self.model).__name__} takes {self.main!r}: no example of it is made here")
         if not made:
             raise ValueError(f"no example is made for {type(self.model).__name__}: {', '.join(self.parameters)}")
-        return made | self._decoder(made) | self._labels()
+        return made | self._decoder(made) | self._known(made) | self._labels()
+
+    def _known(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """Numbers beside the text that decide which way the model's code goes."""
+        values = {"lengths": self.length, "lang_ids": 0}  # tokens that are no padding; which language's adapter
+        wanted = [name for name in values if name in self.parameters and "input_ids" in made]
+        return {name: known(torch.full((self.batch,), values[name])) for name in wanted}
 
     def _wanted(self, name: str) -> bool:
         """The main input, and what comes with it: text beside pictures or sound, and the boxes of words on a page."""
         if name not in self.parameters:
             return False
-        if name == self.main or name == "bbox":
-            return True
+        if name in (self.main, "bbox") or (name == "pixel_values" and type(self.model).__name__ == "GitForCausalLM"):
+            return True  # GIT cuts as many tokens from its logits as a picture has, also without a picture
         if self.family != "base" and not name.startswith("input_ids"):
             return False
         encoder_decoder = getattr(self.config, "is_encoder_decoder", False)

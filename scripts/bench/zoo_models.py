@@ -44,6 +44,8 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
+# What a constructor asks for in so many words where the default config does not have it.
+_ASKED_FOR: dict[str, dict[str, Any]] = {"ReformerModelWithLMHead": {"is_decoder": True}}
 _declared: list[torch.library.Library] = []  # a Library takes its schemas with it when it goes
 
 
@@ -136,6 +138,8 @@ def _from_default_config(architecture: Any) -> nn.Module:
     }
     kind = architecture.config_class
     config = composites[architecture.__name__](kind) if architecture.__name__ in composites else kind()
+    for key, value in _ASKED_FOR.get(architecture.__name__, {}).items():
+        setattr(config, key, value)
     made: nn.Module = architecture(config)
     return made
 

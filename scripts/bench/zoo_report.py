@@ -88,6 +88,9 @@ def write_report(records: Records, path: Path, notes: Sequence[str]) -> None:
         "alone; peak memory is that of the process, libraries included.",
         "",
     ]
+    if changed := [record for record in records.values() if "changed" in record]:
+        rows = [[r["name"], title(r["family"]), r["changed"], r["status"]] for r in changed]
+        lines += ["## With something changed", "", *_markdown(["architecture", "family", "changed", "then"], rows), ""]
     for status in ("leaves", *_BUILT[2:], "not built"):
         mine = [record for record in records.values() if record["status"] == status]
         if mine:

@@ -76,15 +76,28 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         return record | {"status": "no inputs", **failure(error, limit)}
     record["inputs"] = {key: shape(value) for key, value in inputs.items()}
     record |= traced(model, inputs, limit)
-    config = getattr(model, "config", None)
-    if record["status"] == "does not run" and getattr(config, "use_cache", False):  # of no use in training
-        config.use_cache = False  # type: ignore[union-attr]
-        again = traced(model, inputs, limit)
-        if again["status"] != "does not run":
-            record = {key: v for key, v in record.items() if key not in ("why", "place", "eager")}
-            record |= again | {"changed": "use_cache=False"}
+    config: Any = getattr(model, "config", None)
+    if record["status"] == "does not run" and getattr(config, "use_cache", False):
+        config.use_cache = False  # of no use in training
+        record = better(record, traced(model, inputs, limit) | {"changed": "use_cache=False"})
+    if record["status"] in ("leaves", "failed") and drops_layers(config):
+        record = better(record, traced(model.eval(), inputs, limit) | {"changed": "eval(), since it drops layers"})
     record["peak_bytes"] = peak_bytes()
     return record
+
+
+def drops_layers(config: Any) -> bool:
+    """Whether whole layers are left out at random in training: a branch that no graph can hold."""
+    return any(getattr(config, name, 0.0) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"))
+
+
+def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The record of the trace that got further."""
+    order = ("does not run", "failed", "leaves", "whole")
+    if order.index(second["status"]) <= order.index(first["status"]):
+        return first
+    kept = {key: value for key, value in first.items() if key not in ("why", "place", "eager", "leaves", "nodes")}
+    return kept | second
 
 
 def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, Any]:

@@ -106,12 +106,11 @@ def test_a_default_config_that_gives_no_model_is_told(monkeypatch):
     assert record["why"] == "ValueError: no default for vocab_size"
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "ViTForImageClassification", "Wav2Vec2ForCTC", "T5Model"])
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "ViTForImageClassification", "WhisperModel", "T5Model"])
 def test_examples_fit_models_of_every_modality(name):
     import transformers
 
     family = {"BertForMaskedLM": "masked-lm", "ViTForImageClassification": "image-classification"}.get(name, "base")
-    family = "ctc" if name.endswith("CTC") else family
     with torch.device("meta"):
         architecture = getattr(transformers, name)
         model = architecture(architecture.config_class())
