@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import PlanMismatchError
+from autopar.errors import LayoutError, PlanMismatchError
 from autopar.layout import Layout
 
 VERSION = 1
@@ -169,7 +169,15 @@ class Plan:
         if not isinstance(data, dict) or data.get("version") != VERSION:
             found = data.get("version") if isinstance(data, dict) else None
             raise PlanMismatchError(f"{source} has plan version {found}; this autopar reads {VERSION}: plan again")
-        return _revive(Plan, data)
+        try:
+            plan: Plan = _revive(Plan, data)
+        except (AttributeError, KeyError, LayoutError, TypeError, ValueError) as error:
+            raise PlanMismatchError(f"{source} is a damaged plan ({error}): plan again") from error
+        if len(plan.mesh_shape) != len(plan.axis_names):
+            raise PlanMismatchError(
+                f"{source} is a damaged plan (its mesh and the names of its axes differ): plan again"
+            )
+        return plan
 
     def explain(self) -> str:
         """The plan as text: layouts by layer, collectives, memory, recompute, certificate."""
