@@ -136,8 +136,9 @@ class Prepared:
         memory_budget_bytes: int | None = None,
         constraints: Sequence[str] = (),
         pinned: Mapping[str, Layout] | None = None,
+        gap: float = 1e-3,
     ) -> Plan:
-        """The best plan under this budget (None: the device's memory), these constraints and this storage."""
+        """The best plan, to `gap`, under this budget (None: all the device has), these constraints and this storage."""
         from autopar.solver import make_plan
 
         request = self.request
@@ -154,6 +155,7 @@ class Prepared:
             inputs=request.inputs,
             time_limit=request.time_limit,
             pinned=pinned,
+            gap=gap,
             fingerprints=fingerprints(self.model, self.traced, request.cluster.shape),
         )
         return replace(chosen, planning_seconds={**self.seconds, **chosen.planning_seconds})

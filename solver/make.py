@@ -159,7 +159,7 @@ def _solve(
     model = Model(problem)
     rows = Rows(model, None)
     model.seconds = {rows.peak: 1.0}
-    outcome = run(model, solver, time_limit, 1e-3)
+    outcome = run(model, solver, time_limit, gap)
     if outcome.status == "infeasible":
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
     moment = _peak(read_solution(model, outcome), memory, cluster, repeats)
