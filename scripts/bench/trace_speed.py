@@ -52,6 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "d_ff": 4096,
         "num_layers": 24,
         "num_heads": 16,
+        "decoder_start_token_id": 0,  # the published models'; the library's default is none
     },
     "mixtral-8x7b": {"architectures": "MixtralForCausalLM"},
     "deepseek-v3": {"architectures": "DeepseekV3ForCausalLM"},

@@ -154,10 +154,12 @@ class _Maker:
 
     def _decoder(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """What a decoder reads, where labels do not give it."""
-        heads = self.family in ("seq2seq-lm", "speech-seq2seq", "sequence-classification")
-        if "decoder_input_ids" not in self.parameters or heads:
+        headed = self.family in ("seq2seq-lm", "speech-seq2seq", "sequence-classification")
+        shifted = headed and getattr(self.config, "decoder_start_token_id", None) is not None
+        if "decoder_input_ids" not in self.parameters or shifted:
             return {}
-        return {"decoder_input_ids": integers(self.batch, min(self.length, 128))}
+        length = self.length if self.family.endswith("masked-lm") else min(self.length, 64)  # as many as labels
+        return {"decoder_input_ids": integers(self.batch, length)}
 
     def _labels(self) -> dict[str, Any]:
         """One label a token, a sequence or a picture, as the head wants."""
