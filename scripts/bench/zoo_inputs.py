@@ -85,7 +85,7 @@ class _Maker:
         fixed = next((f for prefix, f in _FIXED_LENGTHS.items() if name.startswith(prefix)), None)
         self.length = fixed(self.config) if fixed else min(length, _longest(self.text) // 2)  # ends are not in use
         musical = self.family == "causal-lm" and name.startswith("Musicgen")
-        self.codebooks = self.text.num_codebooks if musical else 0
+        self.codebooks = (_first_int(self.text, ("num_codebooks",)) or 0) if musical else 0
         if self.family == "sequence-classification" and getattr(self.text, "pad_token_id", None) is None:
             self.batch = 1  # the library refuses several sequences without a padding token
 
