@@ -91,7 +91,7 @@ def autoparallelize(
     are rank 0's. Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the
     plan belongs to another model, graph or mesh, or when the ranks disagree.
     """
-    from autopar.runtime import apply
+    from autopar.runtime import apply, check_unplanned
     from autopar.runtime.agreement import agree, from_rank_zero
 
     device = torch.device(device_mesh.device_type)
@@ -99,6 +99,7 @@ def autoparallelize(
     digests: dict[str, str] = {}
     watch = Stopwatch()
     try:
+        check_unplanned(model)
         if plan is not None:
             _check_mesh(plan, device_mesh)
             micro_batches, inputs = plan.micro_batches, plan.inputs

@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError, UntraceableError
+from autopar.errors import AutoparError, InputError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
@@ -70,6 +70,12 @@ def request_of(
     inputs: str,
     time_limit: float,
 ) -> Request:
+    if inputs not in ("global", "local"):
+        raise InputError(f'inputs is {inputs!r}: it must be "global" or "local"')
+    if not isinstance(micro_batches, int) or micro_batches < 1:
+        raise InputError(f"micro_batches is {micro_batches!r}: it must be a whole number, 1 or more")
+    if not time_limit > 0:
+        raise InputError(f"time_limit is {time_limit!r}: it must be more than 0 seconds")
     cluster = Cluster.of(mesh)
     return Request(
         cluster=cluster,
@@ -77,7 +83,7 @@ def request_of(
         memory_budget_bytes=None if memory_budget is None else parse_bytes(memory_budget),
         micro_batches=micro_batches,
         optimizer=optimizer,
-        constraints=(constraints,) if isinstance(constraints, str) else tuple(constraints),
+        constraints=(constraints,) if isinstance(constraints, str) else tuple(constraints or ()),
         inputs=inputs,
         time_limit=time_limit,
         loss_fn=loss_fn,
@@ -92,7 +98,9 @@ def trace_for(
     watch: Stopwatch,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line."""
-    with watch.stage("trace"):
+    # Data-free tensors made in inference mode could not be written to; the graph is that of no_grad.
+    quiet = torch.no_grad() if torch.is_inference_mode_enabled() else nullcontext()
+    with watch.stage("trace"), torch.inference_mode(False), quiet:
         try:
             return trace(
                 model,
@@ -156,6 +164,7 @@ class Prepared:
             time_limit=request.time_limit,
             pinned=pinned,
             gap=gap,
+            train=torch.is_grad_enabled(),
             fingerprints=fingerprints(self.model, self.traced, request.cluster.shape),
         )
         return replace(chosen, planning_seconds={**self.seconds, **chosen.planning_seconds})

@@ -49,7 +49,10 @@ class Precision:
         >>> Precision.from_dict(Precision.of("bf16").to_dict()) == Precision.of("bf16")
         True
         """
-        return {f.name: None if (v := getattr(self, f.name)) is None else str(v).removeprefix("torch.") for f in fields(self)}
+        return {
+            f.name: None if (v := getattr(self, f.name)) is None else str(v).removeprefix("torch.")
+            for f in fields(self)
+        }
 
     @staticmethod
     def from_dict(names: Mapping[str, str | None]) -> Precision:

@@ -89,13 +89,16 @@ class Program:
             kept = [i for i in everything if not (self.whole[i] and self.lower[i] == 0 and relaxed.reduced[i] > margin)]
             found = self._optimise(solver, kept, True, left, gap)
             complete = len(kept) == len(self.names)
-            if found.status == "infeasible" and not complete:
+            if found.status == "infeasible":
+                if complete:
+                    return found
                 margin *= 8
                 continue
             bound = found.bound if complete else min(found.bound, low + margin)
             near = found.objective - bound <= gap * abs(found.objective)
             if complete or near or found.objective <= low + margin or left <= 1.0:
-                return replace(found, bound=bound, seconds=time.process_time() - start)
+                status = "optimal" if near else "feasible"
+                return replace(found, status=status, bound=bound, seconds=time.process_time() - start)
             margin = found.objective - low
 
     def _optimise(self, solver: str, kept: Sequence[int], integer: bool, time_limit: float, gap: float) -> Outcome:

@@ -24,7 +24,7 @@ from autopar.graph import (
 from autopar.strategies import ends
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
-from autopar.strategies.passing import worth_passing
+from autopar.strategies.passing import alike, worth_passing
 from autopar.strategies.positions import Member, useful_positions
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry
@@ -53,7 +53,7 @@ def strategies_for(
     ]
     positions = useful_positions(members, sources, mesh_shape)
     parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
-    passing = worth_passing(members, positions, parameters)
+    passing = alike(worth_passing(members, positions, parameters), {n: (rules[n], positions[n]) for n in members})
     found: dict[fx.Node, tuple[Strategy, ...]] = {}
     shared: dict[Hashable, tuple[Strategy, ...]] = {}
     key: Hashable

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
+from autopar.errors import InputError
 from autopar.layout import Layout, Placement, R, shard
 from autopar.strategies.strategy import Strategy
 
@@ -18,9 +20,22 @@ def stored(shape: Shape, mesh_shape: Mesh) -> tuple[Strategy, ...]:
 
 
 def given(shape: Shape, mesh_shape: Mesh, inputs: str) -> tuple[Strategy, ...]:
-    """A placeholder: the same on every rank ("global"), or each rank its part of dim 0 ("local")."""
-    dims = [0] if inputs == "local" and shape else []
-    return _one_output([Layout.replicated(len(mesh_shape)), *_plain_layouts(shape, dims, mesh_shape, even_only=True)])
+    """A placeholder: the same on every rank ("global"), or each rank its part of dim 0, in rank order ("local").
+
+    Scalars and tensors with one row have no parts: they are the same on every rank in either case.
+
+    Raises InputError where the rows cannot be dealt out evenly.
+    """
+    axes = len(mesh_shape)
+    if inputs == "global" or not shape or shape[0] == 1:
+        return _one_output([Layout.replicated(axes)])
+    ranks = math.prod(mesh_shape)
+    if shape[0] % ranks:
+        raise InputError(
+            f'with inputs="local" each of the {ranks} ranks passes an equal part of the rows of the example, '
+            f"which has {shape[0]}: give an example of the whole batch, with a multiple of {ranks} rows"
+        )
+    return _one_output([_fitted(shape, (0,) * axes, mesh_shape)])
 
 
 def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
@@ -59,7 +74,7 @@ def _outer(placements: Iterable[Placement], dim: int, mesh_shape: Sequence[int])
     return outer
 
 
-def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, *, even_only: bool = False) -> list[Layout]:
+def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh) -> list[Layout]:
     """Replicated first, then every way to shard some of `dims` plainly; unevenly over axes where no way is even."""
     options = [-1, *dims]
     even, ragged = [], []
@@ -70,7 +85,7 @@ def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, *, even_
         layout = Layout(tuple(placements))
         if layout.is_legal(shape, mesh_shape):
             even.append(layout)
-        elif not even_only and layout.is_legal(shape, mesh_shape, ragged=True):
+        elif layout.is_legal(shape, mesh_shape, ragged=True):
             ragged.append(layout)
     covered = {_used(layout) for layout in even}
     return even + [layout for layout in ragged if _used(layout) not in covered and _filled(layout, shape, mesh_shape)]

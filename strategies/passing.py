@@ -14,7 +14,7 @@ the gains; the wish for partial gradients forward from parameters and from ops w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from torch import fx
 
@@ -38,6 +38,20 @@ def worth_passing(
     values = _values(members, facts, possible, origins)
     gradients = _gradients(members, facts, possible, parameters)
     return {node: Passing(values[node], gradients[node]) for node in members}
+
+
+def alike(passing: Mapping[fx.Node, Passing], kinds: Mapping[fx.Node, Hashable]) -> dict[fx.Node, Passing]:
+    """What passes through any op of a kind passes through all of them.
+
+    The first of several equal blocks has other neighbours than the rest, and only blocks whose ops have the same
+    strategies can be solved as one.
+    """
+    found: dict[Hashable, Passing] = {}
+    for node, mine in passing.items():
+        before = found.get(kinds[node], Passing((), False))
+        groups = before.groups + tuple(g for g in mine.groups if g not in before.groups)
+        found[kinds[node]] = Passing(groups, before.gradient or mine.gradient)
+    return {node: found[kinds[node]] for node in passing}
 
 
 def _origins(

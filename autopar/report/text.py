@@ -41,7 +41,12 @@ def _summary(plan: Plan) -> list[str]:
     devices = math.prod(plan.mesh_shape)
     device = plan.cluster.get("device", {}).get("name", "")
     predicted, budget = plan.predicted, plan.memory_budget_bytes
-    of_budget = f"of {show_bytes(budget)} ({show_share(predicted.peak_bytes, budget)})" if budget else "(no budget)"
+    limit = budget or plan.cluster.get("device", {}).get("memory_bytes")
+    of_budget = (
+        f"of {show_bytes(limit)}{'' if budget else ' that a device has'} ({show_share(predicted.peak_bytes, limit)})"
+        if limit
+        else ""
+    )
     rows = [
         ["mesh", f"{mesh} ({devices} devices{f', {device}' if device else ''})"],
         ["step", f"{show_seconds(predicted.step_seconds)} predicted"],

@@ -50,10 +50,15 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     return model
 
 
-def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh) -> None:
-    """Everything that can be wrong on this rank alone."""
+def check_unplanned(model: nn.Module) -> None:
+    """Raise InputError for a model that runs a plan already."""
     if hasattr(model, ATTRIBUTE):
         raise InputError("the model runs a plan already: build it anew to plan it anew")
+
+
+def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh) -> None:
+    """Everything that can be wrong on this rank alone."""
+    check_unplanned(model)
     if "forward" in vars(model):
         raise InputError(
             "the model has a `forward` of its own in the instance, which would hide the plan's: put it in the class"

@@ -32,13 +32,14 @@ def call_key(modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[
     kinds: list[Hashable] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
-            kinds.append((value.shape, value.dtype))
+            kinds.append((value.shape, value.dtype, value.requires_grad))
         elif value is None or isinstance(value, (bool, int, float, str)):
             kinds.append((type(value), value))
         else:
             return None
     modes = (torch.is_grad_enabled(), *[module.training for module in modules])
-    return modes, len(args), tuple(kwargs), tuple(kinds)
+    trainable = tuple([p.requires_grad for module in modules for p in module._parameters.values() if p is not None])
+    return modes, trainable, len(args), tuple(kwargs), tuple(kinds)
 
 
 def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:

@@ -95,7 +95,8 @@ class Planned:
             self._check_first_call(program, inputs)
         state = [local_of(holder[name]) for holder, name in self._state_of(model, program)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        with lowered.regather.watching() if lowered.regather and torch.is_grad_enabled() else nullcontext():
+        hooked = lowered.regather and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        with lowered.regather.watching() if hooked else nullcontext():
             outputs = lowered.module(*inputs, *state, *random)
         return program.traced.rebuild([self._whole(*pair) for pair in zip(outputs, lowered.outputs, strict=True)])
 
@@ -177,9 +178,14 @@ class Planned:
         except AutoparError as found:
             error = found
         same: dict[str, str] = {"the graph": fingerprint(program.traced.graph)}
-        if program.plan.inputs == "global":
-            tensors = {str(i): value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-            same['the batch (with inputs="global" every rank passes the same one)'] = content_digest(tensors)
+        nodes = list(program.traced.graph.nodes)
+        whole = [p.outputs[0].is_replicated for p in program.plan.nodes if nodes[p.position].op == "placeholder"]
+        tensors = {
+            str(i): value
+            for i, (value, alike) in enumerate(zip(inputs, whole, strict=True))
+            if alike and isinstance(value, torch.Tensor)
+        }
+        same['the batch (with inputs="global" every rank passes the same one)'] = content_digest(tensors)
         agree(self.rank.device, same, error)
         self.replaced = []
         program.checked = True

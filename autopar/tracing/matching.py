@@ -64,11 +64,14 @@ def key(
 ) -> Hashable:
     """Equal for two calls that take the same trace, as far as Python's side of the call can tell."""
     named = named_arguments(inputs, args, kwargs)
-    parts: list[Hashable] = [torch.is_grad_enabled(), tuple([m.training for m in modules or inputs.modules])]
+    grad = torch.is_grad_enabled()
+    read = modules or inputs.modules
+    trainable = tuple([p.requires_grad for m in read for p in m._parameters.values() if p is not None])
+    parts: list[Hashable] = [grad, tuple([m.training for m in read]), trainable]
     for name in sorted(named):
         value = named[name]
         if isinstance(value, torch.Tensor):
-            parts.append((name, value.shape, value.dtype))
+            parts.append((name, value.shape, value.dtype, grad and value.requires_grad))
         elif not _equal(value, _default(inputs, name)):  # a default that is given is the same call as one left out
             leaves, spec = pytree.tree_flatten(value)
             parts.append((name, str(spec), tuple(_kind(v) for v in leaves)))

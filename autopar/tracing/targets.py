@@ -28,7 +28,8 @@ class Call(NamedTuple):
 
 _OPERATORS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
-    "__floordiv__": operator.floordiv, "remainder": operator.mod, "pow": operator.pow, "matmul": operator.matmul,
+    "__floordiv__": operator.floordiv, "remainder": operator.mod, "pow": operator.pow,
+    "__pow__": operator.pow, "matmul": operator.matmul,
     "neg": operator.neg, "abs": operator.abs, "__invert__": operator.invert,
     "__eq__": operator.eq, "eq": operator.eq, "__ne__": operator.ne, "ne": operator.ne,
     "gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le,

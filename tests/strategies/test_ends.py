@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+from autopar.errors import InputError
 from autopar.graph import VAL
 from autopar.strategies import NoRuleWarning, Strategy, strategies_for
 from autopar.strategies.derive import constants
@@ -49,8 +50,10 @@ def test_a_parameter_that_no_dim_divides_may_be_ragged() -> None:
 
 def test_inputs_are_whole_or_each_rank_has_its_part() -> None:
     assert one("placeholder", (8, 6), (2, 2)) == ["R,R"]
-    assert one("placeholder", (8, 6), (2, 2), "local") == ["R,R", "R,S0", "S0,R", "S0,S0@2"]
-    assert one("placeholder", (7, 6), (2,), "local") == ["R"]
+    assert one("placeholder", (8, 6), (2, 2), "local") == ["S0,S0@2"]
+    assert one("placeholder", (1, 6), (2,), "local") == ["R"]
+    with pytest.raises(InputError, match="multiple of 2 rows"):
+        one("placeholder", (7, 6), (2,), "local")
 
 
 def test_an_axis_of_one_rank_splits_nothing() -> None:

@@ -1,0 +1,128 @@
+"""Calls that differ from the traced one, each on real ranks through `autoparallelize`; compared with one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autopar
+
+
+class Net(nn.Module):
+    """Two layers and a square of a power: the loss is a mean over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.down(torch.relu(self.up(x))) ** 2).mean()
+
+
+def built() -> Net:
+    torch.manual_seed(3)
+    return Net().double()
+
+
+def rows(count: int = 8) -> torch.Tensor:
+    return torch.randn(count, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(count))
+
+
+def planned(preset: str, **options: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return autopar.autoparallelize(built(), {"x": rows()}, mesh, constraints=preset, **options)
+
+
+def whole(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def error(model: nn.Module, alone: nn.Module) -> float:
+    """The largest difference between two models' gradients, over all ranks."""
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    worst = torch.stack([(whole(a.grad) - b.grad).abs().max() for a, b in pairs if b.grad is not None]).max()
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return worst.item()
+
+
+def local_inputs(preset: str) -> float:
+    model, alone = planned(preset, inputs="local"), built()
+    part = rows().chunk(dist.get_world_size())[dist.get_rank()]
+    loss, right = model(part), alone(rows())
+    loss.backward()
+    right.backward()
+    return max(error(model, alone), abs(loss.item() - right.item()))
+
+
+def unfrozen_later(preset: str) -> float:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, alone = built(), built()
+    model.up.weight.requires_grad_(False)
+    autopar.autoparallelize(model, {"x": rows()}, mesh, constraints=preset)
+    model(rows()).backward()
+    model.zero_grad()
+    model.get_parameter("up.weight").requires_grad_(True)
+    model(rows()).backward()
+    alone(rows()).backward()
+    return error(model, alone)
+
+
+def gradient_of_the_input(preset: str) -> float:
+    model, alone = planned(preset), built()
+    mine, right = rows().requires_grad_(), rows().requires_grad_()
+    model(mine).backward()
+    alone(right).backward()
+    worst = (whole(mine.grad) - whole(right.grad)).abs().max()
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return worst.item()
+
+
+def inference_mode(preset: str) -> float:
+    model, alone = planned(preset).eval(), built().eval()
+    with torch.inference_mode():
+        return abs(model(rows(4)).item() - alone(rows(4)).item())
+
+
+def evaluation_needs_no_training_memory(preset: str) -> float:
+    """A batch whose backward would not fit the budget that training fits."""
+    training = autopar.plan(built(), {"x": rows()}, autopar.Cluster.preset("cpu", shape=(dist.get_world_size(),)))
+    model, alone = planned(preset, memory_budget=training.predicted.peak_bytes + 4096), built()
+    model.eval()
+    with torch.no_grad():
+        return abs(model(rows(16)).item() - alone(rows(16)).item())
+
+
+PRESETS = ("ddp", "fsdp", "tp")
+KINDS: tuple[Callable[[str], float], ...] = (
+    local_inputs,
+    unfrozen_later,
+    gradient_of_the_input,
+    inference_mode,
+    evaluation_needs_no_training_memory,
+)
+
+
+def planned_twice() -> str:
+    model = planned("ddp")
+    try:
+        autopar.autoparallelize(model, {"x": rows()}, init_device_mesh("cpu", (dist.get_world_size(),)))
+    except autopar.InputError as refused:
+        return str(refused)
+    return "no error"
+
+
+def _case(kind: Callable[[str], float], preset: str) -> Callable[[], float]:
+    return lambda: kind(preset)
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{kind.__name__}-{preset}": _case(kind, preset) for kind in KINDS for preset in PRESETS}
+    | {"planned_twice": planned_twice}
+}
