@@ -88,6 +88,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs)
+        if self._initialises(func, args, kwargs):
+            return func(*args, **kwargs)
         if self.split:
             parts = bias.SPLITS.get(func)
             if parts is not None:
@@ -96,6 +98,16 @@ class Recorder(TorchFunctionMode, GraphWriter):
                 if done is not None:
                     return done
         return self.record(func, *args, **kwargs)
+
+    def _initialises(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """Whether a call fills a tensor that no node made, as modules do that a forward makes.
+
+        Where such a parameter is used, not where it is filled, is the error.
+        """
+        if torch.is_grad_enabled() and getattr(func, "__module__", "") != torch.nn.init.__name__:
+            return False
+        first = args[0] if args else kwargs.get("tensor")
+        return isinstance(first, Tensor) and id(first) not in self.nodes and self.attributes.is_unseen(first)
 
     # ---- recording
 
