@@ -123,6 +123,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             written = [0]  # the others look into the same storage
         if real is None and not seen.unknown:
             real = self.known.run(func, args, kwargs, seen.tensors, result, written)
+        if real is None and not kwargs.keys() - {"device", "dtype"}:
+            real = self.known.drawn(func, args, result)
         if not written and not makes_tensor(result, seen.tensors):
             return result
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
@@ -247,6 +249,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
             if func is Tensor.item:
                 return self._unknown_item(args[0], node_args)
             name = getattr(func, "__name__", repr(func)).strip("_")
+            if any(id(t) in self.known.random for t in seen.tensors):
+                raise self.unknown(
+                    f"{name}() asks for a random number (LayerDrop does): "
+                    "the graph would hold one draw for ever; set the probability to 0 or call eval()"
+                )
             raise self.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
         answer, is_guard = self.known.answer(func, args, kwargs, seen.tensors)
         if is_guard:

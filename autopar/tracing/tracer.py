@@ -119,6 +119,10 @@ def trace_until_done(
             _become_leaf(attempt, options, error)
         except contained as error:
             _become_leaf(attempt, options, error)
+        except Exception as error:
+            for module, reason in options.policy.failed.items():  # its guessed output may be what broke the rest
+                error.add_note(f"{type(module).__name__} is a leaf, because {reason}")
+            raise
 
 
 def _become_leaf(attempt: Attempt, options: Options, error: Exception) -> None:
