@@ -91,6 +91,6 @@ def test_ctc_loss_is_traced_without_its_kernel(reduction):
     logits, targets = torch.randn(6, 2, 5), torch.randint(1, 5, (2, 3))
     traced = trace(loss, dict(logits=logits, targets=targets))
     assert torch.equal(traced.gm(logits, targets), loss(logits, targets))
-    assert [n for n in traced.graph.nodes if n.target is torch.nn.functional.ctc_loss][0].meta["val"].shape == (
+    assert next(n for n in traced.graph.nodes if n.target is torch.nn.functional.ctc_loss).meta["val"].shape == (
         (2,) if reduction == "none" else ()
     )
