@@ -43,6 +43,7 @@ from autopar.tracing.values import (
 from autopar.tracing.writing import GraphWriter
 
 Tensor = torch.Tensor
+KNOWN_OR_LEAF = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
 
 
 class Recorder(TorchFunctionMode, GraphWriter):
@@ -251,8 +252,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             name = getattr(func, "__name__", repr(func)).strip("_")
             if any(id(t) in self.known.random for t in seen.tensors):
                 raise self.unknown(
-                    f"{name}() asks for a random number (LayerDrop does): "
-                    "the graph would hold one draw for ever; set the probability to 0 or call eval()"
+                    f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
+                    mend="set the probability to 0, call eval(), or let the module be a leaf",
                 )
             raise self.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
         answer, is_guard = self.known.answer(func, args, kwargs, seen.tensors)
@@ -277,6 +278,5 @@ class Recorder(TorchFunctionMode, GraphWriter):
         node.meta[VAL] = None
         return node
 
-    def unknown(self, message: str) -> UnknownDataError:
-        mend = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
+    def unknown(self, message: str, mend: str = KNOWN_OR_LEAF) -> UnknownDataError:
         return UnknownDataError(f"{message}: {mend}", where=self.where(), frames=places.callers())
