@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from autopar.graph import VAL
 from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
+from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.dynamic import DynamicSizes
@@ -249,6 +250,9 @@ class Recorder(TorchFunctionMode, GraphWriter):
         if not self.known.knows(seen.tensors):
             if func is Tensor.item:
                 return self._unknown_item(args[0], node_args)
+            wanted = asserted() if func is Tensor.__bool__ else None
+            if wanted is not None:
+                return wanted  # an assertion is believed, as `torch._check` is
             name = getattr(func, "__name__", repr(func)).strip("_")
             if any(id(t) in self.known.random for t in seen.tensors):
                 raise self.unknown(

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import IDS, MASK, TEXT, gpt2, llama, t5
+from tiny_models import (
+    IDS,
+    MASK,
+    TEXT,
+    asserts_a_branch,
+    asserts_a_number,
+    asserts_a_tensor,
+    asserts_the_opposite,
+    branches_then_asserts,
+    gpt2,
+    llama,
+    t5,
+)
 from torch import nn
 
 from autopar.errors import InputError
@@ -94,3 +106,15 @@ def test_ctc_loss_is_traced_without_its_kernel(reduction):
     assert next(n for n in traced.graph.nodes if n.target is torch.nn.functional.ctc_loss).meta["val"].shape == (
         (2,) if reduction == "none" else ()
     )
+
+
+@pytest.mark.parametrize("function", [asserts_a_tensor, asserts_a_number, asserts_the_opposite])
+def test_what_is_asserted_of_unknown_data_is_believed(function):
+    traced = trace(function, dict(x=torch.randn(3)))
+    assert torch.equal(traced.gm(torch.ones(3)), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("function", [branches_then_asserts, asserts_a_branch])
+def test_other_questions_beside_an_assertion_are_refused(function):
+    with pytest.raises(TraceError):
+        trace(function, dict(x=torch.randn(3)))
