@@ -42,6 +42,8 @@ class Arguments:
                 if value.device.type != "meta":
                     self.replaced = True
                     value = recorder.attributes.data_free(value)
+            elif value.requires_grad:
+                recorder.check_backward(value)
             self.tensors.append(value)
             self.nodes.append(node)
             if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):

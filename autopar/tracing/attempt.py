@@ -17,6 +17,7 @@ from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
+from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
 from autopar.tracing.functionalize import functionalize
@@ -116,6 +117,7 @@ class Attempt:
             stack.enter_context(self.attributes.swapped())
             stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))
             stack.enter_context(custom_functions(recorder))
+            stack.enter_context(compiled_functions(recorder))
             stack.enter_context(one_node_functions(recorder, options.one_node))
             stack.enter_context(numbers_of_math.recorded())
             stack.enter_context(bodies_recorded(recorder))

@@ -49,6 +49,10 @@ class Attributes:
             self._alive.append(tensor)
         return found
 
+    def is_unseen(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is none of the model's, and was made during the trace."""
+        return id(tensor) not in self._by_id and _is_new(tensor)
+
     def data_free(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a constant."""
         found = self.find(tensor)
@@ -74,10 +78,15 @@ class Attributes:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Parameters and buffers are data-free inside; the model is as it was afterwards."""
+        """Parameters and buffers are data-free inside; the model is as it was afterwards.
+
+        A forward may also set attributes and hang other modules in: that is undone too, or a repeated trace
+        would start from what the one before it left.
+        """
         saved: list[tuple[Any, dict[str, Any]]] = []
         stand_ins: dict[int, torch.Tensor] = {}
-        for path, module in self.model.named_modules():
+        for path, module in list(self.model.named_modules()):
+            saved += [(vars(module), dict(vars(module))), (module._modules, dict(module._modules))]
             for kind in ("_parameters", "_buffers"):
                 tensors: Any = getattr(module, kind)
                 saved.append((tensors, dict(tensors)))

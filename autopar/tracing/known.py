@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import KNOWN
-from autopar.tracing.targets import RANDOM
+from autopar.tracing.targets import RANDOM, methods
 
 LIMIT = 1 << 20
 
@@ -38,6 +38,7 @@ class KnownValues:
     def __init__(self) -> None:
         self.values: dict[int, torch.Tensor] = {}
         self.guarded: set[int] = set()  # tensors computed from a known input
+        self.random: dict[int, int] = {}  # uniform random numbers and comparisons of them -> version when drawn
         self._nodes: dict[int, fx.Node] = {}
         self._from_input = False
 
@@ -71,6 +72,21 @@ class KnownValues:
         self._from_input = any(id(t) in self.guarded for t in tensors)
         with torch.no_grad():
             return func(*self._real(args), **self._real(kwargs))
+
+    def drawn(self, func: Any, args: Any, result: Any) -> Any:
+        """The value of `rand() < p` where p leaves no doubt (a drop probability of 0); None where it is open."""
+        if func in _UNIFORM and isinstance(result, torch.Tensor):
+            self.random[id(result)] = result._version
+        if func not in _COMPARISONS or len(args) != 2 or self.random.get(id(args[0])) != args[0]._version:
+            return None
+        self.random[id(result)] = result._version
+        bound = args[1]
+        if type(bound) not in (int, float) or 0 < bound < 1 or result.numel() > LIMIT:
+            return None
+        # It lies in [0, 1): every number there compares alike with a bound outside, and with 1; 0 is one of them.
+        inside = torch.tensor([0.0, 0.5])
+        answers = func(inside, bound)
+        return torch.full(result.shape, bool(answers[0])) if answers[0] == answers[1] else None
 
     def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """The answer to a question about known tensors, and whether it was read from a known input."""
@@ -109,6 +125,8 @@ class KnownValues:
             del self.values[key]
 
 
+_UNIFORM = methods("rand", "rand_like")
+_COMPARISONS = methods("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__")
 _CPU = torch.device("cpu")
 
 

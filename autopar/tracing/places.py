@@ -15,7 +15,7 @@ _OURS = (
 _foreign: dict[str, bool] = {}
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
     known = _foreign.get(filename)
     if known is None:
         known = _foreign[filename] = not filename.startswith((*_OURS, "<frozen"))
@@ -27,7 +27,7 @@ def current() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if _is_users(filename):
+        if is_users(filename):
             return f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -39,7 +39,7 @@ def callers(depth: int = 3) -> tuple[CodeType, ...]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < depth:
         code = frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             if code.co_name == "forward" and found:
                 break
             found.append(code)

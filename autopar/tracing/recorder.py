@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from autopar.graph import VAL
 from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
+from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.dynamic import DynamicSizes
@@ -43,6 +44,7 @@ from autopar.tracing.values import (
 from autopar.tracing.writing import GraphWriter
 
 Tensor = torch.Tensor
+KNOWN_OR_LEAF = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
 
 
 class Recorder(TorchFunctionMode, GraphWriter):
@@ -88,6 +90,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs)
+        if self._initialises(func, args, kwargs):
+            return func(*args, **kwargs)
         if self.split:
             parts = bias.SPLITS.get(func)
             if parts is not None:
@@ -96,6 +100,16 @@ class Recorder(TorchFunctionMode, GraphWriter):
                 if done is not None:
                     return done
         return self.record(func, *args, **kwargs)
+
+    def _initialises(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """Whether a call fills a tensor that no node made, as modules do that a forward makes.
+
+        Where such a parameter is used, not where it is filled, is the error.
+        """
+        if torch.is_grad_enabled() and getattr(func, "__module__", "") != torch.nn.init.__name__:
+            return False
+        first = args[0] if args else kwargs.get("tensor")
+        return isinstance(first, Tensor) and id(first) not in self.nodes and self.attributes.is_unseen(first)
 
     # ---- recording
 
@@ -111,6 +125,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             written = [0]  # the others look into the same storage
         if real is None and not seen.unknown:
             real = self.known.run(func, args, kwargs, seen.tensors, result, written)
+        if real is None and not kwargs.keys() - {"device", "dtype"}:
+            real = self.known.drawn(func, args, result)
         if not written and not makes_tensor(result, seen.tensors):
             return result
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
@@ -234,7 +250,15 @@ class Recorder(TorchFunctionMode, GraphWriter):
         if not self.known.knows(seen.tensors):
             if func is Tensor.item:
                 return self._unknown_item(args[0], node_args)
+            wanted = asserted() if func is Tensor.__bool__ else None
+            if wanted is not None:
+                return wanted  # an assertion is believed, as `torch._check` is
             name = getattr(func, "__name__", repr(func)).strip("_")
+            if any(id(t) in self.known.random for t in seen.tensors):
+                raise self.unknown(
+                    f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
+                    mend="set the probability to 0, call eval(), or let the module be a leaf",
+                )
             raise self.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
         answer, is_guard = self.known.answer(func, args, kwargs, seen.tensors)
         if is_guard:
@@ -258,6 +282,5 @@ class Recorder(TorchFunctionMode, GraphWriter):
         node.meta[VAL] = None
         return node
 
-    def unknown(self, message: str) -> UnknownDataError:
-        mend = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
+    def unknown(self, message: str, mend: str = KNOWN_OR_LEAF) -> UnknownDataError:
         return UnknownDataError(f"{message}: {mend}", where=self.where(), frames=places.callers())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -118,13 +119,24 @@ def trace_until_done(
             _become_leaf(attempt, options, error)
         except contained as error:
             _become_leaf(attempt, options, error)
+        except Exception as error:
+            for module, reason in options.policy.failed.items():  # its guessed output may be what broke the rest
+                error.add_note(f"{type(module).__name__} is a leaf, because {reason}")
+            raise
 
 
 def _become_leaf(attempt: Attempt, options: Options, error: Exception) -> None:
     module = attempt.culprit(error)
     if module is None or module is attempt.model or module in options.policy.failed:
         raise error
-    options.policy.failed[module] = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
+    options.policy.failed.update(dict.fromkeys(_alike(attempt.model, module), reason))
+
+
+def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:
+    """The module and those in the same place of other layers: they would fail one after the other, each in a trace."""
+    places = {m: re.sub(r"\d+", "#", path) for path, m in root.named_modules()}
+    return [module, *(m for m, place in places.items() if type(m) is type(module) and place == places.get(module))]
 
 
 class FunctionModule(nn.Module):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from autopar.tracing.asserting import asserted
 from autopar.tracing.patching import attributes_set
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ class UnknownBool(UnknownNumber):
     meaning: tuple[Any, ...] | None = None
 
     def __bool__(self) -> bool:
+        wanted = asserted()
+        if wanted is not None:  # believed, as `torch._check` is
+            return wanted
         return bool(self._refuse())
 
     def _combined(self, function: Callable[..., Any], other: Any, neutral: bool) -> Any:

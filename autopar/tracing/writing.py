@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
@@ -32,6 +33,7 @@ class GraphWriter:
         self.known = KnownValues()
         self.nodes: dict[int, fx.Node] = {}  # by identity of the tensor they made
         self.alive: list[Tensor] = []
+        self._custom: set[int] = set()  # tensors whose own backward belongs to the node that made them
         self._detached: dict[fx.Node, fx.Node] = {}
 
     def register(self, node: fx.Node, result: Any, real: Any = None) -> None:
@@ -71,6 +73,8 @@ class GraphWriter:
     def _remember(self, node: fx.Node, tensor: Tensor) -> None:
         self.nodes[id(tensor)] = node
         self.alive.append(tensor)
+        if isinstance(tensor.grad_fn, BackwardCFunction):
+            self._custom.add(id(tensor))
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
         """The facts that hold for every node made now."""
@@ -94,6 +98,7 @@ class GraphWriter:
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that made a tensor; parameters, buffers and constants get theirs at first use."""
+        self.check_backward(tensor)
         node = self.nodes.get(id(tensor))
         if node is None:
             entry = self.attributes.find(tensor)
@@ -115,6 +120,16 @@ class GraphWriter:
                 if entry.known is not None:
                     self.known.put(entry.data_free, entry.known, node)
         return node
+
+    def check_backward(self, tensor: Tensor) -> None:
+        """Raise TraceError where a custom backward was put behind a tensor after its node: a replay would lose it."""
+        if isinstance(tensor.grad_fn, BackwardCFunction) and id(tensor) not in self._custom:
+            raise TraceError(
+                f"{type(tensor.grad_fn).__name__} is the backward of a tensor whose node does not know it: call the "
+                "autograd function by its `apply`, let it write into none of its arguments, or name the function "
+                "around it in autowrap_functions",
+                where=self.where(),
+            )
 
     def without_gradient(self, tensor: Tensor, node: fx.Node) -> fx.Node:
         """Under no_grad an operand that needs a gradient is detached in the graph, which then needs no grad mode."""

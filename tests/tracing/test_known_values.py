@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import IDS, MASK, TEXT, gpt2, llama, t5
+from tiny_models import (
+    IDS,
+    MASK,
+    TEXT,
+    asserts_a_branch,
+    asserts_a_number,
+    asserts_a_tensor,
+    asserts_the_opposite,
+    branches_then_asserts,
+    gpt2,
+    llama,
+    t5,
+)
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.tracing import known, trace
+from autopar.tracing import TraceError, known, trace
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +62,59 @@ class Checked(nn.Module):
 def test_checks_of_unknown_data_are_believed():
     x = torch.randn(3)
     assert torch.equal(trace(Checked(), dict(x=x)).gm(x), x * 2)
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.linear, self.probability = torch.nn.Linear(3, 3), probability
+
+    def forward(self, x):
+        return x if torch.rand([]) < self.probability else self.linear(x)
+
+
+@pytest.mark.parametrize(("probability", "drops"), [(0, False), (0.0, False), (1, True), (1.5, True), (-1, False)])
+def test_a_draw_against_a_sure_probability_has_an_answer(probability, drops):
+    traced = trace(Dropping(probability), dict(x=torch.randn(2, 3)))
+    assert drops == ("linear" not in str(traced.graph))
+
+
+def test_an_open_draw_is_refused_as_random():
+    with pytest.raises(TraceError, match="random number"):
+        trace(Dropping(0.1), dict(x=torch.randn(2, 3)))
+
+
+def test_a_draw_that_was_written_is_no_longer_between_0_and_1():
+    def scaled(x):
+        draw = torch.rand(())
+        draw.view(1).mul_(3)
+        return x if draw < 1 else -x
+
+    with pytest.raises(TraceError):
+        trace(scaled, dict(x=torch.randn(2)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc_loss_is_traced_without_its_kernel(reduction):
+    def loss(logits, targets):
+        lengths = torch.full((2,), 6), torch.full((2,), 3)
+        return torch.nn.functional.ctc_loss(logits.log_softmax(-1), targets, *lengths, reduction=reduction)
+
+    logits, targets = torch.randn(6, 2, 5), torch.randint(1, 5, (2, 3))
+    traced = trace(loss, dict(logits=logits, targets=targets))
+    assert torch.equal(traced.gm(logits, targets), loss(logits, targets))
+    assert next(n for n in traced.graph.nodes if n.target is torch.nn.functional.ctc_loss).meta["val"].shape == (
+        (2,) if reduction == "none" else ()
+    )
+
+
+@pytest.mark.parametrize("function", [asserts_a_tensor, asserts_a_number, asserts_the_opposite])
+def test_what_is_asserted_of_unknown_data_is_believed(function):
+    traced = trace(function, dict(x=torch.randn(3)))
+    assert torch.equal(traced.gm(torch.ones(3)), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("function", [branches_then_asserts, asserts_a_branch])
+def test_other_questions_beside_an_assertion_are_refused(function):
+    with pytest.raises(TraceError):
+        trace(function, dict(x=torch.randn(3)))

@@ -89,3 +89,33 @@ def run(function, model, state):
     scalar = sum(v.double().square().sum() for v in out if v.requires_grad)
     gradients = torch.autograd.grad(scalar, list(model.parameters()), allow_unused=True)
     return out, [g for g in gradients if g is not None], [b.clone() for b in model.buffers()]
+
+
+# Assertions stand here and not in a test file: pytest rewrites those.
+
+
+def asserts_a_tensor(x):
+    assert (x > -100).all(), "too small"
+    return x * 2
+
+
+def asserts_a_number(x):
+    assert torch.all(x > -100).item()
+    assert x.sum().item() < 1000, f"too large: {x.shape}"
+    return x * 2
+
+
+def asserts_the_opposite(x):
+    assert not (x > 100).any()
+    return x * 2
+
+
+def branches_then_asserts(x):
+    if x.sum() > 0:
+        assert x is None
+    return x
+
+
+def asserts_a_branch(x):
+    assert x.shape if (x > 0).any() else x is None
+    return x

@@ -1,0 +1,153 @@
+"""Custom operators, compiled functions and autograd functions are one node, with the gradients of eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autopar.tracing import TraceError, trace
+
+# Dynamo itself reads `.grad` of what it compiles, in the run that follows the trace.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@torch.library.custom_op("autopar_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+@scaled.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
+
+
+def _keep(ctx, inputs, output):
+    ctx.factor = inputs[1]
+
+
+# A hundred times too much, on purpose: a replay that differentiates the inside is caught.
+scaled.register_autograd(lambda ctx, grad: (grad * ctx.factor * 100, None), setup_context=_keep)
+
+
+@torch.library.custom_op("autopar_tests::raise_by_one", mutates_args=("x",))
+def raise_by_one(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 100
+
+
+below_apply = vars(torch._C._FunctionBase)["apply"].__get__(None, Tripled)  # where no trace can see it
+
+
+class Written(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 100
+
+
+@torch.compile(backend="eager")
+def fused(x, y):
+    return F.gelu(x) * y + x
+
+
+@torch.compile(backend="eager")
+def written(x):
+    return x.add_(1)
+
+
+class Using(nn.Module):
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.linear, self.what = nn.Linear(4, 4), what
+        self.other = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.what(self.linear(x), x, self.other).relu()
+
+
+def same_with_gradients(model, traced, x):
+    mine, theirs = traced.gm(x), model(x)
+    assert torch.allclose(mine, theirs)
+    for p, q in zip(
+        *(torch.autograd.grad(y.sum(), list(model.linear.parameters())) for y in (mine, theirs)), strict=True
+    ):
+        assert torch.allclose(p, q)
+
+
+def written_copy(h):
+    copy = h * 1
+    raise_by_one(copy)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "count"),
+    [
+        (lambda h, x, other: scaled(h, 2.0), "scaled", 1),
+        (lambda h, x, other: torch.ops.autopar_tests.scaled(h, 2.0), "scaled", 1),
+        (lambda h, x, other: torch.ops.autopar_tests.scaled.default(h, 2.0), "scaled", 1),
+        (lambda h, x, other: h * written_copy(x), "raise_by_one", 1),
+        (lambda h, x, other: fused(h, y=x), "fused", 1),
+        (lambda h, x, other: fused(fused(h, x), x), "fused", 2),
+    ],
+)
+def test_it_is_one_node_with_the_gradients_of_eager(what, name, count):
+    torch.manual_seed(0)
+    model, x = Using(what), torch.randn(3, 4)
+    traced = trace(model, dict(x=x))
+    own = [n for n in traced.graph.nodes if name in str(getattr(n.target, "__name__", ""))]
+    assert len(own) == count
+    assert not [n for n in traced.graph.nodes if getattr(n.target, "__name__", "") == "gelu"]
+    same_with_gradients(model, traced, x)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda h, x, other: torch.compile(lambda y: other(y) * 2, backend="eager")(h),
+        lambda h, x, other: torch.compile(other, backend="eager")(h),
+        lambda h, x, other: written(h * 1),
+    ],
+)
+def test_a_compiled_function_that_touches_more_is_looked_into(what):
+    torch.manual_seed(0)
+    model, x = Using(what), torch.randn(3, 4)
+    traced = trace(model, dict(x=x))
+    assert not [n for n in traced.graph.nodes if "Compiled" in type(n.target).__name__]
+    same_with_gradients(model, traced, x)
+
+
+def test_a_compiled_function_compiles_again_after_the_trace():
+    compiled = []
+
+    def backend(graph, examples):
+        compiled.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x, y: x.sin() * y, backend=backend)
+    x = torch.randn(3)
+    traced = trace(lambda x: function(x, x), dict(x=x))
+    assert not compiled
+    assert torch.equal(traced.gm(x), x.sin() * x) and len(compiled) == 1
+    assert torch.equal(function(x, x), x.sin() * x)
+
+
+@pytest.mark.parametrize("what", [lambda h, x, o: below_apply(h), lambda h, x, o: (Written.apply(h), h * 2)[1]])
+def test_a_custom_backward_that_no_node_knows_is_an_error(what):
+    with pytest.raises(TraceError, match=r"Backward is the backward .*test_custom_code"):
+        trace(Using(what), dict(x=torch.randn(3, 4)))

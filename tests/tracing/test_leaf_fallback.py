@@ -1,0 +1,63 @@
+"""Modules that cannot be traced, or that a forward makes: leaves, and what is undone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.tracing import TraceError, trace
+
+
+class Rehung(nn.Module):
+    """As BigBird does for short inputs: the forward makes a module, and hands it the old one's layers."""
+
+    def __init__(self, inner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner, self.kind = inner or nn.Sequential(nn.Linear(4, 4)), "old"
+
+    def forward(self, x):
+        if self.kind == "old":
+            made = nn.Sequential(nn.Linear(4, 4), nn.Embedding(3, 4, padding_idx=0), nn.LayerNorm(4))
+            made[0] = self.inner[0]
+            self.inner, self.kind = nn.Sequential(made[0], nn.ReLU()), "new"
+        return self.inner(x)
+
+
+def test_what_a_forward_changes_in_the_model_is_undone():
+    model, x = Rehung(), torch.randn(2, 4)
+    inner = model.inner
+    traced = trace(model, dict(x=x))
+    assert model.inner is inner and model.kind == "old" and list(model._modules) == ["inner"]
+    assert {n.target for n in traced.graph.nodes if n.op == "get_attr"} == {"inner.0.weight", "inner.0.bias"}
+    assert torch.allclose(traced.gm(x), model(x))
+
+
+def test_parameters_made_in_a_forward_are_refused_where_they_are_used():
+    class Fresh(nn.Module):
+        def forward(self, x):
+            return nn.Linear(4, 4)(x)
+
+    with pytest.raises(TraceError, match="cannot see"):
+        trace(Fresh(), dict(x=torch.randn(2, 4)))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else x
+
+
+def test_modules_in_the_same_place_of_each_layer_become_leaves_together(monkeypatch):
+    from autopar.tracing import attempt
+
+    runs = []
+    run = attempt.Attempt.run
+    monkeypatch.setattr(attempt.Attempt, "run", lambda self: (runs.append(self), run(self))[1])
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), Branching()) for _ in range(6)), Branching())
+    traced = trace(model, dict(input=torch.randn(2, 4)), unsupported="leaf")
+    assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == [*(f"{i}.1" for i in range(6)), "6"]
+    assert len(runs) < 5
