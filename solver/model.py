@@ -128,6 +128,7 @@ class Model:
             self.any_recomputed[stage] = r
             return
         self.any_recomputed[stage] = q = self.program.variable(f"q.{stage}", integer=True)
+        self.program.early.append(q)
         self.program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
         self.program.at_most("q", [(r, 1.0), (q, -float(count))], 0.0)
 

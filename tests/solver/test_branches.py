@@ -1,0 +1,36 @@
+"""Deciding early whether a stage recomputes at all changes no answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from toys import Stack, cluster, on_meta, toy
+
+from autopar.solver.make import run
+from autopar.solver.model import Model
+from autopar.solver.rows import Rows
+
+
+class Normed(Stack):
+    """A stack whose first block reads what the others read, so that the blocks are folded."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.embed = nn.Sequential(self.embed, nn.LayerNorm(16))
+
+
+@pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
+def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
+    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
+    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    for part in (0.9, 0.3, 0.01):
+        found = []
+        for branch in (True, False):
+            model = Model(problem.problem())
+            Rows(model, least + part * (most - least))
+            model.program.branch = branch
+            assert model.program.early
+            found.append(run(model, "highs", 60.0, 1e-7))
+        assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
+        assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
