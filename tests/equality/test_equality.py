@@ -37,9 +37,10 @@ JOBS = [
 
 
 def _marked(job: planning.Job) -> Any:
-    """Float32 says little that float64 does not; T5's 2x2 plans take minutes."""
-    slow = (job.dtype == "float32" and job.mesh != (2,)) or (job.model == "t5" and job.mesh == (2, 2))
-    return pytest.param(job, id=job.id, marks=[pytest.mark.slow] if slow else [])
+    """Every model in float64 on 2 ranks and 2x2 under all plans, else under the free plan; the rest is slow."""
+    exact = job.dtype == "float64" and job.mesh != (4,) and not (job.model == "t5" and job.mesh == (2, 2))
+    free = job.kind == "free" and (job.dtype == "float64" or job.mesh == (2,)) and job.mesh != (2, 2)
+    return pytest.param(job, id=job.id, marks=[] if exact or free else [pytest.mark.slow])
 
 
 @pytest.fixture(scope="session")
