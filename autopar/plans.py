@@ -51,11 +51,15 @@ class ParameterPlan:
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs."""
+    """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs.
+
+    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known).
+    """
 
     first: int
     last: int
     name: str
+    replayed: int = -1
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.cost.memory import StepMemory
+from autopar.cost.traffic import replay_end
 from autopar.errors import InfeasibleError
 from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_name
 from autopar.layout import Layout
@@ -60,7 +61,9 @@ def read_solution(model: Model, outcome: Outcome) -> Solution:
         if number in model.recomputed and stage.repeat is not None:
             for i in range(stage.first, stage.first + round(outcome.values[model.recomputed[number]])):
                 span = stage.repeat.instance(i)
-                segments.append(Segment(span.start, span.stop - 1, _segment_name(nodes[span.start : span.stop])))
+                inside = nodes[span.start : span.stop]
+                replayed = span.start + replay_end(model.problem.memory, inside) - 1
+                segments.append(Segment(span.start, span.stop - 1, _segment_name(inside), replayed))
     in_order = {node: chosen[node] for node in nodes if node in chosen}
     size = len(model.program.names), len(model.program.rows)
     return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.objective, outcome.bound, *size)

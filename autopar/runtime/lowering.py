@@ -69,7 +69,10 @@ class _Lowering:
         self.written = {ref for node in self.nodes for ref in written_buffers(node)}
         self.casts_inputs = plan.precision.get("compute") is not None
         self.segment_of = _segments_by_node(self.nodes, plan)
-        self.fused = find_fusions(self.nodes, self.plans, self.segment_of)
+        beyond_replay = {
+            node for s in plan.recompute if s.replayed >= 0 for node in self.nodes[s.replayed + 1 : s.last + 1]
+        }
+        self.fused = find_fusions(self.nodes, self.plans, self.segment_of, beyond_replay)
         self.absorbed = {fused.product for fused in self.fused.values()}
         self.modes = Modes(self.nodes)
         self.root = root

@@ -7,6 +7,7 @@ Where the plan moves nothing between the two, the fused op is faster and saves n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,15 @@ _BIAS_FIRST: dict[Any, Callable[..., Any]] = {torch.mm: torch.addmm, torch.bmm: 
 
 
 def find_fusions(
-    nodes: Sequence[fx.Node], plans: Mapping[fx.Node, NodePlan], segment_of: Mapping[fx.Node, str]
+    nodes: Sequence[fx.Node],
+    plans: Mapping[fx.Node, NodePlan],
+    segment_of: Mapping[fx.Node, str],
+    beyond_replay: AbstractSet[fx.Node] = frozenset(),
 ) -> dict[fx.Node, Fused]:
-    """The additions that can be fused with their product again."""
+    """The additions that can be fused with their product again.
+
+    Not those `beyond_replay`: a replay that stops at the product would gather their bias for nothing.
+    """
     found: dict[fx.Node, Fused] = {}
     for addition in nodes:
         product = addition.meta.get(BIAS_OF)
@@ -66,6 +73,7 @@ def find_fusions(
         fused = _fused(addition, product, plans[addition], plans[product])
         if (
             fused is not None
+            and addition not in beyond_replay
             and list(product.users) == [addition]
             and segment_of.get(addition) == segment_of.get(product)
         ):

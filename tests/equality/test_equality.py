@@ -37,10 +37,10 @@ JOBS = [
 
 
 def _marked(job: planning.Job) -> Any:
-    """Every model in float64 on 2 ranks and 2x2 under all plans, else under the free plan; the rest is slow."""
-    exact = job.dtype == "float64" and job.mesh != (4,) and not (job.model == "t5" and job.mesh == (2, 2))
-    free = job.kind == "free" and (job.dtype == "float64" or job.mesh == (2,)) and job.mesh != (2, 2)
-    return pytest.param(job, id=job.id, marks=[] if exact or free else [pytest.mark.slow])
+    """Unmarked: every model in float64 on 2 ranks under all plans, and small ones on 4; the rest takes long."""
+    small = job.model in ("mlp", "resnet", "gpt2") and job.kind in ("free", "tp")
+    quick = job.dtype == "float64" and (job.mesh == (2,) or small)
+    return pytest.param(job, id=job.id, marks=[] if quick else [pytest.mark.slow])
 
 
 @pytest.fixture(scope="session")
