@@ -95,8 +95,8 @@ class Planned:
             self._check_first_call(program, inputs)
         state = [local_of(holder[name]) for holder, name in self._state_of(model, program)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        hooked = lowered.regather and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        with lowered.regather.watching() if hooked else nullcontext():
+        hooked = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # hooks do not compile
+        with lowered.regather.watching() if lowered.regather and hooked else nullcontext():
             outputs = lowered.module(*inputs, *state, *random)
         return program.traced.rebuild([self._whole(*pair) for pair in zip(outputs, lowered.outputs, strict=True)])
 
