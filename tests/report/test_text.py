@@ -69,7 +69,8 @@ def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
     text = plan.explain()
     assert "Memory per device at the peak, end of forward" in text
     assert any(line.split() == ["budget", "64.0", "MiB", "21.0", "MiB", "free"] for line in text.splitlines())
-    assert "no budget" in replace(plan, memory_budget_bytes=None).explain()
+    held = replace(plan, memory_budget_bytes=None, cluster={"device": {"name": "cpu", "memory_bytes": 1 << 30}})
+    assert "of 1.0 GiB that a device has" in held.explain()
 
 
 def test_recompute_folds_block_numbers(plan: Plan) -> None:
