@@ -79,6 +79,7 @@ def announced(
     calls: Counter[Call] = Counter()
     paid: set[tuple[TensorRef, Layout, int | None]] = set()
     many = memory.micro_batches
+    has_loss = any(not tensor_of(ref).dim() and needs_grad(memory, ref) for ref in memory.inputs[nodes[-1]])
     for node in nodes:
         if node not in chosen:
             continue
@@ -102,6 +103,8 @@ def announced(
                 if node in replayed:
                     calls[move.kind, move.axis, move.elements * size, "replay", name] += many
             size, times = (size, many) if parameter is None else (reduction_dtype(memory, ref).itemsize, 1)
+            if node.op == "output" and has_loss and tensor_of(ref).dim():
+                continue  # backward starts at the loss: no gradient enters through what is returned beside it
             for move in backward:
                 calls[move.kind, move.axis, move.elements * size, "backward", name] += times
         for inner in chosen[node].inner:
