@@ -6,8 +6,7 @@ from __future__ import annotations
 class AutoparError(Exception):
     """Base of every error that autopar raises on purpose.
 
-    `where` names the place in the user's model (module path, file and line) when one is known;
-    `api.py` adds it once, where the error leaves autopar.
+    `where` names the place in the user's model (file and line, or module path) when one is known; it ends the text.
     """
 
     def __init__(self, message: str, *, where: str = "") -> None:
