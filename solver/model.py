@@ -29,10 +29,11 @@ from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.errors import InfeasibleError
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
+from autopar.solver.conversions import pay_conversions
 from autopar.solver.prices import Price, PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.program import Program
-from autopar.solver.replays import Expression, Flow, Pair, Port, counted, pay_replays
+from autopar.solver.replays import Expression, Flow, Pair, Port, counted
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Model:
         for tensor in self.problem.tensors:
             by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
         for tensors in by_source.values():
-            self._tensor(tensors)
+            pay_conversions(self, tensors)
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -157,37 +158,13 @@ class Model:
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
-    def _tensor(self, tensors: list[Tensor]) -> None:
-        """All uses of one tensor; those outside segments share."""
-        shared: dict[Pair, int] = {}
-        outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
-        sharing = len(outside) > 1 or any(t.kind == "outer" and self.conversions(t) > 1 for t in outside)
-        for tensor in tensors:
-            flows = [self._flow(tensor, use) for use in tensor.uses]
-            self.flows += flows
-            prices = self._prices(tensor, flows)
-            for flow in flows:
-                self._pay_regather(flow, prices)
-            if tensor.kind == "each":
-                for flow in flows:
-                    for pair, price in prices.items():
-                        if pair in flow.pairs:
-                            self.pay_conversion(tensor, flow.pairs[pair], price, 1.0)
-                continue
-            paid = self._paid(flows, prices)
-            if sharing and tensor in outside:
-                self._pay_shared(tensor, paid, prices, shared)
-            else:
-                for pair, variable in paid.items():
-                    self.pay_conversion(tensor, variable, prices[pair], self.conversions(tensor))
-            pay_replays(self, tensor, flows, prices, again=sharing and tensor.kind in ("outer", "first"))
-
     def conversions(self, tensor: Tensor) -> int:
         """How many conversions there are of a tensor in one micro-batch."""
         stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
         return stage - 1 if tensor.kind == "next" else stage
 
-    def _flow(self, tensor: Tensor, use: Use) -> Flow:
+    def flow(self, tensor: Tensor, use: Use) -> Flow:
+        """New variables for how a tensor gets from its source to one use."""
         problem, program = self.problem, self.program
         source, reader, ref = problem.ops[tensor.source], problem.ops[use.op], problem.ref(tensor)
         table = self.table(ref)
@@ -220,16 +197,6 @@ class Model:
             )
         return Flow(tensor, use, pairs)
 
-    def _prices(self, tensor: Tensor, flows: list[Flow]) -> dict[Pair, Price]:
-        """The prices of the pairs that cost something."""
-        table = self.table(self.problem.ref(tensor))
-        found = {}
-        for pair in {pair: None for flow in flows for pair in flow.pairs}:
-            price = table(pair[0][0], pair[1])
-            if price is not None and (price.forward or price.backward or price.collectives):
-                found[pair] = price
-        return found
-
     def table(self, ref: TensorRef) -> PriceTable:
         """Prices of one tensor; tensors of equal form share a table."""
         if ref not in self._tables:
@@ -241,52 +208,8 @@ class Model:
             self._tables[ref] = shared
         return self._tables[ref]
 
-    def _paid(self, flows: list[Flow], prices: dict[Pair, Price]) -> dict[Pair, int]:
-        """Per pair that costs something, the variable that is 1 when any use needs it."""
-        if len(flows) == 1:
-            return {pair: flows[0].pairs[pair] for pair in prices}
-        found = {}
-        for pair in prices:
-            users = [flow.pairs[pair] for flow in flows if pair in flow.pairs]
-            if len(users) == 1:
-                found[pair] = users[0]
-                continue
-            found[pair] = self.program.variable("p")
-            for user in users:
-                self.program.at_least("p", [(found[pair], 1.0), (user, -1.0)], 0.0)
-        return found
-
     def pay_conversion(self, tensor: Tensor, variable: int, price: Price, count: float) -> None:
+        """Add `count` conversions of a tensor; gradients of parameters move once a step, all else per micro-batch."""
         many = self.problem.memory.micro_batches
         times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
         self.pay(variable, count * (many * price.forward + times * price.backward))
-
-    def _pay_shared(
-        self, tensor: Tensor, paid: dict[Pair, int], prices: dict[Pair, Price], shared: dict[Pair, int]
-    ) -> None:
-        """Conversions outside segments, once for all readers there."""
-        for pair, variable in paid.items():
-            if pair not in shared:
-                shared[pair] = self.program.variable("p")
-                self.pay_conversion(tensor, shared[pair], prices[pair], 1.0)
-            terms, right = [(shared[pair], 1.0), (variable, -1.0)], 0.0
-            if tensor.kind != "plain" and tensor.stage in self.recomputed:
-                keeps, sign = (
-                    (self.kept(tensor.stage), 1.0)
-                    if tensor.kind == "outer"
-                    else (self.any_recomputed[tensor.stage], -1.0)
-                )
-                terms.append((keeps, -sign))
-                right = -1.0 if sign > 0 else 0.0
-            self.program.at_least("p", terms, right)
-
-    def _pay_regather(self, flow: Flow, prices: dict[Pair, Price]) -> None:
-        """A parameter that is gathered again: once more per use that keeps it, in blocks that do not recompute."""
-        problem = self.problem
-        reader = problem.ops[flow.use.op]
-        if flow.use.index not in problem.memory.saved(reader.node)[0]:
-            return
-        for pair, variable in flow.pairs.items():
-            if pair[0][1] and pair in prices:
-                seconds = problem.memory.micro_batches * prices[pair].forward
-                self.pay(variable, self.conversions(flow.tensor) * seconds)

@@ -51,6 +51,17 @@ def needs_grad(memory: StepMemory, ref: TensorRef) -> bool:
     return memory.train and tensor_of(ref).requires_grad
 
 
+def gradient_enters(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
+    """Whether a gradient comes back from `node` into its input `ref`, as far as the graph's own backward goes.
+
+    Backward starts at the loss, the scalar among the outputs: nothing enters through what is returned beside it.
+    """
+    if node.op != "output":
+        return needs_grad(memory, ref)
+    beside = any(not tensor_of(one).dim() and needs_grad(memory, one) for one in memory.inputs[node])
+    return needs_grad(memory, ref) and not (beside and tensor_of(ref).dim())
+
+
 def in_segment(node: fx.Node) -> bool:
     """Whether a node within a segment's positions belongs to it: inputs and parameters stay outside."""
     return node.op not in ("placeholder", "get_attr", "output")
@@ -79,7 +90,6 @@ def announced(
     calls: Counter[Call] = Counter()
     paid: set[tuple[TensorRef, Layout, int | None]] = set()
     many = memory.micro_batches
-    has_loss = any(not tensor_of(ref).dim() and needs_grad(memory, ref) for ref in memory.inputs[nodes[-1]])
     for node in nodes:
         if node not in chosen:
             continue
@@ -103,8 +113,8 @@ def announced(
                 if node in replayed:
                     calls[move.kind, move.axis, move.elements * size, "replay", name] += many
             size, times = (size, many) if parameter is None else (reduction_dtype(memory, ref).itemsize, 1)
-            if node.op == "output" and has_loss and tensor_of(ref).dim():
-                continue  # backward starts at the loss: no gradient enters through what is returned beside it
+            if not gradient_enters(memory, node, ref):
+                continue
             for move in backward:
                 calls[move.kind, move.axis, move.elements * size, "backward", name] += times
         for inner in chosen[node].inner:

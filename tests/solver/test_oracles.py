@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import Random, Stack, Toy, cluster, on_meta, toy
+from toys import Beside, Random, Stack, Toy, cluster, on_meta, toy
 
 MESHES = [(2,), (2, 2)]
 
@@ -32,6 +32,18 @@ def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) 
         solution = problem.solve(budget * (1 + 1e-9))
         assert problem.predict(solution).peak_bytes <= budget
         assert solution.seconds == pytest.approx(fits, rel=1e-6)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[int, ...]) -> None:
+    """One result is read by the output alone, one by the loss as well."""
+    x = torch.empty(4, 8, device="meta")
+    problem = toy(on_meta(Beside), x, on=cluster(*mesh, seed=seed), keep=4 if len(mesh) == 1 else 3, seed=seed)
+    best = min(p.step_seconds for p in problem.every_plan())
+    solution = problem.solve()
+    assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
+    assert solution.seconds == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -172,6 +172,18 @@ class Random(nn.Module):
         return y.sum()
 
 
+class Beside(nn.Module):
+    """A loss, and beside it what went into it and a result that did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(8, 8, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = functional.linear(x, self.weight)
+        return torch.relu(y).sum(), y, y * 2.0
+
+
 class Block(nn.Module):
     """Two products around a nonlinearity, and a norm."""
 
