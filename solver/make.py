@@ -23,6 +23,7 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Problem, build_problem
 from autopar.solver.program import Outcome
 from autopar.solver.rows import UNIT, Rows
+from autopar.solver.search import search
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
 
@@ -139,6 +140,7 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
+    end = time.perf_counter() + time_limit
     if _replicated_bytes(memory) <= budget:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
         model = Model(problem)
@@ -152,14 +154,14 @@ def _solve(
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
-    outcome = run(model, solver, time_limit, gap)
+    outcome = run(model, solver, end - time.perf_counter(), gap)
     watch.lap("ilp")
     if outcome.status != "infeasible":
         return problem, read_solution(model, outcome)
     model = Model(problem)
     rows = Rows(model, None)
     model.seconds = {rows.peak: 1.0}
-    outcome = run(model, solver, time_limit, gap)
+    outcome = run(model, solver, end - time.perf_counter(), gap)
     if outcome.status == "infeasible":
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
     moment = _peak(read_solution(model, outcome), memory, cluster, repeats)
@@ -181,7 +183,7 @@ def run(model: Model, solver: str, time_limit: float, gap: float) -> Outcome:
     plainness = model.plainness()
     for variable, departures in plainness.items():
         program.pay(variable, _PLAIN * departures)
-    outcome = program.solve(solver, time_limit=time_limit, gap=gap)
+    outcome = search(program, solver, time_limit=time_limit, gap=gap)
     if outcome.status == "infeasible":
         return outcome
     slack = _PLAIN * model.most_departures(plainness)

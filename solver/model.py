@@ -127,9 +127,10 @@ class Model:
         self.recomputed[stage] = r = self.program.variable(f"r.{stage}", upper=float(count), integer=True)
         if count == 1:
             self.any_recomputed[stage] = r
+            self.program.early.append((r, r))
             return
         self.any_recomputed[stage] = q = self.program.variable(f"q.{stage}", integer=True)
-        self.program.early.append(q)
+        self.program.early.append((r, q))
         self.program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
         self.program.at_most("q", [(r, 1.0), (q, -float(count))], 0.0)
 

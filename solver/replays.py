@@ -32,7 +32,7 @@ def counted(program: Program, ones: Sequence[Sequence[int]], times: Mapping[int,
     """Variables equal to `times` (an expression, a count up to `most`) times each sum of `ones`, which are one-hot."""
     found = [program.variable("count", upper=float(most)) for _ in ones]
     for variable, one in zip(found, ones, strict=True):
-        program.at_most("count", [(variable, 1.0), *((v, -float(most)) for v in one)], 0.0)
+        program.multiple("count", variable, one, times, float(most))
     program.equal("counts", [(v, 1.0) for v in found] + [(v, -c) for v, c in times.items()], 0.0)
     return found
 

@@ -1,4 +1,4 @@
-"""Deciding early whether a stage recomputes at all changes no answer."""
+"""Branching on the counts of recomputed blocks before all else changes no answer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from toys import Stack, cluster, on_meta, toy
 from autopar.solver.make import run
 from autopar.solver.model import Model
 from autopar.solver.rows import Rows
+from autopar.solver.solution import read_solution
 
 
 class Normed(Stack):
@@ -29,8 +30,21 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
         for branch in (True, False):
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
-            model.program.branch = branch
             assert model.program.early
+            if not branch:
+                model.program.early.clear()
             found.append(run(model, "highs", 60.0, 1e-7))
         assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
+
+
+def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:
+    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(2, 2, seed=1))
+    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    budget = least + 0.2 * (most - least)
+    model = Model(problem.problem())
+    Rows(model, budget)
+    found = read_solution(model, run(model, "highs", 1e-3, 1e-7))
+    assert problem.predict(found).peak_bytes <= budget
+    assert found.bound <= found.seconds
+    assert found.status in ("feasible", "optimal")

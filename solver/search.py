@@ -1,0 +1,148 @@
+"""The best solution of a program: branch and bound over its counts, and reduced costs that leave most variables out.
+
+How many blocks of a class recompute multiplies many other choices. While such a count r is open, its products with 0/1
+choices are only bounded (McCormick), and the linear relaxation is loose; with r fixed they are linear. So the counts
+are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
+relaxation. A node whose counts are all fixed is solved in whole numbers.
+
+There, a solution in which a variable of reduced cost d is 1 costs at least L + d. Up to a limit L + margin only
+variables with L + d below it are needed: the rest is left out. What is found is compared with the limit, and with a
+wider margin the rest is repeated if it has to be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from autopar.errors import AutoparError
+from autopar.solver.program import Bounds, Outcome, Program
+
+_MARGIN = 0.015  # the first margin of reduced costs, relative
+_NARROW = 0.008  # the same where counts were fixed
+_PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
+
+
+def search(program: Program, solver: str = "highs", *, time_limit: float = 60.0, gap: float = 1e-4) -> Outcome:
+    """Solve on one thread to relative `gap` or until `time_limit` seconds; the same program gives the same answer.
+
+    Where the limit passes before there is any solution, the first one found ends the search.
+
+    Raises AutoparError when four times the limit, and a minute, bring none.
+    """
+    return _Search(program, solver, time_limit, gap).run()
+
+
+class _Search:
+    def __init__(self, program: Program, solver: str, time_limit: float, gap: float) -> None:
+        self.program, self.solver, self.gap = program, solver, gap
+        self.time_limit, self.patience = time_limit, max(_PATIENCE[0] * time_limit, _PATIENCE[1])
+        self.start = time.perf_counter()
+        self.best: Outcome | None = None
+        self.proven = math.inf  # the least bound of boxes that are done with
+
+    def run(self) -> Outcome:
+        root = self.program.relax(self.solver, self.patience, {})
+        if root.status == "stopped":
+            raise self._too_short()
+        if root.status == "infeasible" or not any(self.program.integer):
+            return root
+        order = itertools.count()
+        heap = [(root.objective, next(order), root)]
+        while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
+            _, _, node = heappop(heap)
+            if self._is_fixed(node.counts):
+                self._solve(node)
+                continue
+            for bounds in self._split(node):
+                child = self.program.relax_again(node, max(self._left(), 1.0), bounds)
+                if child.status != "infeasible":
+                    objective = max(child.objective, node.objective)
+                    heappush(heap, (objective, next(order), replace(child, objective=objective)))
+        bound = min([self.proven, *(objective for objective, _, _ in heap)])
+        if self.best is None:
+            return Outcome("infeasible", (), math.inf, math.inf)
+        bound = min(bound, self.best.objective)
+        return replace(self.best, status="optimal" if self._closed(bound) else "feasible", bound=bound)
+
+    def _left(self) -> float:
+        """Seconds until the limit; until the last one while nothing was found."""
+        gone = time.perf_counter() - self.start
+        if gone < self.time_limit or self.best is not None:
+            return max(self.time_limit - gone, 0.0)
+        if gone > self.patience:
+            raise self._too_short()
+        return self.patience - gone
+
+    def _too_short(self) -> AutoparError:
+        return AutoparError(
+            f"the solver found no plan within {self.patience:.0f} seconds: give it more time_limit, "
+            "a larger memory budget or a constraint such as 'fsdp'"
+        )
+
+    def _closed(self, bound: float) -> bool:
+        """Whether nothing in a box with this bound could be better by more than the gap."""
+        return self.best is not None and self.best.objective - bound <= self.gap * abs(self.best.objective)
+
+    # -- counts -------------------------------------------------------------------------------------------------------
+
+    def _range(self, counts: Bounds, count: int) -> tuple[float, float]:
+        return counts.get(count, (self.program.lower[count], self.program.upper[count] or 0.0))
+
+    def _is_fixed(self, counts: Bounds) -> bool:
+        ranges = [self._range(counts, count) for count, _ in self.program.early]
+        return all(low == high for low, high in ranges)
+
+    def _split(self, node: Outcome) -> Iterator[Bounds]:
+        """The boxes with one count fixed near where the relaxation has it, below that, and above."""
+        for count, whether in self.program.early:
+            low, high = self._range(node.counts, count)
+            if low == high:
+                continue
+            middle = min(max(float(round(node.values[count])), low), high)
+            for part in ((middle, middle), (low, middle - 1), (middle + 1, high)):
+                if part[0] <= part[1]:
+                    yield {**node.counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
+            return
+
+    # -- whole numbers ------------------------------------------------------------------------------------------------
+
+    def _solve(self, node: Outcome) -> None:
+        """The best solution of a box whose counts are fixed, if it is better than the best so far."""
+        margin = max(abs(node.objective) * max(self.gap, _NARROW if node.counts else _MARGIN), 1e-6)
+        cutoff = math.inf if self.best is None else self.best.objective
+        mine = math.inf  # the best solution of this box
+        while True:
+            limit = min(node.objective + margin, cutoff)
+            kept = self._kept(node, limit)
+            everything = len(kept) == len(self.program.names)
+            late = self.best is None and time.perf_counter() - self.start > self.time_limit
+            found = self.program.integrate(self.solver, kept, self._left(), 1.0 if late else self.gap, node.counts)
+            if found.objective < min(mine, cutoff):
+                self.best = found
+            mine = min(mine, found.objective)
+            if found.status == "stopped":
+                if self.best is None:
+                    continue
+                self.proven = min(self.proven, node.objective)
+                return
+            bound = max(node.objective, found.bound if everything else min(found.bound, limit))
+            done = everything or limit >= cutoff or (self.best is not None and self._closed(bound))
+            if done or mine <= limit or found.status == "feasible" or (self.best and self._left() <= 0):
+                self.proven = min(self.proven, bound)
+                return
+            margin = 8 * margin if found.status == "infeasible" else (mine - node.objective) * (1 + 1e-9) + 1e-9
+
+    def _kept(self, node: Outcome, limit: float) -> Sequence[int]:
+        """The variables that a solution within the limit can use."""
+        program = self.program
+        counts = {v for pair in program.early for v in pair}
+        return [
+            i
+            for i, (whole, lower) in enumerate(zip(program.whole, program.lower, strict=True))
+            if not whole or lower != 0 or i in counts or node.objective + node.reduced[i] <= limit
+        ]
