@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from typing_extensions import Unpack
 
 from autopar.cluster import Cluster
+from autopar.comparison import alternatives
 from autopar.errors import PlanMismatchError
 from autopar.layout import Layout
-from autopar.planning import LossFunction, Request, Stopwatch, fingerprints, prepare, request_of, trace_for
+from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
+from autopar.planning import (
+    LossFunction,
+    Request,
+    RequestOptions,
+    Stopwatch,
+    fingerprints,
+    prepare,
+    request_of,
+    trace_for,
+)
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.tracing import Traced
@@ -66,6 +79,50 @@ def plan(
     watch = Stopwatch()
     traced = trace_for(model, meta_args, concrete_args, request, watch)
     return _solve(model, traced, request, watch)
+
+
+def compare(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    mesh: DeviceMesh | Cluster,
+    *,
+    against: Sequence[str] | None = None,
+    concrete_args: Mapping[str, Any] | None = None,
+    **options: Unpack[RequestOptions],
+) -> Plan:
+    """The plan of `plan`, with known schemes beside it in `comparison`, at the same prices under the same budget.
+
+    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all). Other arguments and errors as in
+    `plan`. Tracing, annotating and listing strategies are done once.
+    """
+    from autopar.solver.constraints import PRESETS
+
+    request = request_of(mesh, **options)
+    watch = Stopwatch()
+    prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
+    chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+    return replace(chosen, comparison=tuple(alternatives(prepared, PRESETS if against is None else against)))
+
+
+def search(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    preset: str,
+    devices: int,
+    *,
+    most_axes: int = 2,
+    concrete_args: Mapping[str, Any] | None = None,
+    **options: Unpack[RequestOptions],
+) -> list[MeshResult]:
+    """How to lay out so many devices of a cluster preset ("h100", "a100", "cpu") as a mesh: fastest plan first.
+
+    Every factorisation into up to `most_axes` axes is planned, from one trace. Other arguments and errors as in
+    `plan`, but a mesh on which nothing fits is a result without a plan.
+    """
+    request = request_of(Cluster.preset(preset, (devices,)), **options)
+    watch = Stopwatch()
+    prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
+    return ranked(list(planned_meshes(prepared, preset, list(factorisations(devices, most_axes)))))
 
 
 def autoparallelize(

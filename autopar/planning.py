@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import fx, nn
@@ -59,17 +59,31 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of `plan` that make a `Request`; `compare` and `search` take them alike."""
+
+    memory_budget: int | str | None
+    precision: Precision | str | torch.dtype | None
+    micro_batches: int
+    optimizer: str
+    constraints: str | Sequence[str]
+    loss_fn: LossFunction | None
+    inputs: str
+    time_limit: float
+
+
 def request_of(
     mesh: DeviceMesh | Cluster,
-    memory_budget: int | str | None,
-    precision: Precision | str | torch.dtype | None,
-    micro_batches: int,
-    optimizer: str,
-    constraints: str | Sequence[str],
-    loss_fn: LossFunction | None,
-    inputs: str,
-    time_limit: float,
+    memory_budget: int | str | None = None,
+    precision: Precision | str | torch.dtype | None = None,
+    micro_batches: int = 1,
+    optimizer: str = "adamw",
+    constraints: str | Sequence[str] = (),
+    loss_fn: LossFunction | None = None,
+    inputs: str = "global",
+    time_limit: float = 60,
 ) -> Request:
+    """Arguments as in `plan`, checked; InputError for what cannot be."""
     if inputs not in ("global", "local"):
         raise InputError(f'inputs is {inputs!r}: it must be "global" or "local"')
     if not isinstance(micro_batches, int) or micro_batches < 1:
@@ -168,6 +182,18 @@ class Prepared:
             fingerprints=fingerprints(self.model, self.traced, request.cluster.shape),
         )
         return replace(chosen, planning_seconds={**self.seconds, **chosen.planning_seconds})
+
+    def on(self, cluster: Cluster) -> Prepared:
+        """The same graph on another mesh of the same devices."""
+        from autopar.strategies import strategies_for
+
+        watch = Stopwatch(dict(self.seconds))
+        watch.seconds.pop("strategies", None)
+        with watch.stage("strategies"):
+            strategies = strategies_for(self.traced.graph, cluster.shape, inputs=self.request.inputs)
+        return replace(
+            self, strategies=strategies, request=replace(self.request, cluster=cluster), seconds=watch.seconds
+        )
 
 
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:

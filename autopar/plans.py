@@ -107,6 +107,23 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A known scheme on the same mesh at the same prices, to hold a plan against.
+
+    `predicted` (without moments) is its best plan within the budget; where none `fits`, its fastest whatever the
+    memory, and `smallest_budget_bytes` what it would need at least. None where the scheme has no plan at all: `note`
+    says why.
+    """
+
+    name: str
+    fits: bool
+    predicted: Prediction | None
+    comm_bytes: int = 0  # handed to collectives by one device in a step
+    smallest_budget_bytes: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Certificate:
     """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective."""
 
@@ -150,6 +167,7 @@ class Plan:
     size: PlanSize
     planning_seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    comparison: tuple[Alternative, ...] = ()  # of `compare`
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:
@@ -209,6 +227,7 @@ _NESTED = {
     "predicted": Prediction,
     "certificate": Certificate,
     "size": PlanSize,
+    "comparison": Alternative,
 }
 _LAYOUTS = {"inputs", "outputs", "storage"}
 
@@ -220,7 +239,9 @@ def _revive(kind: type, data: dict[str, Any]) -> Any:
         if f.name not in data:
             continue
         item = data[f.name]
-        if f.name in _NESTED:
+        if item is None:
+            pass
+        elif f.name in _NESTED:
             nested = _NESTED[f.name]
             item = tuple(_revive(nested, i) for i in item) if isinstance(item, list) else _revive(nested, item)
         elif f.name in _LAYOUTS and kind is not Plan:
