@@ -22,6 +22,7 @@ from autopar.planning import (
     Request,
     RequestOptions,
     Stopwatch,
+    check_fingerprints,
     fingerprints,
     prepare,
     request_of,
@@ -167,7 +168,7 @@ def autoparallelize(
         traced = trace_for(model, meta_args, concrete_args, request, watch)
         digests = fingerprints(model, traced, tuple(device_mesh.shape))
         if plan is not None:
-            _check_fingerprints(plan, digests)
+            check_fingerprints(plan, digests)
     except Exception as problem:  # every rank must learn of it before any of them waits for a collective
         error = problem
     agree(device, digests, error)
@@ -213,18 +214,6 @@ def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
         raise PlanMismatchError(
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
             f"{'x'.join(map(str, device_mesh.shape))}: plan again for this mesh"
-        )
-
-
-def _check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:
-    if plan.fingerprints["model"] != digests["model"]:
-        raise PlanMismatchError(
-            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
-        )
-    if plan.fingerprints["graph"] != digests["graph"]:
-        raise PlanMismatchError(
-            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
-            "another training mode, or other versions of the model's code: plan again with these examples"
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError, InputError, UntraceableError
+from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
@@ -220,3 +220,16 @@ def fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) ->
         "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
         "mesh": "x".join(map(str, mesh_shape)),
     }
+
+
+def check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:
+    """Raise PlanMismatchError where the plan is not one of this model and graph."""
+    if plan.fingerprints["model"] != digests["model"]:
+        raise PlanMismatchError(
+            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
+        )
+    if plan.fingerprints["graph"] != digests["graph"]:
+        raise PlanMismatchError(
+            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
+            "another training mode, or other versions of the model's code: plan again with these examples"
+        )
