@@ -207,6 +207,18 @@ class Plan:
 
         return explain(self)
 
+    def to_html(self, path: str | Path, title: str = "plan") -> None:
+        """Write the report as one HTML file that opens offline."""
+        from autopar.report.page import page
+
+        Path(path).write_text(page(self, title), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from autopar.report.page import snippet
+
+        return snippet(self)
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Layout):
