@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from autopar.cluster import Cluster
 from autopar.comparison import alternatives
+from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import PlanMismatchError
 from autopar.layout import Layout
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
@@ -88,13 +89,15 @@ def compare(
     mesh: DeviceMesh | Cluster,
     *,
     against: Sequence[str] | None = None,
+    tradeoff: int = 0,
     concrete_args: Mapping[str, Any] | None = None,
     **options: Unpack[RequestOptions],
 ) -> Plan:
     """The plan of `plan`, with known schemes beside it in `comparison`, at the same prices under the same budget.
 
-    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all). Other arguments and errors as in
-    `plan`. Tracing, annotating and listing strategies are done once.
+    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all). `tradeoff` is the number of other
+    budgets that are planned too, from the smallest that has a plan on. Other arguments and errors as in `plan`.
+    Tracing, annotating and listing strategies are done once.
     """
     from autopar.solver.constraints import PRESETS
 
@@ -102,7 +105,11 @@ def compare(
     watch = Stopwatch()
     prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
     chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
-    return replace(chosen, comparison=tuple(alternatives(prepared, PRESETS if against is None else against)))
+    return replace(
+        chosen,
+        comparison=tuple(alternatives(prepared, PRESETS if against is None else against)),
+        tradeoff=tuple(budget_ladder(prepared, tradeoff)) if tradeoff else (),
+    )
 
 
 def search(

@@ -1,4 +1,4 @@
-"""The chosen plan beside what an expert would write by hand: the presets, solved from the same preparation."""
+"""The chosen plan beside presets and other budgets, all solved from one preparation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autopar.errors import AutoparError, InfeasibleError, InputError
 from autopar.planning import Prepared
-from autopar.plans import Alternative, Plan
+from autopar.plans import Alternative, Plan, TradeoffPoint
 
 _UNBOUNDED_BYTES = 1 << 60
 
@@ -37,6 +37,36 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
             return Alternative(name, fits=False, predicted=None, note=error.message)
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
     return replace(_of(name, free), fits=False, smallest_budget_bytes=smallest)
+
+
+def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
+    """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more.
+
+    A budget for which the solver finds nothing within its time has no point.
+    """
+    if points < 2:
+        raise InputError(f"a trade-off of {points} points is no curve: ask for 2 or more")
+    constraints = prepared.request.constraints
+    free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
+    most = free.predicted.peak_bytes
+    try:
+        prepared.solve(memory_budget_bytes=1, constraints=constraints)
+    except InfeasibleError as error:
+        if error.smallest_budget_bytes is None:
+            raise
+        least = error.smallest_budget_bytes
+    for i in range(points - 1):
+        budget = least + (most - least) * i // (points - 1)
+        try:
+            yield _point(budget, prepared.solve(memory_budget_bytes=budget, constraints=constraints))
+        except AutoparError:  # nothing found in time: the curve has a hole, not a guess
+            continue
+    yield _point(most, free)
+
+
+def _point(budget_bytes: int, made: Plan) -> TradeoffPoint:
+    p = made.predicted
+    return TradeoffPoint(budget_bytes, p.peak_bytes, p.step_seconds, p.recompute_seconds)
 
 
 def _of(name: str, made: Plan) -> Alternative:

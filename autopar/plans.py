@@ -10,10 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopar.errors import LayoutError, PlanMismatchError
 from autopar.layout import Layout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 VERSION = 1
 
@@ -124,6 +127,16 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class TradeoffPoint:
+    """What a step would take under another budget; both in bytes and seconds of one device."""
+
+    budget_bytes: int
+    peak_bytes: int
+    step_seconds: float
+    recompute_seconds: float
+
+
+@dataclass(frozen=True)
 class Certificate:
     """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective."""
 
@@ -168,6 +181,7 @@ class Plan:
     planning_seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
     comparison: tuple[Alternative, ...] = ()  # of `compare`
+    tradeoff: tuple[TradeoffPoint, ...] = ()  # of `compare`, smallest budget first
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:
@@ -213,6 +227,24 @@ class Plan:
 
         Path(path).write_text(page(self, title), encoding="utf-8")
 
+    def plot_memory(self, axes: Axes | None = None) -> Axes:
+        """Draw bytes over a step with matplotlib, on `axes` or new ones."""
+        from autopar.report.pictures import plot_memory
+
+        return plot_memory(self, axes)
+
+    def plot_timeline(self, axes: Axes | None = None) -> Axes:
+        """Draw where the seconds of a step go, alternatives below it, with matplotlib."""
+        from autopar.report.pictures import plot_timeline
+
+        return plot_timeline(self, axes)
+
+    def plot_tradeoff(self, axes: Axes | None = None) -> Axes:
+        """Draw seconds by memory budget with matplotlib; InputError where `compare(tradeoff=...)` made no points."""
+        from autopar.report.pictures import plot_tradeoff
+
+        return plot_tradeoff(self, axes)
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         from autopar.report.page import snippet
@@ -240,6 +272,7 @@ _NESTED = {
     "certificate": Certificate,
     "size": PlanSize,
     "comparison": Alternative,
+    "tradeoff": TradeoffPoint,
 }
 _LAYOUTS = {"inputs", "outputs", "storage"}
 

@@ -12,6 +12,7 @@ from autopar.cli.output import check_folder, load_plan, progress, say, say_json,
 from autopar.cli.question import MeshQuestion, Question, asks, prepared, traced_source
 from autopar.cluster import Cluster
 from autopar.comparison import alternatives
+from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InfeasibleError, InputError
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning import Stopwatch, check_fingerprints, fingerprints, request_of
@@ -19,7 +20,7 @@ from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.report.figures import alternative_figures, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
-from autopar.report.text import comparison_table
+from autopar.report.text import comparison_table, tradeoff_table
 from autopar.sizes import show_bytes
 
 DOES_NOT_FIT = 3
@@ -44,6 +45,7 @@ def plan(question: MeshQuestion, out: Out = None, json: Json = False) -> None:
 def compare(
     question: MeshQuestion,
     against: Annotated[list[str] | None, typer.Option(help="Preset to compare with; may be repeated.")] = None,
+    tradeoff: Annotated[int, typer.Option(min=0, help="Other budgets to plan too, for a curve (2 or more).")] = 0,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -62,12 +64,18 @@ def compare(
             found.append(alternative)
             if number < len(names):
                 status.update(f"solving {names[number]} ...")
-    made = replace(made, comparison=tuple(found))
+        points = []
+        for point in budget_ladder(ready, tradeoff) if tradeoff else ():
+            points.append(point)
+            status.update(f"solving budget {len(points) + 1} of {tradeoff} ...")
+    made = replace(made, comparison=tuple(found), tradeoff=tuple(points))
     if json:
         own = {**alternative_figures_of(made), "certificate": dict(vars(made.certificate))}
-        say_json({"plan": own, "alternatives": [alternative_figures(a) for a in found]})
+        curve = [dict(vars(point)) for point in points]
+        say_json({"plan": own, "alternatives": [alternative_figures(a) for a in found], "tradeoff": curve})
     else:
-        say("\n".join(comparison_table(made)) + "\n")
+        parts = [comparison_table(made), tradeoff_table(made)]
+        say("\n\n".join("\n".join(lines) for lines in parts if lines) + "\n")
     if out is not None:
         write(made.to_json(), out, "plan")
 

@@ -127,6 +127,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "problem": dict(vars(plan.size)),
         "planning_cpu_seconds": dict(plan.planning_seconds),
         "comparison": [alternative_figures(a) for a in plan.comparison],
+        "tradeoff": [dict(vars(point)) for point in plan.tradeoff],
         "notes": list(plan.notes),
     }
 

@@ -13,6 +13,7 @@ import jinja2
 from autopar.layout import Placement
 from autopar.plans import Alternative, Plan
 from autopar.report import glossary
+from autopar.report.colours import COLOURS
 from autopar.report.figures import (
     collective_sums,
     flops_per_device_second,
@@ -25,26 +26,9 @@ from autopar.report.figures import (
 from autopar.report.folding import Line
 from autopar.report.layers import labelled, layout_tree, parameter_tree, show_shape
 from autopar.report.tables import show_amount, show_seconds, show_share
-from autopar.report.timeline import timeline
+from autopar.report.timeline import curve, timeline
 from autopar.sizes import show_bytes
 
-# By kind of bytes and part of a step: told apart in both schemes, and never by colour alone.
-_COLOURS = {
-    "parameters": "#4e79a7",
-    "master weights": "#86a8d0",
-    "optimizer state": "#b07aa1",
-    "inputs and outputs": "#9c9c9c",
-    "gathered parameters": "#76b7b2",
-    "activations": "#59a14f",
-    "gradients": "#e15759",
-    "unreduced gradients": "#ff9d9a",
-    "replayed block": "#edc948",
-    "workspace": "#f28e2b",
-    "compute": "#4e79a7",
-    "recompute": "#edc948",
-    "communication": "#e15759",
-    "optimizer": "#b07aa1",
-}
 _UNFOLDED_LINES = 80  # a tree of fewer lines is shown unfolded
 
 
@@ -87,7 +71,7 @@ def _environment() -> jinja2.Environment:
     )
     made.filters.update(bytes=show_bytes, seconds=show_seconds, thousands="{:,}".format, definitions=_definitions)
     made.globals.update(
-        share=show_share, glossary=glossary, show_amount=show_amount, step_parts=step_parts, colours=_COLOURS
+        share=show_share, glossary=glossary, show_amount=show_amount, step_parts=step_parts, colours=COLOURS
     )
     return made
 
@@ -122,6 +106,7 @@ def _facts(plan: Plan, title: str) -> dict[str, Any]:
         "unfold_parameters": _size(parameters) < _UNFOLDED_LINES,
         "longest_seconds": max([plan.predicted.step_seconds, *(_seconds(a) for a in plan.comparison)]),
         "comm_bytes": comm_bytes,
+        "curve": curve(plan.tradeoff, 1000, 400) if len(plan.tradeoff) > 1 else (),
         "everything": [Alternative("this plan", own_fits, plan.predicted, comm_bytes), *plan.comparison],
     }
 

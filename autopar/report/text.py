@@ -31,7 +31,7 @@ from autopar.sizes import show_bytes
 def explain(plan: Plan) -> str:
     """The whole report, at most 100 columns wide, without colour."""
     parts = [_summary(plan), _layers(plan), _parameters(plan), _collectives(plan), _memory(plan), _recompute(plan)]
-    parts += [_step(plan), _comparison(plan), _search(plan), _notes(plan)]
+    parts += [_step(plan), _comparison(plan), _tradeoff(plan), _search(plan), _notes(plan)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -195,6 +195,25 @@ def _comparison(plan: Plan) -> list[str]:
     return ["Beside known schemes, at the same prices", *comparison_table(plan)]
 
 
+def _tradeoff(plan: Plan) -> list[str]:
+    return ["Under other budgets", *tradeoff_table(plan)] if plan.tradeoff else []
+
+
+def tradeoff_table(plan: Plan) -> list[str]:
+    """Seconds by budget; nothing where no other budget was planned."""
+    own = plan.predicted.step_seconds
+    rows = [
+        [
+            show_bytes(p.budget_bytes),
+            show_seconds(p.step_seconds),
+            show_seconds(p.recompute_seconds),
+            f"{p.step_seconds / own:.2f}x" if own else "",
+        ]
+        for p in plan.tradeoff
+    ]
+    return table(rows, ">>>>", head=["budget", "step", "recompute", "of this"]) if rows else []
+
+
 def comparison_table(plan: Plan) -> list[str]:
     """The plan and its alternatives; what does not fit stands with its fastest plan of any memory."""
     own = plan.predicted
@@ -208,13 +227,13 @@ def comparison_table(plan: Plan) -> list[str]:
         if note:
             notes += wrap(f"{name}: {note}", "  ", "    ")
         if p is None:
-            rows.append([name, "", "", "", "", "", "", fits])
+            rows.append([name, "", "", "", "", "", "", "", fits])
             continue
         times = f"{p.step_seconds / own.step_seconds:.2f}x" if own.step_seconds else ""
         seconds = [show_seconds(t) for t in (p.step_seconds, p.compute_seconds, p.recompute_seconds, p.comm_seconds)]
-        rows.append([name, seconds[0], times, *seconds[1:], show_bytes(moved), f"{show_bytes(p.peak_bytes)}, {fits}"])
-    head = ["", "step", "of this", "compute", "recompute", "communication", "bytes in", "peak memory"]
-    return [*table(rows, "<>>>>>><", head=head), *notes]
+        rows.append([name, seconds[0], times, *seconds[1:], show_bytes(moved), show_bytes(p.peak_bytes), fits])
+    head = ["", "step", "of this", "compute", "recompute", "collectives", "bytes in", "peak", "memory"]
+    return [*table(rows, "<>>>>>>><", head=head), *notes]
 
 
 def _search(plan: Plan) -> list[str]:

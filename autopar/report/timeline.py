@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.plans import Moment, Plan
+from autopar.plans import Moment, Plan, TradeoffPoint
 from autopar.report.figures import limit_bytes
 from autopar.report.glossary import MEMORY
 
@@ -63,3 +63,11 @@ def in_time(moments: Sequence[Moment]) -> tuple[Moment, ...]:
 
 def _last(moment: Moment) -> bool:
     return moment.name == "optimizer step"
+
+
+def curve(points: Sequence[TradeoffPoint], width: int, height: int) -> list[tuple[float, float]]:
+    """Where the points of budget against seconds lie in a picture, y downwards from zero seconds at the bottom."""
+    least, most = points[0].budget_bytes, points[-1].budget_bytes
+    slowest = max(p.step_seconds for p in points) or 1.0
+    span = max(most - least, 1)
+    return [(width * (p.budget_bytes - least) / span, height * (1 - 0.92 * p.step_seconds / slowest)) for p in points]

@@ -66,6 +66,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["compare", *with_option("--mesh", "2*2", ON_MESH)], "is no mesh"),
         (["compare", *with_option("--memory", "70", ON_MESH)], "no unit"),
         (["compare", *with_option("--memory", "1KiB", ON_MESH)], "the smallest budget that has one is"),
+        (["compare", *with_option("--tradeoff", "1", ON_MESH)], "2 or more"),
         (["compare", *with_option("--against", "zero9", ON_MESH)], "'zero9' is no preset"),
         (["compare", *with_option("--cluster", "z80", ON_MESH)], "'z80' is unknown"),
         (["compare", *with_option("--constraint", "param:* = ", ON_MESH)], "param:*"),
@@ -144,6 +145,7 @@ def test_compare(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     saved = Plan.load("compared.json")
     assert [a["name"] for a in figures["alternatives"]] == [a.name for a in saved.comparison] == ["ddp", "fsdp"]
     assert figures["plan"]["step_seconds"] == Plan.load(plan_file).predicted.step_seconds
+    assert _json(capsys, "compare", *words, "--tradeoff", "2")["tradeoff"][1]["recompute_seconds"] == 0
     assert run("explain", "compared.json") == 0
     assert "\n".join(lines) in capsys.readouterr().out
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.plans import Alternative, Moment, Plan
+from autopar.plans import Alternative, Moment, Plan, TradeoffPoint
 from autopar.report.page import answers, page, snippet, why_not
 from autopar.report.timeline import Timeline, in_time, timeline
 from autopar.sizes import show_bytes
 
-_VOID = {"meta", "link", "input", "br", "line", "path"}
+_VOID = {"meta", "link", "input", "br", "line", "path", "polyline"}
 
 
 class _Checker(HTMLParser):
@@ -95,6 +95,17 @@ def test_plans_without_this_or_that_have_a_page_too(plan: Plan) -> None:
     for made in (bare, replace(bare, predicted=replace(bare.predicted, moments=(), flops=0))):
         _checked(page(made))
         _checked(snippet(made))
+
+
+def test_other_budgets_are_a_curve_and_a_table(plan: Plan) -> None:
+    points = tuple(TradeoffPoint(i * 2**20, i * 2**20, 1 / i, 0.0) for i in (10, 20, 40))
+    text = page(replace(plan, tradeoff=points))
+    _checked(text)
+    (drawn,) = re.findall(r'<polyline points="([^"]*)"', text)
+    (x0, y0), (x1, y1), (x2, y2) = [tuple(map(float, pair.split(","))) for pair in drawn.split()]
+    assert (x0, x2) == (0, 1000) and 2 * (x1 - x0) == pytest.approx(x2 - x1, abs=0.2)
+    assert 400 - y0 == pytest.approx(2 * (400 - y1)) == pytest.approx(4 * (400 - y2))
+    assert "20.0 MiB" in text and "<polyline" not in page(plan)
 
 
 def test_the_four_questions(plan: Plan) -> None:

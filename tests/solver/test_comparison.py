@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar import Cluster, InputError, Plan
+from autopar import Cluster, InfeasibleError, InputError, Plan
 from autopar.mesh_search import factorisations
 
 PRESETS = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
@@ -97,6 +98,28 @@ def test_no_such_preset() -> None:
 
 def test_a_comparison_is_kept_in_json(compared: Plan) -> None:
     assert Plan.from_json(compared.to_json()).comparison == compared.comparison
+
+
+def test_more_budget_costs_no_time() -> None:
+    model, inputs = _problem()
+    made = autopar.compare(model, inputs, _cluster(2), against=(), tradeoff=4)
+    budgets = [point.budget_bytes for point in made.tradeoff]
+    assert len(budgets) == 4 and budgets == sorted(budgets)
+    seconds = [point.step_seconds for point in made.tradeoff]
+    assert all(later <= earlier * (1 + 1e-3) for earlier, later in itertools.pairwise(seconds))
+    assert all(point.peak_bytes <= point.budget_bytes for point in made.tradeoff)
+    assert seconds[-1] == pytest.approx(made.predicted.step_seconds, rel=1e-3)  # the device has room enough
+    alone = autopar.plan(*_problem(), _cluster(2), memory_budget=budgets[1])
+    assert alone.predicted.step_seconds == pytest.approx(seconds[1], rel=1e-3)
+    with pytest.raises(InfeasibleError):
+        autopar.plan(*_problem(), _cluster(2), memory_budget=budgets[0] * 95 // 100)
+    assert Plan.from_json(made.to_json()).tradeoff == made.tradeoff
+
+
+def test_a_curve_has_two_points() -> None:
+    model, inputs = _problem()
+    with pytest.raises(InputError, match="2 or more"):
+        autopar.compare(model, inputs, _cluster(2), against=(), tradeoff=1)
 
 
 def test_factorisations_multiply_to_the_devices() -> None:
