@@ -19,13 +19,21 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
 
 from autopar.errors import InputError
 from autopar.runtime.model_class import ATTRIBUTE
 
+_PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -69,23 +77,67 @@ def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:
 
 
 class PlannedTrainer(Trainer):
-    """The Trainer for a planned model: trained as it is, saved whole by rank 0.
+    """The Trainer for a planned model: trained as it is, saved whole by rank 0, resumed from parts.
 
-    `per_device_train_batch_size` is what one process passes, as ever. Checkpoints hold the model alone
-    (`save_only_model`): the optimizer's state is in parts, which the Trainer cannot write.
+    `per_device_train_batch_size` is what one process passes, as ever. A checkpoint holds the whole model, as others
+    read it, and unless `save_only_model` is set a folder of `torch.distributed.checkpoint` with model, optimizer and
+    the counter of random masks, from which training resumes on any mesh.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments, **options: Any) -> None:
         adopt(model)
         if getattr(model, ATTRIBUTE).programs[0].plan.inputs != "local":
             raise InputError("the Trainer gives every process its own part of the batch: plan with inputs='local'")
-        if args.save_strategy != SaveStrategy.NO and not args.save_only_model:
-            raise InputError(
-                "the Trainer cannot checkpoint an optimizer whose state lies in parts: give TrainingArguments "
-                "save_only_model=True, or save_strategy='no' and save with torch.distributed.checkpoint"
-            )
+        if args.load_best_model_at_end and args.save_only_model:
+            raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         super().__init__(model=model, args=args, **options)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        state = whole_state(self.model) if state_dict is None else state_dict
-        super()._save(output_dir, state_dict=state)
+        super()._save(output_dir, state_dict=whole_state(self.model) if state_dict is None else state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        model, optimizer = get_state_dict(self.model, self._plain_optimizer())
+        state = {"model": model, "optimizer": optimizer, "random": self._random_state()}
+        checkpoint.save(state, checkpoint_id=Path(output_dir, _PARTS))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, _SCHEDULER))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        state = {"model": get_model_state_dict(self.model)}
+        checkpoint.load(state, checkpoint_id=_parts_of(resume_from_checkpoint))
+        set_model_state_dict(self.model, state["model"])
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        if checkpoint_folder is None:
+            return
+        optimizer = self._plain_optimizer()
+        state = {"optimizer": get_optimizer_state_dict(self.model, optimizer), "random": self._random_state()}
+        checkpoint.load(state, checkpoint_id=_parts_of(checkpoint_folder))
+        set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
+        random = getattr(self.model, ATTRIBUTE).random
+        if random is not None:
+            random.load_state_dict(state["random"])
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint_folder, _SCHEDULER), weights_only=True))
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer without accelerate around it."""
+        plain: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return plain
+
+    def _random_state(self) -> dict[str, torch.Tensor]:
+        random = getattr(self.model, ATTRIBUTE).random
+        state: dict[str, torch.Tensor] = random.state_dict() if random is not None else {}
+        return state
+
+
+def _parts_of(folder: str) -> Path:
+    parts = Path(folder, _PARTS)
+    if not parts.is_dir():
+        raise InputError(
+            f"{folder} holds no model in parts ({_PARTS}/): training resumes from what PlannedTrainer wrote without "
+            "save_only_model"
+        )
+    return parts

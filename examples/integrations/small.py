@@ -67,6 +67,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for losses and weights")
     parser.add_argument("--constraint", action="append", default=[], help="as in autopar.plan: fsdp, tp, a pin")
+    parser.add_argument("--save-steps", type=int, default=0, help="steps between checkpoints (the Trainer's example)")
+    parser.add_argument("--resume", help="checkpoint to go on from (the Trainer's example)")
     parsed = parser.parse_args()
     parsed.out.mkdir(parents=True, exist_ok=True)
     return parsed

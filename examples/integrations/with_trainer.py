@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 examples/integrations/with_trainer.py
     python examples/integrations/with_trainer.py         # the same losses on one process, without autopar
 
-With --constraint fsdp (or tp) the plan is one of that scheme.
+With --constraint fsdp (or tp) the plan is one of that scheme. --save-steps 3 writes checkpoints, from which --resume
+FOLDER goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main() -> None:
         max_steps=STEPS,
         learning_rate=1e-3,
         logging_steps=1,
-        save_strategy="no",
+        save_strategy="steps" if options.save_steps else "no",
+        save_steps=options.save_steps or STEPS,
         report_to=[],
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
@@ -37,7 +39,7 @@ def main() -> None:
         trainer = PlannedTrainer(model=model, args=arguments, train_dataset=Bytes())
     else:
         trainer = Trainer(model=model, args=arguments, train_dataset=Bytes())
-    trainer.train()
+    trainer.train(resume_from_checkpoint=options.resume)
     trainer.save_model(str(options.out / "trained"))  # from_pretrained reads it on any number of processes
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     small.report(losses, model, options.out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -196,14 +197,22 @@ def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFix
     assert "--json" in capsys.readouterr().out
 
 
-def test_no_color_and_pipes_have_no_escapes(folder: Path) -> None:
-    def shown(*arguments: str, **environment: str) -> str:
-        command = [sys.executable, "-m", "autopar.cli", *arguments]
-        plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")}
-        done = subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, check=True)
-        return done.stdout
+def shown(*arguments: str, **environment: str) -> str:
+    """What a command prints in a process of its own, whose output is a pipe."""
+    command = [sys.executable, "-m", "autopar.cli", *arguments]
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")}
+    done = subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, check=True)
+    return done.stdout
 
+
+def test_no_color_and_pipes_have_no_escapes(folder: Path) -> None:
     assert "\x1b" not in shown("--help")
     assert "\x1b[" in shown("--help", FORCE_COLOR="1")
-    coloured = shown("--help", FORCE_COLOR="1", NO_COLOR="1").split("\x1b[")[1:]
-    assert all(code.startswith(("0m", "1m", "2m", "1;", "2;")) for code in coloured)  # weight, but no colour
+    codes = shown("--help", FORCE_COLOR="1", NO_COLOR="1").split("\x1b[")[1:]
+    assert all(code.startswith(("0m", "1m", "2m", "1;", "2;")) for code in codes)  # weight, but no colour
+
+
+def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str) -> None:
+    bold, plain = (shown("explain", plan_file, **{name: "1"}) for name in ("FORCE_COLOR", "NO_COLOR"))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", bold) == plain
+    assert "\x1b[1mPlan" in bold and "\x1b" not in plain

@@ -36,3 +36,16 @@ def test_two_processes_are_one(package: str, scheme: str, saved: str, tmp_path: 
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
             torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_the_trainer_resumes_where_it_was(tmp_path: Path) -> None:
+    words = ("--constraint", "fsdp", "--save-steps", "4")
+    through = run_example("with_trainer.py", tmp_path / "through", *words, processes=2)
+    checkpoint = tmp_path / "through" / "checkpoint-4"
+    resumed = run_example("with_trainer.py", tmp_path / "resumed", *words, "--resume", str(checkpoint), processes=2)
+    assert resumed["losses"] == pytest.approx(through["losses"], rel=1e-6)  # the log goes on too
+    files = [tmp_path / run / "trained" / "model.safetensors" for run in ("through", "resumed")]
+    first, second = map(load_file, files)
+    for key, tensor in first.items():
+        torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-7)
+    assert (checkpoint / "model.safetensors").is_file()

@@ -50,12 +50,18 @@ def test_a_model_without_a_plan_is_refused() -> None:
         adopt(_model())
 
 
-def test_the_trainer_needs_local_inputs_and_whole_checkpoints(alone: object, tmp_path: Path) -> None:
-    keeps = transformers.TrainingArguments(output_dir=str(tmp_path), save_strategy="steps", use_cpu=True)
-    with pytest.raises(InputError, match="save_only_model=True"):
-        PlannedTrainer(_planned(alone, "local"), keeps)
+def test_what_the_trainer_cannot_do_is_refused(alone: object, tmp_path: Path) -> None:
+    plain = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.raises(InputError, match="plan with inputs='local'"):
-        PlannedTrainer(_planned(alone, "global"), keeps)
+        PlannedTrainer(_planned(alone, "global"), plain)
+    best = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, eval_strategy="steps", load_best_model_at_end=True, save_only_model=True
+    )
+    with pytest.raises(InputError, match="leave save_only_model out"):
+        PlannedTrainer(_planned(alone, "local"), best)
+    trainer = PlannedTrainer(_planned(alone, "local"), plain)
+    with pytest.raises(InputError, match="holds no model in parts"):
+        trainer._load_from_checkpoint(str(tmp_path))
 
 
 def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
