@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -27,6 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 
@@ -98,13 +99,13 @@ class PlannedTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         model, optimizer = get_state_dict(self.model, self._plain_optimizer())
         state = {"model": model, "optimizer": optimizer, "random": self._random_state()}
-        checkpoint.save(state, checkpoint_id=Path(output_dir, _PARTS))
+        save(state, checkpoint_id=Path(output_dir, _PARTS))
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, _SCHEDULER))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         state = {"model": get_model_state_dict(self.model)}
-        checkpoint.load(state, checkpoint_id=_parts_of(resume_from_checkpoint))
+        load(state, checkpoint_id=_parts_of(resume_from_checkpoint))
         set_model_state_dict(self.model, state["model"])
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
@@ -112,7 +113,7 @@ class PlannedTrainer(Trainer):
             return
         optimizer = self._plain_optimizer()
         state = {"optimizer": get_optimizer_state_dict(self.model, optimizer), "random": self._random_state()}
-        checkpoint.load(state, checkpoint_id=_parts_of(checkpoint_folder))
+        load(state, checkpoint_id=_parts_of(checkpoint_folder))
         set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
         random = getattr(self.model, ATTRIBUTE).random
         if random is not None:
