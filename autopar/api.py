@@ -95,19 +95,17 @@ def compare(
 ) -> Plan:
     """The plan of `plan`, with known schemes beside it in `comparison`, at the same prices under the same budget.
 
-    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all). `tradeoff` is the number of other
-    budgets that are planned too, from the smallest that has a plan on. Other arguments and errors as in `plan`.
-    Tracing, annotating and listing strategies are done once.
+    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all that the mesh has axes for).
+    `tradeoff` is the number of other budgets that are planned too, from the smallest that has a plan on. Other
+    arguments and errors as in `plan`. Tracing, annotating and listing strategies are done once.
     """
-    from autopar.solver.constraints import PRESETS
-
     request = request_of(mesh, **options)
     watch = Stopwatch()
     prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
     chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
     return replace(
         chosen,
-        comparison=tuple(alternatives(prepared, PRESETS if against is None else against)),
+        comparison=tuple(alternatives(prepared, against)),
         tradeoff=tuple(budget_ladder(prepared, tradeoff)) if tradeoff else (),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.errors import InfeasibleError
+from autopar.errors import AutoparError, InfeasibleError, InputError
 from autopar.planning import Prepared
 from autopar.plans import Plan
 
@@ -51,17 +51,20 @@ def planned_meshes(prepared: Prepared, preset: str, meshes: Sequence[tuple[int, 
         here = prepared.on(Cluster.preset(preset, shape))
         try:
             made = here.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
-        except InfeasibleError as error:
-            yield MeshResult(shape, None, error.smallest_budget_bytes, error.message)
+        except InputError:
+            raise
+        except AutoparError as error:  # nothing fits, or the solver's time was over
+            smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
+            yield MeshResult(shape, None, smallest, error.message)
         else:
             yield MeshResult(shape, made)
 
 
 def ranked(results: Sequence[MeshResult]) -> list[MeshResult]:
-    """Fastest first; those without a plan last, by the memory that they lack."""
+    """Fastest first; those without a plan last, by the memory that they need."""
 
     def key(result: MeshResult) -> tuple[bool, float]:
-        needs = float(result.smallest_budget_bytes or 0)
+        needs = float(result.smallest_budget_bytes or "inf")
         return result.plan is None, needs if result.plan is None else result.plan.predicted.step_seconds
 
     return sorted(results, key=key)

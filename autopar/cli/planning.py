@@ -50,20 +50,16 @@ def compare(
     json: Json = False,
 ) -> None:
     """Plan MODEL and hold the plan against ddp, fsdp, tp, fsdp+tp and hsdp at the same prices."""
-    from autopar.solver.constraints import PRESETS
-
     check_folder("--out", out)
     request = question.request()
-    names = tuple(against or PRESETS)
     with progress("...") as status:
         ready = prepared(question, request, status)
         made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
         found = []
-        status.update(f"solving {names[0]} ...")
-        for number, alternative in enumerate(alternatives(ready, names), 1):
+        status.update("solving the first preset ...")
+        for alternative in alternatives(ready, against or None):
             found.append(alternative)
-            if number < len(names):
-                status.update(f"solving {names[number]} ...")
+            status.update(f"solved {alternative.name}, going on ...")
         points = []
         for point in budget_ladder(ready, tradeoff) if tradeoff else ():
             points.append(point)

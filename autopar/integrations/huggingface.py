@@ -112,12 +112,12 @@ class PlannedTrainer(Trainer):
         if checkpoint_folder is None:
             return
         optimizer = self._plain_optimizer()
-        state = {"optimizer": get_optimizer_state_dict(self.model, optimizer), "random": self._random_state()}
-        load(state, checkpoint_id=_parts_of(checkpoint_folder))
-        set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
+        parts, masks = get_optimizer_state_dict(self.model, optimizer), self._random_state()
+        load({"optimizer": parts, "random": masks}, checkpoint_id=_parts_of(checkpoint_folder))
+        set_optimizer_state_dict(self.model, optimizer, parts)
         random = getattr(self.model, ATTRIBUTE).random
         if random is not None:
-            random.load_state_dict(state["random"])
+            random.load_state_dict(masks)
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint_folder, _SCHEDULER), weights_only=True))
 
     def _load_best_model(self) -> None:
@@ -125,7 +125,8 @@ class PlannedTrainer(Trainer):
 
     def _plain_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer without accelerate around it."""
-        plain: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        optimizer: Any = self.optimizer
+        plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         return plain
 
     def _random_state(self) -> dict[str, torch.Tensor]:

@@ -77,6 +77,7 @@ def test_a_preset_that_needs_two_axes_says_so_on_one() -> None:
     hsdp, ddp = autopar.compare(model, inputs, _cluster(2), against=("hsdp", "ddp")).comparison
     assert hsdp.predicted is None and not hsdp.fits and "two axes" in hsdp.note
     assert ddp.fits
+    assert [a.name for a in autopar.compare(*_problem(), _cluster(2)).comparison] == ["ddp", "fsdp", "tp"]
 
 
 def test_pins_hold_for_the_presets_too() -> None:
