@@ -52,7 +52,7 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
         raise InputError(f"a trade-off of {points} points is no curve: ask for 2 or more")
     constraints = prepared.request.constraints
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
-    most = free.predicted.peak_bytes
+    least, most = 1, free.predicted.peak_bytes
     try:
         prepared.solve(memory_budget_bytes=1, constraints=constraints)
     except InfeasibleError as error:
