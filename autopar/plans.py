@@ -10,13 +10,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autopar.errors import LayoutError, PlanMismatchError
 from autopar.layout import Layout
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from autopar.shown import Shown
 
 VERSION = 1
 
@@ -158,7 +156,7 @@ class PlanSize:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """A plan, complete: what to run, what it costs, and why to believe it."""
 
     mesh_shape: tuple[int, ...]
@@ -214,42 +212,6 @@ class Plan:
                 f"{source} is a damaged plan (its mesh and the names of its axes differ): plan again"
             )
         return plan
-
-    def explain(self) -> str:
-        """The plan as text: layouts by layer, collectives, memory, recompute, certificate."""
-        from autopar.report.text import explain
-
-        return explain(self)
-
-    def to_html(self, path: str | Path, title: str = "plan") -> None:
-        """Write the report as one HTML file that opens offline."""
-        from autopar.report.page import page
-
-        Path(path).write_text(page(self, title), encoding="utf-8")
-
-    def plot_memory(self, axes: Axes | None = None) -> Axes:
-        """Draw bytes over a step with matplotlib, on `axes` or new ones."""
-        from autopar.report.pictures import plot_memory
-
-        return plot_memory(self, axes)
-
-    def plot_timeline(self, axes: Axes | None = None) -> Axes:
-        """Draw where the seconds of a step go, alternatives below it, with matplotlib."""
-        from autopar.report.pictures import plot_timeline
-
-        return plot_timeline(self, axes)
-
-    def plot_tradeoff(self, axes: Axes | None = None) -> Axes:
-        """Draw seconds by memory budget with matplotlib; InputError where `compare(tradeoff=...)` made no points."""
-        from autopar.report.pictures import plot_tradeoff
-
-        return plot_tradeoff(self, axes)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from autopar.report.page import snippet
-
-        return snippet(self)
 
 
 def _plain(value: Any) -> Any:
