@@ -24,6 +24,7 @@ def main() -> None:
     arguments = TrainingArguments(
         output_dir=str(options.out),
         per_device_train_batch_size=BATCH // processes(),
+        per_device_eval_batch_size=BATCH // processes(),
         max_steps=STEPS,
         learning_rate=1e-3,
         logging_steps=1,
@@ -36,13 +37,13 @@ def main() -> None:
     model = small_model()
     if processes() > 1:
         model = autoparallelize(model, whole_batch(), mesh_of_all(), inputs="local", constraints=options.constraint)
-        trainer = PlannedTrainer(model=model, args=arguments, train_dataset=Bytes())
+        trainer = PlannedTrainer(model=model, args=arguments, train_dataset=Bytes(), eval_dataset=Bytes(2 * BATCH))
     else:
-        trainer = Trainer(model=model, args=arguments, train_dataset=Bytes())
+        trainer = Trainer(model=model, args=arguments, train_dataset=Bytes(), eval_dataset=Bytes(2 * BATCH))
     trainer.train(resume_from_checkpoint=options.resume)
     trainer.save_model(str(options.out / "trained"))  # from_pretrained reads it on any number of processes
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    small.report(losses, model, options.out)
+    small.report([*losses, trainer.evaluate()["eval_loss"]], model, options.out)
     if dist.is_initialized():
         dist.destroy_process_group()
 
