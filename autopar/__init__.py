@@ -1,6 +1,6 @@
 """autopar plans and runs distributed training of a PyTorch model."""
 
-from autopar.api import autoparallelize, plan
+from autopar.api import autoparallelize, compare, plan, search
 from autopar.cluster import Cluster
 from autopar.errors import (
     AutoparError,
@@ -28,6 +28,8 @@ __all__ = [
     "RuleError",
     "UntraceableError",
     "autoparallelize",
+    "compare",
     "known",
     "plan",
+    "search",
 ]

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from typing_extensions import Unpack
 
 from autopar.cluster import Cluster
+from autopar.comparison import alternatives
+from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import PlanMismatchError
 from autopar.layout import Layout
-from autopar.planning import LossFunction, Request, Stopwatch, fingerprints, prepare, request_of, trace_for
+from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
+from autopar.planning import (
+    LossFunction,
+    Request,
+    RequestOptions,
+    Stopwatch,
+    check_fingerprints,
+    fingerprints,
+    prepare,
+    request_of,
+    trace_for,
+)
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.tracing import Traced
@@ -68,6 +83,54 @@ def plan(
     return _solve(model, traced, request, watch)
 
 
+def compare(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    mesh: DeviceMesh | Cluster,
+    *,
+    against: Sequence[str] | None = None,
+    tradeoff: int = 0,
+    concrete_args: Mapping[str, Any] | None = None,
+    **options: Unpack[RequestOptions],
+) -> Plan:
+    """The plan of `plan`, with known schemes beside it in `comparison`, at the same prices under the same budget.
+
+    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all that the mesh has axes for).
+    `tradeoff` is the number of other budgets that are planned too, from the smallest that has a plan on. Other
+    arguments and errors as in `plan`. Tracing, annotating and listing strategies are done once.
+    """
+    request = request_of(mesh, **options)
+    watch = Stopwatch()
+    prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
+    chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+    return replace(
+        chosen,
+        comparison=tuple(alternatives(prepared, against)),
+        tradeoff=tuple(budget_ladder(prepared, tradeoff)) if tradeoff else (),
+    )
+
+
+def search(
+    model: nn.Module,
+    meta_args: Mapping[str, Any],
+    preset: str,
+    devices: int,
+    *,
+    most_axes: int = 2,
+    concrete_args: Mapping[str, Any] | None = None,
+    **options: Unpack[RequestOptions],
+) -> list[MeshResult]:
+    """How to lay out so many devices of a cluster preset ("h100", "a100", "cpu") as a mesh: fastest plan first.
+
+    Every factorisation into up to `most_axes` axes is planned, from one trace. Other arguments and errors as in
+    `plan`, but a mesh on which nothing fits is a result without a plan.
+    """
+    request = request_of(Cluster.preset(preset, (devices,)), **options)
+    watch = Stopwatch()
+    prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
+    return ranked(list(planned_meshes(prepared, preset, list(factorisations(devices, most_axes)))))
+
+
 def autoparallelize(
     model: nn.Module,
     meta_args: Mapping[str, Any],
@@ -110,7 +173,7 @@ def autoparallelize(
         traced = trace_for(model, meta_args, concrete_args, request, watch)
         digests = fingerprints(model, traced, tuple(device_mesh.shape))
         if plan is not None:
-            _check_fingerprints(plan, digests)
+            check_fingerprints(plan, digests)
     except Exception as problem:  # every rank must learn of it before any of them waits for a collective
         error = problem
     agree(device, digests, error)
@@ -156,18 +219,6 @@ def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
         raise PlanMismatchError(
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
             f"{'x'.join(map(str, device_mesh.shape))}: plan again for this mesh"
-        )
-
-
-def _check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:
-    if plan.fingerprints["model"] != digests["model"]:
-        raise PlanMismatchError(
-            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
-        )
-    if plan.fingerprints["graph"] != digests["graph"]:
-        raise PlanMismatchError(
-            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
-            "another training mode, or other versions of the model's code: plan again with these examples"
         )
 
 

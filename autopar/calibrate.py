@@ -1,16 +1,14 @@
 """Measuring the machine at hand: what a process computes, moves and sends, as a `Cluster`.
 
-    torchrun --nproc-per-node 4 -m autopar.calibrate --mesh 2x2 --names dp,tp --out cluster.json
+    autopar profile --mesh 2x2 --axis-names dp,tp --out cluster.json
 
 All processes measure at the same time, as they train at the same time: cores, memory and network are shared then too.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autopar.cluster import Axis, Cluster, Device
 from autopar.cost.fitting import Sample, fit_axis
 from autopar.cost.seconds import shape_efficiency
-from autopar.errors import AutoparError, InputError
+from autopar.errors import InputError
 from autopar.runtime.collectives import LocalMesh, all_gather, all_reduce, all_to_all, reduce_scatter
 
 _DTYPES = {
@@ -197,34 +195,19 @@ def _mean_over_ranks(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(column) for column in zip(*_gathered(list(values)), strict=True)]
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure under torchrun; rank 0 writes the cluster. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="autopar.calibrate", description="Measure this machine, under torchrun.")
-    parser.add_argument("--mesh", default="", help="devices along each axis, like 8 or 4x8 (default: all on one axis)")
-    parser.add_argument("--names", default="", help="names of the axes, like dp,tp")
-    parser.add_argument("--seconds", type=float, default=6.0, help="time to spend, about")
-    parser.add_argument("--out", type=Path, required=True, help="file to write, JSON")
-    arguments = parser.parse_args(words)
+def measure_as_rank(shape: tuple[int, ...], names: tuple[str, ...] | None, seconds: float) -> Cluster:
+    """What every process under torchrun calls: joins the others, measures the mesh and leaves.
+
+    InputError (on every rank) where the mesh is not one of all processes.
+    """
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
-        shape = tuple(map(int, arguments.mesh.split("x"))) if arguments.mesh else (dist.get_world_size(),)
-        names = tuple(arguments.names.split(",")) if arguments.names else None
-        Cluster.preset("cpu", shape, names)  # raises for what is no mesh
         if torch.Size(shape).numel() != dist.get_world_size():
-            raise InputError(f"a mesh of {arguments.mesh} is not one of {dist.get_world_size()} processes")
-        cluster = measure_host(init_device_mesh(kind, shape, mesh_dim_names=names), seconds=arguments.seconds)
-        if dist.get_rank() == 0:
-            cluster.save(arguments.out)
-    except (AutoparError, ValueError) as error:
-        print(f"autopar.calibrate: {error}", file=sys.stderr)
-        return 2
+            mesh = "x".join(map(str, shape))
+            raise InputError(f"a mesh of {mesh} is not one of {dist.get_world_size()} processes")
+        return measure_host(init_device_mesh(kind, shape, mesh_dim_names=names), seconds=seconds)
     finally:
         dist.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import fx, nn
 
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError, InputError, UntraceableError
+from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
@@ -59,17 +59,31 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of `plan` that make a `Request`; `compare` and `search` take them alike."""
+
+    memory_budget: int | str | None
+    precision: Precision | str | torch.dtype | None
+    micro_batches: int
+    optimizer: str
+    constraints: str | Sequence[str]
+    loss_fn: LossFunction | None
+    inputs: str
+    time_limit: float
+
+
 def request_of(
     mesh: DeviceMesh | Cluster,
-    memory_budget: int | str | None,
-    precision: Precision | str | torch.dtype | None,
-    micro_batches: int,
-    optimizer: str,
-    constraints: str | Sequence[str],
-    loss_fn: LossFunction | None,
-    inputs: str,
-    time_limit: float,
+    memory_budget: int | str | None = None,
+    precision: Precision | str | torch.dtype | None = None,
+    micro_batches: int = 1,
+    optimizer: str = "adamw",
+    constraints: str | Sequence[str] = (),
+    loss_fn: LossFunction | None = None,
+    inputs: str = "global",
+    time_limit: float = 60,
 ) -> Request:
+    """Arguments as in `plan`, checked; InputError for what cannot be."""
     if inputs not in ("global", "local"):
         raise InputError(f'inputs is {inputs!r}: it must be "global" or "local"')
     if not isinstance(micro_batches, int) or micro_batches < 1:
@@ -169,6 +183,18 @@ class Prepared:
         )
         return replace(chosen, planning_seconds={**self.seconds, **chosen.planning_seconds})
 
+    def on(self, cluster: Cluster) -> Prepared:
+        """The same graph on another mesh of the same devices."""
+        from autopar.strategies import strategies_for
+
+        watch = Stopwatch(dict(self.seconds))
+        watch.seconds.pop("strategies", None)
+        with watch.stage("strategies"):
+            strategies = strategies_for(self.traced.graph, cluster.shape, inputs=self.request.inputs)
+        return replace(
+            self, strategies=strategies, request=replace(self.request, cluster=cluster), seconds=watch.seconds
+        )
+
 
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
     """Annotate a trace and list every node's strategies."""
@@ -194,3 +220,16 @@ def fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) ->
         "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
         "mesh": "x".join(map(str, mesh_shape)),
     }
+
+
+def check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:
+    """Raise PlanMismatchError where the plan is not one of this model and graph."""
+    if plan.fingerprints["model"] != digests["model"]:
+        raise PlanMismatchError(
+            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
+        )
+    if plan.fingerprints["graph"] != digests["graph"]:
+        raise PlanMismatchError(
+            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
+            "another training mode, or other versions of the model's code: plan again with these examples"
+        )

@@ -14,6 +14,7 @@ from typing import Any
 
 from autopar.errors import LayoutError, PlanMismatchError
 from autopar.layout import Layout
+from autopar.shown import Shown
 
 VERSION = 1
 
@@ -107,6 +108,33 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A known scheme on the same mesh at the same prices, to hold a plan against.
+
+    `predicted` (without moments) is its best plan within the budget; where none `fits`, its fastest whatever the
+    memory, and `smallest_budget_bytes` what it would need at least. None where the scheme has no plan at all: `note`
+    says why.
+    """
+
+    name: str
+    fits: bool
+    predicted: Prediction | None
+    comm_bytes: int = 0  # handed to collectives by one device in a step
+    smallest_budget_bytes: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TradeoffPoint:
+    """What a step would take under another budget; both in bytes and seconds of one device."""
+
+    budget_bytes: int
+    peak_bytes: int
+    step_seconds: float
+    recompute_seconds: float
+
+
+@dataclass(frozen=True)
 class Certificate:
     """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective."""
 
@@ -128,7 +156,7 @@ class PlanSize:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """A plan, complete: what to run, what it costs, and why to believe it."""
 
     mesh_shape: tuple[int, ...]
@@ -150,6 +178,8 @@ class Plan:
     size: PlanSize
     planning_seconds: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    comparison: tuple[Alternative, ...] = ()  # of `compare`
+    tradeoff: tuple[TradeoffPoint, ...] = ()  # of `compare`, smallest budget first
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:
@@ -183,12 +213,6 @@ class Plan:
             )
         return plan
 
-    def explain(self) -> str:
-        """The plan as text: layouts by layer, collectives, memory, recompute, certificate."""
-        from autopar.report.text import explain
-
-        return explain(self)
-
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Layout):
@@ -209,6 +233,8 @@ _NESTED = {
     "predicted": Prediction,
     "certificate": Certificate,
     "size": PlanSize,
+    "comparison": Alternative,
+    "tradeoff": TradeoffPoint,
 }
 _LAYOUTS = {"inputs", "outputs", "storage"}
 
@@ -220,7 +246,9 @@ def _revive(kind: type, data: dict[str, Any]) -> Any:
         if f.name not in data:
             continue
         item = data[f.name]
-        if f.name in _NESTED:
+        if item is None:
+            pass
+        elif f.name in _NESTED:
             nested = _NESTED[f.name]
             item = tuple(_revive(nested, i) for i in item) if isinstance(item, list) else _revive(nested, item)
         elif f.name in _LAYOUTS and kind is not Plan:

@@ -30,11 +30,14 @@ class Source:
     loss_fn: Callable[..., torch.Tensor] | None = None
 
 
-def load_source(text: str, *, batch: int, sequence: int | None = None, config: Path | None = None) -> Source:
+def load_source(
+    text: str, *, batch: int | None = None, sequence: int | None = None, config: Path | None = None
+) -> Source:
     """Build what `text` names, on the meta device: no memory for weights.
 
     `batch` is the batch of the examples (one micro-batch of the whole mesh), `sequence` the length of text inputs
-    (default: the longest that the config names, at most 2048), `config` a Hugging Face config as JSON.
+    (default: the longest that the config names, at most 2048), `config` a Hugging Face config as JSON. A function that
+    returns its own examples takes neither of the first two; for all others `batch` is needed.
 
     Raises InputError where the text, the config or the user's function is at fault.
     """
@@ -48,7 +51,7 @@ def load_source(text: str, *, batch: int, sequence: int | None = None, config: P
     return _own(kind, name, batch, sequence)
 
 
-def _own(module_name: str, function_name: str, batch: int, sequence: int | None) -> Source:
+def _own(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
     """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
@@ -80,11 +83,23 @@ def _own(module_name: str, function_name: str, batch: int, sequence: int | None)
                 f"{module_name}:{function_name}() returned a model alone: return (model, meta_args) with examples of "
                 "its inputs by name"
             )
-        return Source(parts[0], example_inputs(parts[0], batch, sequence))
+        return Source(parts[0], example_inputs(parts[0], _needed(batch, f"{module_name}:{function_name}"), sequence))
+    given = [name for name, value in (("--batch", batch), ("--seq", sequence)) if value is not None]
+    if given:
+        raise InputError(
+            f"{module_name}:{function_name}() returns its own examples, whose shapes say what {given[0]} would: leave "
+            f"{given[0]} out, or return the model alone"
+        )
     return Source(*parts)
 
 
-def _hugging_face(name: str, batch: int, sequence: int | None, path: Path | None) -> Source:
+def _needed(batch: int | None, name: str) -> int:
+    if batch is None:
+        raise InputError(f"{name} brings no examples of its inputs: give --batch (and --seq for text)")
+    return batch
+
+
+def _hugging_face(name: str, batch: int | None, sequence: int | None, path: Path | None) -> Source:
     try:
         import transformers
     except ImportError as error:
@@ -97,6 +112,7 @@ def _hugging_face(name: str, batch: int, sequence: int | None, path: Path | None
         raise InputError(f"transformers {transformers.__version__} has no architecture {name!r}{_close(name, known)}")
     if architecture.config_class is None:
         raise InputError(f"{name} is abstract: name an architecture of one model, such as hf:GPT2LMHeadModel")
+    needed = _needed(batch, f"hf:{name}")
     values = _read_config(path) if path is not None else {}
     try:
         config = architecture.config_class.from_dict(values)
@@ -106,7 +122,7 @@ def _hugging_face(name: str, batch: int, sequence: int | None, path: Path | None
             model = architecture(config)
     except Exception as error:
         raise InputError(f"{name} could not be built from {path or 'its default config'}: {told(error)}") from error
-    return Source(model.train(), example_inputs(model, batch, sequence))
+    return Source(model.train(), example_inputs(model, needed, sequence))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

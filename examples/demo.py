@@ -69,8 +69,8 @@ def _title(text: str) -> None:
 
 def _measure(shape: tuple[int, ...], path: Path) -> Cluster:
     """What this machine's processes compute and send, all at once."""
-    mesh = ["--mesh", "x".join(map(str, shape)), "--names", ",".join(AXES[len(shape)])]
-    _torchrun(["-m", "autopar.calibrate", *mesh, "--out", str(path)], math.prod(shape))
+    mesh = ["--mesh", "x".join(map(str, shape)), "--axis-names", ",".join(AXES[len(shape)])]
+    _torchrun(["-m", "autopar.cli", "profile", *mesh, "--out", str(path)], math.prod(shape))
     cluster = Cluster.load(path)
     rate = cluster.device.flops_per_s["float32"] * cluster.device.efficiency / 1e9
     links = ", ".join(

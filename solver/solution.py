@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import fx
 
 from autopar.cost.memory import StepMemory
+from autopar.cost.naming import stretch_name
 from autopar.cost.traffic import replay_end
 from autopar.errors import InfeasibleError
 from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_name
@@ -63,7 +64,7 @@ def read_solution(model: Model, outcome: Outcome) -> Solution:
                 span = stage.repeat.instance(i)
                 inside = nodes[span.start : span.stop]
                 replayed = span.start + replay_end(model.problem.memory, inside) - 1
-                segments.append(Segment(span.start, span.stop - 1, _segment_name(inside), replayed))
+                segments.append(Segment(span.start, span.stop - 1, stretch_name(inside), replayed))
     in_order = {node: chosen[node] for node in nodes if node in chosen}
     size = len(model.program.names), len(model.program.rows)
     return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.objective, outcome.bound, *size)
@@ -73,17 +74,6 @@ def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather
     tensor = memory.parameters[str(node.target)]
     dtype = str(memory.stored_dtype(node)).removeprefix("torch.")
     return ParameterPlan(str(node.target), tuple(tensor.shape), dtype, storage, tensor.requires_grad, regather)
-
-
-def _segment_name(nodes: Sequence[fx.Node]) -> str:
-    """The module path that the nodes of a block share."""
-    paths = [[path for path, _ in node.meta.get(SCOPE, ())] for node in nodes if node.op.startswith("call")]
-    shared = ""
-    for parts in zip(*[p for p in paths if p], strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared = parts[0]
-    return shared or nodes[0].name
 
 
 def node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[NodePlan, ...]:

@@ -39,6 +39,8 @@ def test_wheel_holds_every_module_once(built: Path) -> None:
     assert len(names) == len(set(names))
     assert {name for name in names if name.endswith(".py")} == _modules(ROOT)
     assert "autopar/py.typed" in names
+    templates = {f"autopar/report/templates/{file.name}" for file in (ROOT / "autopar/report/templates").iterdir()}
+    assert len(templates) >= 4 and templates <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -22,9 +22,10 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Region, Repeat, regions
 from autopar.cost.memory import Copy, StepMemory
+from autopar.cost.naming import stretch_name
 from autopar.cost.seconds import node_seconds
 from autopar.cost.traffic import announced, conversion_moves, in_segment, needs_grad, reduction_dtype, replay_end
-from autopar.graph import COST, SCOPE, TensorRef, tensor_of
+from autopar.graph import COST, TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Collective, Moment, ParameterPlan, Prediction, Segment
 
@@ -116,7 +117,8 @@ class _Moments:
                 live += own
             new = self._copies(i) if i not in self.recomputed else inputs
             self._add(live, self._copies(i) - (inputs if i in self.recomputed else set()), kept)
-            found.append(Moment(self._name("backward of " if self.memory.train else "", region), _parts(live)))
+            name = stretch_name(self.nodes[region.first : region.last + 1])
+            found.append(Moment(f"backward of {name}" if self.memory.train else name, _parts(live)))
             held += stays
             self._add(held, new, kept)
             kept |= new
@@ -127,13 +129,6 @@ class _Moments:
 
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
-
-    def _name(self, prefix: str, region: Region) -> str:
-        for node in self.nodes[region.first : region.last + 1]:
-            scope = node.meta.get(SCOPE, ())
-            if region.repeat is not None and in_segment(node) and scope:
-                return f"{prefix}{scope[-1][0]} (block {region.instance + 1})"
-        return f"{prefix}nodes {region.first} to {region.last}"
 
     # -- always --------------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,18 @@ def significant(value: float) -> str:
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
+def show_amount(value: float, unit: str) -> str:
+    """With the prefix (powers of 1000) that leaves one to three digits before the point.
+
+    >>> show_amount(2.8e13, "FLOP"), show_amount(1.5e6, "FLOP"), show_amount(12, "FLOP"), show_amount(4e19, "FLOP")
+    ('28.0 TFLOP', '1.50 MFLOP', '12.0 FLOP', '40.0 EFLOP')
+    """
+    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(value) >= 10**power:
+            return f"{significant(value / 10**power)} {prefix}{unit}"
+    return f"{significant(value)} {unit}"
+
+
 def show_share(part: float, whole: float) -> str:
     """
     >>> show_share(1, 3), show_share(1, 0)

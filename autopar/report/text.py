@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
 
-from autopar.layout import Layout
-from autopar.plans import NodePlan, ParameterPlan, Plan
-from autopar.report.folding import fold, ranges
-from autopar.report.tables import shorten, show_seconds, show_share, significant, table, wrap
+from autopar.plans import Plan
+from autopar.report.figures import (
+    CollectiveSum,
+    collective_sums,
+    flops_per_device_second,
+    limit_bytes,
+    peak_moment,
+    recomputed_names,
+    recomputed_ops,
+    step_parts,
+)
+from autopar.report.layers import MEANING, labelled, layout_tree, meaning_of, parameter_tree, show_shape
+from autopar.report.tables import (
+    shorten,
+    show_amount,
+    show_seconds,
+    show_share,
+    table,
+    wrap,
+)
 from autopar.sizes import show_bytes
-
-_MEANING = {
-    "R": "R whole on every rank",
-    "R+": "R+ whole, its gradient a partial sum",
-    "S": "Sd sharded on dim d",
-    "@": "Sd@n on dim d, inside n outer parts",
-    "P": "P partial sum",
-}
-_PARAMETER = "parameter "  # how a collective's cause begins that serves a parameter and its gradient
-# Ops that only look at a tensor in another way: their layouts follow from their input's.
-_VIEWS = {
-    *("getitem", "view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as"),
-    *("transpose", "t", "permute", "movedim", "swapaxes", "split", "chunk", "narrow", "select"),
-    *("contiguous", "clone", "detach", "to", "size"),
-}
 
 
 def explain(plan: Plan) -> str:
     """The whole report, at most 100 columns wide, without colour."""
     parts = [_summary(plan), _layers(plan), _parameters(plan), _collectives(plan), _memory(plan), _recompute(plan)]
-    parts += [_step(plan), _search(plan), _notes(plan)]
+    parts += [_step(plan), _comparison(plan), _tradeoff(plan), _search(plan), _notes(plan)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -40,8 +39,7 @@ def _summary(plan: Plan) -> list[str]:
     mesh = " x ".join(f"{name}={size}" for name, size in zip(plan.axis_names, plan.mesh_shape, strict=True))
     devices = math.prod(plan.mesh_shape)
     device = plan.cluster.get("device", {}).get("name", "")
-    predicted, budget = plan.predicted, plan.memory_budget_bytes
-    limit = budget or plan.cluster.get("device", {}).get("memory_bytes")
+    predicted, budget, limit = plan.predicted, plan.memory_budget_bytes, limit_bytes(plan)
     of_budget = (
         f"of {show_bytes(limit)}{'' if budget else ' that a device has'} ({show_share(predicted.peak_bytes, limit)})"
         if limit
@@ -86,120 +84,52 @@ def _certificate(plan: Plan) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Ops:
-    """What the table of layouts tells of neighbouring ops that lie alike; shape and factors are the last one's."""
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    layout: Layout
-    factors: tuple[str, ...]
-
-    def join(self, after: _Ops) -> _Ops | None:
-        if self.layout != after.layout or len(self.shape) != len(after.shape):
-            return None
-        names = self.names if self.names[-1] == after.names[-1] else self.names + after.names
-        return replace(after, names=names)
-
-
 def _layers(plan: Plan) -> list[str]:
-    rows = [(node.scope, ops) for node in plan.nodes for ops in _ops(node)]
-    if not rows:
+    lines = layout_tree(plan)
+    if not lines:
         return []
     body, used = [], set()
-    for line in fold(rows, _Ops.join):
+    for line in lines:
         margin = "  " * line.depth
         if line.row is None:
             body.append([margin + line.label, *[""] * (1 + len(plan.axis_names))])
             continue
-        placements = [str(p) for p in line.row.layout.placements]
-        used |= {_legend_key(p) for p in placements}
-        cells = [_cell(p, f) for p, f in zip(placements, _padded(line.row.factors, line.row.layout), strict=True)]
-        body.append([margin + _labelled(line.label, line.row.names), _shape(line.row.shape), *cells])
+        placements = line.row.layout.placements
+        used |= {meaning_of(p) for p in placements}
+        cells = [f"{p} {word}".strip() for p, word in zip(placements, line.row.factors, strict=True)]
+        body.append([margin + labelled(line.label, line.row.names), show_shape(line.row.shape), *cells])
     head = ["Layouts of results by layer", "global shape", *plan.axis_names]
-    lines = table(body, "<>" + "<" * len(plan.axis_names), head=head, indent=0)
-    legend = "; ".join(text for key, text in _MEANING.items() if key in used)
-    return [*lines, *wrap(f"({legend}; a name behind it is the rule's factor that the axis shards)", "", " ")]
-
-
-def _ops(node: NodePlan) -> Iterable[_Ops]:
-    """One row for an op that computes a tensor from tensors; views, inputs and parameters are left out."""
-    name = node.target.rpartition(".")[2].strip("_")
-    if node.inputs and node.outputs and name not in _VIEWS:
-        yield _Ops((name,), node.shapes[0], node.outputs[0], node.factors)
-
-
-def _labelled(label: str, names: Sequence[str]) -> str:
-    """A module and its ops, the middle of a long list left out."""
-    text = ", ".join(names) if len(names) <= 4 else ", ".join([*names[:2], f"… {len(names) - 3} more …", names[-1]])
-    return f"{label} · {text}" if label else f"· {text}"
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def _legend_key(placement: str) -> str:
-    return "@" if "@" in placement else placement[0] if placement[0] in "SP" else placement
-
-
-def _cell(placement: str, factor: str) -> str:
-    """A placement, and the factor's name where the rule gives it a word."""
-    return f"{placement} {factor}" if factor.isalpha() and factor != placement else placement
-
-
-def _padded(factors: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
-    return factors if len(factors) == len(layout) else ("",) * len(layout)
+    text = table(body, "<>" + "<" * len(plan.axis_names), head=head, indent=0)
+    legend = "; ".join(words for key, words in MEANING.items() if key in used)
+    return [
+        *text,
+        *wrap(f"({legend}; words behind it: what the op's rule calls the index that the axis splits)", "", " "),
+    ]
 
 
 def _parameters(plan: Plan) -> list[str]:
     if not plan.parameters:
         return []
-    moved: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
-    for c in sorted(plan.collectives, key=lambda c: c.axis):
-        axes = moved[c.cause.removeprefix(_PARAMETER)].setdefault(c.kind.replace("_", "-"), [])
-        if plan.axis_names[c.axis] not in axes:
-            axes.append(plan.axis_names[c.axis])
-
-    def cells(p: ParameterPlan) -> tuple[str, ...]:
-        kinds = {kind: f"{kind} {'+'.join(axes)}" for kind, axes in sorted(moved[p.name].items())}
-        if p.regather and "all-gather" in kinds:
-            kinds["all-gather"] += " twice"
-        dtype = p.dtype.removeprefix("torch.") + ("" if p.trainable else ", frozen")
-        return (
-            p.name.rpartition(".")[2],
-            _shape(p.shape),
-            dtype,
-            *map(str, p.storage.placements),
-            ", ".join(kinds.values()),
-        )
-
     body = []
-    for line in fold([(p.name.rpartition(".")[0], cells(p)) for p in plan.parameters]):
-        name = ".".join(part for part in (line.label, line.row[0] if line.row else "") if part)
-        body.append(["  " * line.depth + name, *(line.row[1:] if line.row else [""] * (3 + len(plan.axis_names)))])
+    for line in parameter_tree(plan):
+        row = line.row
+        name = ".".join(part for part in (line.label, row.name if row else "") if part)
+        cells = [show_shape(row.shape), row.dtype, *map(str, row.storage.placements), row.moved] if row else None
+        body.append(["  " * line.depth + name, *(cells or [""] * (3 + len(plan.axis_names)))])
     head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "moved in a step by"]
     return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0)
 
 
 def _collectives(plan: Plan) -> list[str]:
-    if not plan.collectives:
+    sums = collective_sums(plan)
+    if not sums:
         return ["Collectives", "  none"]
-    calls: Counter[tuple[str, str, str]] = Counter()
-    volume: Counter[tuple[str, str, str]] = Counter()
-    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
-    causes: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
-    for c in plan.collectives:
-        key = (c.kind, c.phase, plan.axis_names[c.axis])
-        calls[key] += c.count
-        volume[key] += c.bytes * c.count
-        seconds[key] += c.seconds
-        causes[key][c.cause] += c.bytes * c.count
     rows = [
-        [*key, f"{calls[key]:,}", show_bytes(volume[key]), show_seconds(seconds[key]), _causes(causes[key])]
-        for key in sorted(calls, key=lambda key: -seconds[key])
+        [s.kind, s.phase, s.axis, f"{s.calls:,}", show_bytes(s.bytes), show_seconds(s.seconds), _causes(s)]
+        for s in sums
     ]
-    total = ["all", "", "", f"{calls.total():,}", show_bytes(volume.total()), show_seconds(sum(seconds.values())), ""]
+    calls, count, seconds = (sum(getattr(s, name) for s in sums) for name in ("calls", "bytes", "seconds"))
+    total = ["all", "", "", f"{calls:,}", show_bytes(count), show_seconds(seconds), ""]
     head = ["kind", "phase", "axis", "calls", "bytes in", "seconds", "for"]
     return [
         "Collectives of a step, per device",
@@ -207,21 +137,17 @@ def _collectives(plan: Plan) -> list[str]:
     ]
 
 
-def _causes(causes: Counter[str]) -> str:
-    """What the bytes are moved for: parameters (told one by one above) and the rest, largest first."""
-    shown = Counter[str]()
-    for cause, count in causes.items():
-        shown["parameters" if cause.startswith(_PARAMETER) else cause] += count
-    total = shown.total()
+def _causes(collectives: CollectiveSum) -> str:
+    """What the bytes are moved for, the two largest."""
     parts = [
-        cause if count == total else f"{cause} {100 * count / total:.0f} %" for cause, count in shown.most_common(2)
+        cause if count == collectives.bytes else f"{cause} {100 * count / collectives.bytes:.0f} %"
+        for cause, count in collectives.causes[:2]
     ]
     return ", ".join(parts)
 
 
 def _memory(plan: Plan) -> list[str]:
-    predicted = plan.predicted
-    peak = max(predicted.moments, key=lambda moment: moment.total_bytes, default=None)
+    predicted, peak = plan.predicted, peak_moment(plan)
     rows = [
         [kind, show_bytes(count), show_share(count, predicted.peak_bytes)]
         for kind, count in sorted(predicted.parts.items(), key=lambda item: -item[1])
@@ -238,20 +164,10 @@ def _memory(plan: Plan) -> list[str]:
 def _recompute(plan: Plan) -> list[str]:
     if not plan.recompute:
         return ["Recomputed in backward", "  nothing: every activation is kept"]
-    numbered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    lines: list[str] = []
-    for segment in plan.recompute:
-        parts = segment.name.split(".")
-        at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        if at is None:
-            lines.append(f"  {segment.name}: {segment.last - segment.first + 1:,} ops")
-        else:
-            numbered[".".join(parts[:at]), ".".join(["", *parts[at + 1 :]])].append(int(parts[at]))
-    for (head, tail), indices in numbered.items():
-        lines.append(f"  {head}.{ranges(indices)}{tail}: {_segments(len(indices))}")
-    ops = sum(1 for n in plan.nodes for s in plan.recompute if s.first <= n.position <= s.last)
+    lines = [f"  {name}: {_segments(count)}" for name, count in recomputed_names(plan.recompute)]
     extra = show_seconds(plan.predicted.recompute_seconds)
-    return ["Recomputed in backward", *lines, f"  in all {ops:,} of {len(plan.nodes):,} ops, {extra} a step"]
+    total = f"  in all {recomputed_ops(plan):,} of {len(plan.nodes):,} ops, {extra} a step"
+    return ["Recomputed in backward", *lines, total]
 
 
 def _segments(number: int) -> str:
@@ -260,22 +176,64 @@ def _segments(number: int) -> str:
 
 def _step(plan: Plan) -> list[str]:
     p = plan.predicted
-    split = {
-        "compute": p.compute_seconds,
-        "recompute": p.recompute_seconds,
-        "communication": p.comm_seconds,
-        "optimizer": p.optimizer_seconds,
-    }
-    rows = [[name, show_seconds(seconds), show_share(seconds, p.step_seconds)] for name, seconds in split.items()]
+    rows = [
+        [name, show_seconds(seconds), show_share(seconds, p.step_seconds)] for name, seconds in step_parts(p).items()
+    ]
     rows.append(["step", show_seconds(p.step_seconds), ""])
     lines = ["Predicted seconds of a step", *table(rows, "<>>")]
     if p.step_seconds and p.flops:
-        rate = p.flops / math.prod(plan.mesh_shape) / p.step_seconds
         lines.append(
-            f"  {significant(p.flops / 1e12)} TFLOP a step (model FLOPs, forward and backward): "
-            f"{significant(rate / 1e12)} TFLOP/s per device"
+            f"  {show_amount(p.flops, 'FLOP')} a step (model FLOPs, forward and backward): "
+            f"{show_amount(flops_per_device_second(plan), 'FLOP/s')} per device"
         )
     return lines
+
+
+def _comparison(plan: Plan) -> list[str]:
+    if not plan.comparison:
+        return []
+    return ["Beside known schemes, at the same prices", *comparison_table(plan)]
+
+
+def _tradeoff(plan: Plan) -> list[str]:
+    return ["Under other budgets", *tradeoff_table(plan)] if plan.tradeoff else []
+
+
+def tradeoff_table(plan: Plan) -> list[str]:
+    """Seconds by budget; nothing where no other budget was planned."""
+    own = plan.predicted.step_seconds
+    rows = [
+        [
+            show_bytes(p.budget_bytes),
+            show_seconds(p.step_seconds),
+            show_seconds(p.recompute_seconds),
+            f"{p.step_seconds / own:.2f}x" if own else "",
+        ]
+        for p in plan.tradeoff
+    ]
+    return table(rows, ">>>>", head=["budget", "step", "recompute", "of this"]) if rows else []
+
+
+def comparison_table(plan: Plan) -> list[str]:
+    """The plan and its alternatives; what does not fit stands with its fastest plan of any memory."""
+    own = plan.predicted
+    moved = sum(c.bytes * c.count for c in plan.collectives)
+    entries = [("this plan", own, moved, "fits", "")]
+    for a in plan.comparison:
+        needs = f"needs {show_bytes(a.smallest_budget_bytes)}" if a.smallest_budget_bytes else "no plan"
+        entries.append((a.name, a.predicted, a.comm_bytes, "fits" if a.fits else needs, a.note))  # type: ignore[arg-type]
+    rows, notes = [], []
+    for name, p, moved, fits, note in entries:
+        if note:
+            notes += wrap(f"{name}: {note}", "  ", "    ")
+        if p is None:
+            rows.append([name, "", "", "", "", "", "", "", fits])
+            continue
+        times = f"{p.step_seconds / own.step_seconds:.2f}x" if own.step_seconds else ""
+        seconds = [show_seconds(t) for t in (p.step_seconds, p.compute_seconds, p.recompute_seconds, p.comm_seconds)]
+        rows.append([name, seconds[0], times, *seconds[1:], show_bytes(moved), show_bytes(p.peak_bytes), fits])
+    head = ["", "step", "of this", "compute", "recompute", "collectives", "bytes in", "peak", "memory"]
+    return [*table(rows, "<>>>>>>><", head=head), *notes]
 
 
 def _search(plan: Plan) -> list[str]:

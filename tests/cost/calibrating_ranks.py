@@ -1,10 +1,11 @@
-"""Run under torchrun: `autopar.calibrate` itself, but every rank also writes what it got to OUT.<rank>."""
+"""Run under torchrun: `autopar profile` itself, but every rank also writes what it got to OUT.<rank>."""
 
 import os
 import sys
 from typing import Any
 
 from autopar import calibrate
+from autopar.cli import main
 from autopar.cluster import Cluster
 
 measure = calibrate.measure_host
@@ -18,4 +19,4 @@ def measured_and_written(*args: Any, **kwargs: Any) -> Cluster:
 
 if __name__ == "__main__":
     calibrate.measure_host = measured_and_written
-    sys.exit(calibrate.main())
+    main(["profile", *sys.argv[1:]])

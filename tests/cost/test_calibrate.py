@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from autopar.calibrate import main, measure_host
+from autopar.calibrate import measure_as_rank, measure_host
 from autopar.cluster import Axis, Cluster
 from autopar.cost import collective_seconds
 from autopar.cost.collectives import KINDS
 from autopar.cost.fitting import Sample, fit_axis
+from autopar.errors import InputError
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 TRUE = [
@@ -65,7 +66,7 @@ def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
     out = tmp_path / "cluster.json"
-    done = torchrun("--mesh", "1x2", "--names", "dp,tp", "--seconds", "0.5", "--out", str(out))
+    done = torchrun("--mesh", "1x2", "--axis-names", "dp,tp", "--seconds", "0.5", "--out", str(out))
     assert done.returncode == 0, done.stderr
     cluster = Cluster.load(out)
     assert [Cluster.load(f"{out}.{rank}") for rank in (0, 1)] == [cluster, cluster]
@@ -74,10 +75,8 @@ def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
     assert 0 < small < large
 
 
-def test_a_mesh_of_other_size_is_one_clear_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mesh_of_other_size_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
-    assert main(["--mesh", "4x8", "--out", str(tmp_path / "cluster.json")]) == 2
-    assert "4x8" in capsys.readouterr().err
+    with pytest.raises(InputError, match="4x8 is not one of 1 processes"):
+        measure_as_rank((4, 8), None, 1.0)

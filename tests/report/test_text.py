@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from autopar.plans import Plan
+import pytest
+
+from autopar.plans import Alternative, Plan
+from autopar.report.figures import summary
 from autopar.report.tables import WIDTH, show_seconds
 from autopar.sizes import show_bytes
 
@@ -37,7 +41,7 @@ def test_summary_names_mesh_budget_size_and_proof(plan: Plan) -> None:
 def test_repeated_blocks_are_told_once(plan: Plan) -> None:
     layouts = _section(plan.explain(), "Layouts")
     assert [line.split() for line in layouts if "c_proj" in line] == [
-        ["c_proj", "·", "linear", "8x256x64", "S0", "b", "P", "i"]
+        ["c_proj", "·", "linear", "8x256x64", "S0", "P", "input", "features"]
     ]
     assert any("h.{0-3}" in line for line in layouts)
     assert not any("view" in line for line in layouts)
@@ -81,6 +85,53 @@ def test_recompute_folds_block_numbers(plan: Plan) -> None:
 def test_shares_of_the_step_are_of_the_whole(plan: Plan) -> None:
     shares = [float(line.split()[-2]) for line in _section(plan.explain(), "Predicted") if line.endswith("%")]
     assert abs(sum(shares) - 100) < 0.3
+
+
+def test_only_letters_with_a_meaning_are_told(plan: Plan) -> None:
+    lines = _section(plan.explain(), "Layouts")
+    assert any(line.split()[-3:] == ["S2", "output", "features"] for line in lines if "c_fc" in line)
+    assert [line.split()[-2:] for line in lines if "· add" in line] == [["S0", "R"]]  # "b" of an addition is any dim
+
+
+def test_flops_have_the_prefix_that_suits_them(plan: Plan) -> None:
+    assert "10.0 GFLOP a step" in plan.explain()
+    small = replace(plan, predicted=replace(plan.predicted, flops=2_500_000))
+    assert "2.50 MFLOP a step" in small.explain()
+
+
+def test_what_is_hidden_behind_compute_is_told_apart(plan: Plan) -> None:
+    overlapped = replace(plan, predicted=replace(plan.predicted, step_seconds=0.24))
+    assert any(line.split()[:3] == ["hidden", "-10.0", "ms"] for line in _section(overlapped.explain(), "Predicted"))
+
+
+def test_alternatives_stand_beside_the_plan(plan: Plan) -> None:
+    assert "Beside" not in plan.explain()
+    slower = replace(plan.predicted, step_seconds=0.5, moments=())
+    compared = replace(
+        plan,
+        comparison=(
+            Alternative("ddp", False, slower, 2**30, smallest_budget_bytes=80 * 2**20),
+            Alternative("fsdp", True, slower, 2**20, note="feasible: a plan 3.0 % faster may exist"),
+            Alternative("hsdp", False, None, note="constraint 'hsdp' needs a mesh of two axes or more"),
+        ),
+    )
+    rows = [" ".join(line.split()) for line in _section(compared.explain(), "Beside")]
+    assert rows[1].startswith("this plan 250 ms 1.00x 200 ms")
+    assert rows[1].endswith("43.0 MiB fits")
+    assert rows[2].startswith("ddp 500 ms 2.00x") and rows[2].endswith("1.0 GiB 43.0 MiB needs 80.0 MiB")
+    assert rows[4] == "hsdp no plan"
+    assert rows[5:] == [
+        "fsdp: feasible: a plan 3.0 % faster may exist",
+        "hsdp: constraint 'hsdp' needs a mesh of two axes or more",
+    ]
+
+
+def test_the_summary_holds_the_same_figures_as_json(plan: Plan) -> None:
+    figures = json.loads(json.dumps(summary(plan)))
+    assert sum(c["bytes"] for c in figures["collectives"]) == sum(c.bytes * c.count for c in plan.collectives)
+    assert sum(figures["step_seconds_by_part"].values()) == pytest.approx(figures["step_seconds"])
+    assert sum(figures["peak_bytes_by_part"].values()) == figures["peak_bytes"]
+    assert figures["recompute"] == [{"name": "transformer.h.{0,1,3}", "segments": 3}]
 
 
 def test_notes_come_last(plan: Plan) -> None:

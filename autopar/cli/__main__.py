@@ -1,0 +1,5 @@
+"""`python -m autopar.cli`, and what torchrun starts for `autopar profile`."""
+
+from autopar.cli.app import main
+
+main()

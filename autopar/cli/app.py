@@ -1,0 +1,70 @@
+"""The commands together, and how each of them ends.
+
+Exit codes: 0 done; 2 something the user can mend; 3 `check` found that it does not fit; 1 something that nobody
+foresaw; 130 stopped by the user. All but 0 and 3 are told in one line on standard error; with AUTOPAR_DEBUG set in the
+environment, an unforeseen error with its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import autopar
+from autopar.cli.measuring import profile
+from autopar.cli.planning import check, compare, plan, search
+from autopar.cli.reading import explain, report
+from autopar.errors import AutoparError
+from autopar.sources import told
+
+app = typer.Typer(
+    name="autopar",
+    help="Plans distributed training of a PyTorch model: sharding and recompute, under a memory budget.",
+    epilog="Exit codes: 0 done; 2 something that you can mend, told in one line; 3 check: it does not fit; "
+    "1 something that nobody foresaw. NO_COLOR turns colours off.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (plan, explain, compare, report, search, check, profile):
+    app.command()(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit, as the module says."""
+    try:
+        code = app(arguments, prog_name="autopar", standalone_mode=False)
+    except (AutoparError, typer.TyperException) as error:
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        sys.stderr.close()
+        sys.exit(141)
+    except Exception as error:
+        if os.environ.get("AUTOPAR_DEBUG"):
+            raise
+        print(f"error: unforeseen {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(code or 0)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"autopar {autopar.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,207 @@
+"""The commands that plan: `plan`, `compare`, `search` and `check`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
+from autopar.cli.question import MeshQuestion, Question, asks, prepared, traced_source
+from autopar.cluster import Cluster
+from autopar.comparison import alternatives
+from autopar.comparison import tradeoff as budget_ladder
+from autopar.errors import InfeasibleError, InputError
+from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
+from autopar.planning import Stopwatch, check_fingerprints, fingerprints, request_of
+from autopar.plans import Plan
+from autopar.precision import Precision
+from autopar.report.figures import alternative_figures, limit_bytes, summary
+from autopar.report.tables import show_seconds, table
+from autopar.report.text import comparison_table, tradeoff_table
+from autopar.sizes import show_bytes
+
+DOES_NOT_FIT = 3
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Out = Annotated[Path | None, typer.Option(help="Write the plan here, as JSON.")]
+
+
+@asks
+def plan(question: MeshQuestion, out: Out = None, json: Json = False) -> None:
+    """Plan the training of MODEL and print what the plan does. Needs no GPU and no memory for weights."""
+    check_folder("--out", out)
+    request = question.request()
+    with progress("...") as status:
+        made = prepared(question, request, status).solve(
+            memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints
+        )
+    _tell(made, json, out)
+
+
+@asks
+def compare(
+    question: MeshQuestion,
+    against: Annotated[list[str] | None, typer.Option(help="Preset to compare with; may be repeated.")] = None,
+    tradeoff: Annotated[int, typer.Option(min=0, help="Other budgets to plan too, for a curve (2 or more).")] = 0,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Plan MODEL and hold the plan against ddp, fsdp, tp, fsdp+tp and hsdp at the same prices."""
+    check_folder("--out", out)
+    request = question.request()
+    with progress("...") as status:
+        ready = prepared(question, request, status)
+        made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+        found = []
+        status.update("solving the first preset ...")
+        for alternative in alternatives(ready, against or None):
+            found.append(alternative)
+            status.update(f"solved {alternative.name}, going on ...")
+        points = []
+        for point in budget_ladder(ready, tradeoff) if tradeoff else ():
+            points.append(point)
+            status.update(f"solving budget {len(points) + 1} of {tradeoff} ...")
+    made = replace(made, comparison=tuple(found), tradeoff=tuple(points))
+    if json:
+        own = {**alternative_figures_of(made), "certificate": dict(vars(made.certificate))}
+        curve = [dict(vars(point)) for point in points]
+        say_json({"plan": own, "alternatives": [alternative_figures(a) for a in found], "tradeoff": curve})
+    else:
+        parts = [comparison_table(made), tradeoff_table(made)]
+        say("\n\n".join("\n".join(lines) for lines in parts if lines) + "\n")
+    if out is not None:
+        write(made.to_json(), out, "plan")
+
+
+def alternative_figures_of(made: Plan) -> dict[str, object]:
+    """The chosen plan's figures under the names of its alternatives'."""
+    figures = summary(made)
+    kept = {key: figures[key] for key in ("step_seconds", "step_seconds_by_part", "peak_bytes", "limit_bytes")}
+    return {**kept, "comm_bytes": sum(c.bytes * c.count for c in made.collectives)}
+
+
+@asks
+def search(
+    question: Question,
+    devices: Annotated[int, typer.Option(min=1, help="How many devices there are.", show_default=False)],
+    most_axes: Annotated[int, typer.Option(min=1, max=3, help="Axes of a mesh at most.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Write the best plan here, as JSON.")] = None,
+    json: Json = False,
+) -> None:
+    """Find the mesh: plan MODEL on every factorisation of DEVICES into axes, fastest first."""
+    check_folder("--out", out)
+    if question.cluster.endswith(".json"):
+        raise InputError(
+            f"--cluster {question.cluster} was measured on one mesh: search takes a preset (a100, h100, cpu)"
+        )
+    request = question.on(Cluster.preset(question.cluster, (devices,)))
+    meshes = list(factorisations(devices, most_axes))
+    results: list[MeshResult] = []
+    with progress("...") as status:
+        ready = prepared(question, request, status)
+        for number, result in enumerate(planned_meshes(ready, question.cluster, meshes), 1):
+            results.append(result)
+            status.update(f"solving mesh {min(number + 1, len(meshes))} of {len(meshes)} ...")
+    best, *_ = ordered = ranked(results)
+    if best.plan is None:
+        raise InfeasibleError(
+            f"no plan fits on any mesh of {devices} devices; the least that one needs, on {_mesh(best)}: {best.note}",
+            smallest_budget_bytes=best.smallest_budget_bytes,
+        )
+    if json:
+        say_json([_figures(result) for result in ordered])
+    else:
+        rows = [_row(result, best.plan.predicted.step_seconds) for result in ordered]
+        head = ["mesh", "step", "of best", "compute", "communication", "peak memory", "gap"]
+        say("\n".join(table(rows, "<>>>>><", head=head, indent=0)) + "\n")
+    if out is not None:
+        write(best.plan.to_json(), out, "plan")
+
+
+def _mesh(result: MeshResult) -> str:
+    return "x".join(map(str, result.mesh_shape))
+
+
+def _row(result: MeshResult, best_seconds: float) -> list[str]:
+    if result.plan is None:
+        needs = show_bytes(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
+        return [_mesh(result), "", "", "", "", f"needs {needs}", ""]
+    p = result.plan.predicted
+    return [
+        _mesh(result),
+        show_seconds(p.step_seconds),
+        f"{p.step_seconds / best_seconds:.2f}x",
+        show_seconds(p.compute_seconds + p.recompute_seconds),
+        show_seconds(p.comm_seconds),
+        show_bytes(p.peak_bytes),
+        f"{100 * result.plan.certificate.gap:.2f} %",
+    ]
+
+
+def _figures(result: MeshResult) -> dict[str, object]:
+    made = {"mesh": list(result.mesh_shape), "smallest_budget_bytes": result.smallest_budget_bytes, "note": result.note}
+    return {**made, **(alternative_figures_of(result.plan) if result.plan else {})}
+
+
+@asks
+def check(
+    question: MeshQuestion,
+    plan: Annotated[Path | None, typer.Option(help="Check that this plan (JSON) is one of MODEL on this mesh.")] = None,
+    json: Json = False,
+) -> int:
+    """Say whether the training of MODEL fits. Exit code 0 if it does, 3 if it does not."""
+    if plan is not None:
+        return _check_plan(question, load_plan(plan), json)
+    request = question.request()
+    with progress("...") as status:
+        ready = prepared(question, request, status)
+        try:
+            made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+        except InfeasibleError as error:
+            if error.smallest_budget_bytes is None:
+                raise
+            status.stop()
+            if json:
+                say_json({"fits": False, "smallest_budget_bytes": error.smallest_budget_bytes, "note": error.message})
+            else:
+                say(f"does not fit: {error.message}\n")
+            return DOES_NOT_FIT
+    return _fits(made, json)
+
+
+def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
+    """A plan that was made before, against the model and mesh of now."""
+    cluster = question.request().cluster
+    if cluster.shape != tuple(loaded.mesh_shape):
+        here, there = ("x".join(map(str, shape)) for shape in (cluster.shape, loaded.mesh_shape))
+        raise InputError(f"the plan is for a mesh of {there}, not of {here}: plan again for this mesh")
+    request = request_of(cluster, precision=Precision.from_dict(loaded.precision), micro_batches=loaded.micro_batches)
+    with progress("...") as status:
+        source, traced = traced_source(question, request, status, Stopwatch())
+    check_fingerprints(loaded, fingerprints(source.model, traced, cluster.shape))
+    return _fits(loaded, json)
+
+
+def _fits(made: Plan, json: bool) -> int:
+    """The answer for a plan: its peak against its budget."""
+    limit, peak = limit_bytes(made), made.predicted.peak_bytes
+    fits = limit is None or peak <= limit
+    if json:
+        say_json({"fits": fits, **alternative_figures_of(made)})
+    else:
+        of = f" of {show_bytes(limit)}" if limit is not None else ""
+        seconds = show_seconds(made.predicted.step_seconds)
+        say(f"{'fits' if fits else 'does not fit'}: {show_bytes(peak)}{of} per device at the peak, {seconds} a step\n")
+    return 0 if fits else DOES_NOT_FIT
+
+
+def _tell(made: Plan, json: bool, out: Path | None) -> None:
+    if json:
+        print(made.to_json())
+    else:
+        say(made.explain())
+    if out is not None:
+        write(made.to_json(), out, "plan")

@@ -1,0 +1,163 @@
+"""What the planning commands ask, once: a model, how it trains, on which devices."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from rich.status import Status
+
+from autopar.cluster import Cluster
+from autopar.errors import InputError
+from autopar.planning import Prepared, Request, Stopwatch, prepare, request_of, trace_for
+from autopar.sizes import parse_bytes
+from autopar.sources import Source, load_source
+from autopar.tracing import Traced
+
+_MODEL = (
+    "hf:ARCHITECTURE (hf:GPT2LMHeadModel), or module:function that returns a model, or (model, meta_args), "
+    "or (model, meta_args, loss_fn)."
+)
+_CONSTRAINT = "ddp, fsdp, tp, fsdp+tp, hsdp, or a pin by name; may be repeated."
+_BATCH = "Sequences or pictures of one optimizer step, all devices together; for models that bring no examples."
+_CLUSTER = "What the mesh is made of: a100, h100, cpu, or a profile (JSON)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A model and its training."""
+
+    model: Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
+    batch: Annotated[int | None, typer.Option(min=1, help=_BATCH)] = None
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence. Default: what the config allows, at most 2048.")
+    ] = None
+    config: Annotated[Path | None, typer.Option(help="Hugging Face config (JSON) for hf:ARCHITECTURE.")] = None
+    cluster: Annotated[str, typer.Option(help=_CLUSTER)] = "h100"
+    memory: Annotated[str | None, typer.Option(help="Budget of one device, with unit: 70GiB. Default: all it has.")] = (
+        None
+    )
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, fp32 on CPU.")
+    ] = None
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd or sgd-momentum.")] = "adamw"
+    micro_batches: Annotated[int, typer.Option(min=1, help="Backward passes of one optimizer step.")] = 1
+    constraint: Annotated[list[str] | None, typer.Option(help=_CONSTRAINT)] = None
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 60
+
+    def on(self, cluster: Cluster) -> Request:
+        """As the planner takes it; the memory is read before anything is built."""
+        return request_of(
+            cluster,
+            memory_budget=parse_bytes(self.memory) if self.memory is not None else None,
+            precision=self.precision,
+            micro_batches=self.micro_batches,
+            optimizer=self.optimizer,
+            constraints=tuple(self.constraint or ()),
+            time_limit=self.time_limit,
+        )
+
+    def source(self) -> Source:
+        """The model, on the meta device, with examples of one micro-batch."""
+        batch = self.batch
+        if batch is not None and batch % self.micro_batches:
+            raise InputError(f"a batch of {batch} does not divide into {self.micro_batches} micro-batches")
+        examples = batch // self.micro_batches if batch is not None else None
+        return load_source(self.model, batch=examples, sequence=self.seq, config=self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshQuestion(Question):
+    """A model, its training and a mesh."""
+
+    mesh: Annotated[
+        str, typer.Option(help="Devices along each mesh axis, slowest first: 8, 4x8, 2x4x8.", show_default=False)
+    ]
+    axis_names: Annotated[str | None, typer.Option(help="Names of the mesh axes: dp,tp.")] = None
+
+    def request(self) -> Request:
+        return self.on(cluster_of(self.cluster, self.mesh, self.axis_names))
+
+
+AnyQuestion = TypeVar("AnyQuestion", bound=Question)
+
+
+def asks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command whose first parameter is a question, as typer wants it: the question's fields are its options."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    hints = get_type_hints(command, include_extras=True)
+    kind: type[Question] = hints[next(iter(inspect.signature(command).parameters))]
+    asked = get_type_hints(kind, include_extras=True)
+    required = [f.name for f in fields(kind) if f.default is MISSING]
+    defaults = {f.name: inspect.Parameter.empty if f.name in required else f.default for f in fields(kind)}
+    order = [*required, *(name for name in defaults if name not in required)]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=asked[name])
+        for name in order
+    ]
+    parameters += [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(p.name, p.annotation)) for p in own
+    ]
+
+    def run(**given: Any) -> Any:
+        question = kind(**{name: given.pop(name) for name in defaults})
+        return command(question, **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def traced_source(question: Question, request: Request, status: Status, watch: Stopwatch) -> tuple[Source, Traced]:
+    """Build and trace the model; what the source says of the loss counts for the request too."""
+    status.update("building the model ...")
+    source = question.source()
+    status.update("tracing ...")
+    return source, trace_for(source.model, source.meta_args, None, with_loss(request, source), watch)
+
+
+def with_loss(request: Request, source: Source) -> Request:
+    from dataclasses import replace
+
+    return replace(request, loss_fn=source.loss_fn)
+
+
+def prepared(question: Question, request: Request, status: Status) -> Prepared:
+    """Everything before the first solve, with a word on what is going on."""
+    watch = Stopwatch()
+    source, traced = traced_source(question, request, status, watch)
+    status.update("listing strategies ...")
+    made = prepare(source.model, traced, with_loss(request, source), watch)
+    status.update("solving ...")
+    return made
+
+
+def mesh_shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
+        raise InputError(f"--mesh {text!r} is no mesh: write the devices along each axis, like 8 or 4x8")
+    return tuple(map(int, text.split("x")))
+
+
+def axis_words(text: str | None) -> tuple[str, ...] | None:
+    return tuple(part.strip() for part in text.split(",")) if text is not None else None
+
+
+def cluster_of(name: str, mesh: str, axis_names: str | None) -> Cluster:
+    """The preset or profile `name` on the mesh."""
+    shape, names = mesh_shape(mesh), axis_words(axis_names)
+    if not name.endswith(".json"):
+        return Cluster.preset(name, shape, names)
+    loaded = Cluster.load(name)
+    if loaded.shape != shape or (names is not None and loaded.axis_names != names):
+        there = "x".join(map(str, loaded.shape))
+        raise InputError(
+            f"the profile {name} was measured on a mesh of {there} ({', '.join(loaded.axis_names)}): ask for that one, "
+            "or measure this one"
+        )
+    return loaded

@@ -1,0 +1,81 @@
+"""The chosen plan beside presets and other budgets, all solved from one preparation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.planning import Prepared
+from autopar.plans import Alternative, Plan, TradeoffPoint
+
+_UNBOUNDED_BYTES = 1 << 60
+
+
+def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iterator[Alternative]:
+    """One preset after the other: its best plan under the request's budget, or why there is none.
+
+    None asks for all that the mesh has axes for. The request's pins hold for the presets too; a preset among its
+    constraints gives way to the one compared with.
+    """
+    from autopar.solver.constraints import PRESETS
+
+    unknown = [name for name in names or () if name not in PRESETS]
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is no preset to compare with: use {', '.join(PRESETS)}")
+    pins = tuple(text for text in prepared.request.constraints if text.strip() not in PRESETS)
+    for name in PRESETS if names is None else names:
+        try:
+            yield _alternative(prepared, name, (*pins, name))
+        except InputError as error:  # it needs another mesh: the pins were read before, for the plan itself
+            if names is not None:
+                yield Alternative(name, fits=False, predicted=None, note=error.message)
+
+
+def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> Alternative:
+    budget = prepared.request.memory_budget_bytes
+    try:
+        return _of(name, prepared.solve(memory_budget_bytes=budget, constraints=constraints))
+    except InputError:
+        raise
+    except AutoparError as error:
+        smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
+        if smallest is None:  # the pins exclude it, or the solver's time was over
+            return Alternative(name, fits=False, predicted=None, note=error.message)
+    free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
+    return replace(_of(name, free), fits=False, smallest_budget_bytes=smallest)
+
+
+def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
+    """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more."""
+    if points < 2:
+        raise InputError(f"a trade-off of {points} points is no curve: ask for 2 or more")
+    constraints = prepared.request.constraints
+    free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
+    least, most = 1, free.predicted.peak_bytes
+    try:
+        prepared.solve(memory_budget_bytes=1, constraints=constraints)
+    except InfeasibleError as error:
+        if error.smallest_budget_bytes is None:
+            raise
+        least = error.smallest_budget_bytes
+    for i in range(points - 1):
+        budget = least + (most - least) * i // (points - 1)
+        yield _point(budget, prepared.solve(memory_budget_bytes=budget, constraints=constraints))
+    yield _point(most, free)
+
+
+def _point(budget_bytes: int, made: Plan) -> TradeoffPoint:
+    p = made.predicted
+    return TradeoffPoint(budget_bytes, p.peak_bytes, p.step_seconds, p.recompute_seconds)
+
+
+def _of(name: str, made: Plan) -> Alternative:
+    proof = made.certificate
+    return Alternative(
+        name,
+        fits=True,
+        predicted=replace(made.predicted, moments=()),
+        comm_bytes=sum(c.bytes * c.count for c in made.collectives),
+        note="" if proof.status == "optimal" else f"{proof.status}: a plan {100 * proof.gap:.1f} % faster may exist",
+    )

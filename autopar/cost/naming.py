@@ -1,0 +1,40 @@
+"""What a stretch of the graph is called: by the user's modules, not by positions of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from autopar.graph import SCOPE, output_tensors, target_name
+
+
+def stretch_name(nodes: Sequence[fx.Node]) -> str:
+    """The numbered block that holds all ops of the stretch, or "first to last" of its modules.
+
+    An op that the model's own forward calls stands with its function's name: "transformer.ln_f to cross_entropy".
+    """
+    calls = [node for node in nodes if node.op.startswith("call") and output_tensors(node)]
+    if not calls:
+        return "inputs and parameters"
+    shared = _shared([[path for path, _ in node.meta.get(SCOPE, ())] for node in calls])
+    if any(part.isdigit() for part in shared.split(".")):
+        return shared
+    names = [_name(node) for node in calls]
+    leaves = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    return leaves[0] if leaves[0] == leaves[-1] else f"{leaves[0]} to {leaves[-1]}"
+
+
+def _shared(paths: Sequence[Sequence[str]]) -> str:
+    """The deepest module around all ops; those of the model's own forward do not count."""
+    shared = ""
+    for parts in zip(*[p for p in paths if p], strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared = parts[0]
+    return shared
+
+
+def _name(node: fx.Node) -> str:
+    scope = node.meta.get(SCOPE, ())
+    return scope[-1][0] if scope else target_name(node).rpartition(".")[2]

@@ -1,0 +1,145 @@
+"""Planned models under accelerate and the Trainer of transformers.
+
+Plan with `inputs="local"`: these libraries give every process its own part of the batch, and a planned model puts the
+parts together where the plan wants them, also where several processes work on the same rows. The batch of a step is the
+sum of the parts, as with data parallelism, and so are gradients: those of the mean over the whole batch.
+
+A planned model moves its gradients itself. What would be done to it a second time is kept off by two marks:
+
+- accelerate wraps no model in DDP (nor moves it, nor puts autocast around it) that says it is prepared already;
+- the Trainer multiplies the loss by the number of processes, for DDP to divide it, unless the model takes no loss
+  arguments; a planned model's loss is the global mean already.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from transformers import Trainer, TrainingArguments
+
+from autopar.errors import InputError
+from autopar.runtime.model_class import ATTRIBUTE
+
+_PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def adopt(model: Model) -> Model:
+    """Let accelerate and the Trainer leave a planned model as it is; the model itself is returned."""
+    if not hasattr(model, ATTRIBUTE):
+        raise InputError(
+            f"this {type(model).__name__} is not planned: pass it through autoparallelize first, with inputs='local'"
+        )
+    model._is_accelerate_prepared = True  # type: ignore[assignment]
+    model.accepts_loss_kwargs = False  # type: ignore[assignment]
+    return model
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict with whole tensors on the CPU of rank 0, empty elsewhere; every rank must call it.
+
+    One tensor at a time is whole on every device. Tied tensors stay one.
+    """
+    writer = not dist.is_initialized() or dist.get_rank() == 0
+    whole: dict[int, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in whole:
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            whole[id(tensor)] = full.detach().cpu() if writer else torch.empty(0)
+        state[name] = whole[id(tensor)]
+    return state if writer else {}
+
+
+def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:
+    """`model.save_pretrained(folder)` for a planned model: every rank calls it, rank 0 writes, all wait for it.
+
+    Works for models of transformers and of peft; `from_pretrained` reads the folder on any number of processes.
+    """
+    state = whole_state(model)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        model.save_pretrained(str(folder), state_dict=state, **options)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+class PlannedTrainer(Trainer):
+    """The Trainer for a planned model: trained as it is, saved whole by rank 0, resumed from parts.
+
+    `per_device_train_batch_size` is what one process passes, as ever. A checkpoint holds the whole model, as others
+    read it, and unless `save_only_model` is set a folder of `torch.distributed.checkpoint` with model, optimizer and
+    the counter of random masks, from which training resumes on any mesh.
+    """
+
+    def __init__(self, model: nn.Module, args: TrainingArguments, **options: Any) -> None:
+        adopt(model)
+        if getattr(model, ATTRIBUTE).programs[0].plan.inputs != "local":
+            raise InputError("the Trainer gives every process its own part of the batch: plan with inputs='local'")
+        if args.load_best_model_at_end and args.save_only_model:
+            raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
+        super().__init__(model=model, args=args, **options)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        super()._save(output_dir, state_dict=whole_state(self.model) if state_dict is None else state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        model, optimizer = get_state_dict(self.model, self._plain_optimizer())
+        state = {"model": model, "optimizer": optimizer, "random": self._random_state()}
+        save(state, checkpoint_id=Path(output_dir, _PARTS))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, _SCHEDULER))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        state = {"model": get_model_state_dict(self.model)}
+        load(state, checkpoint_id=_parts_of(resume_from_checkpoint))
+        set_model_state_dict(self.model, state["model"])
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        if checkpoint_folder is None:
+            return
+        optimizer = self._plain_optimizer()
+        parts, masks = get_optimizer_state_dict(self.model, optimizer), self._random_state()
+        load({"optimizer": parts, "random": masks}, checkpoint_id=_parts_of(checkpoint_folder))
+        set_optimizer_state_dict(self.model, optimizer, parts)
+        random = getattr(self.model, ATTRIBUTE).random
+        if random is not None:
+            random.load_state_dict(masks)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint_folder, _SCHEDULER), weights_only=True))
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+    def _plain_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer without accelerate around it."""
+        optimizer: Any = self.optimizer
+        plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+        return plain
+
+    def _random_state(self) -> dict[str, torch.Tensor]:
+        random = getattr(self.model, ATTRIBUTE).random
+        state: dict[str, torch.Tensor] = random.state_dict() if random is not None else {}
+        return state
+
+
+def _parts_of(folder: str) -> Path:
+    parts = Path(folder, _PARTS)
+    if not parts.is_dir():
+        raise InputError(
+            f"{folder} holds no model in parts ({_PARTS}/): training resumes from what PlannedTrainer wrote without "
+            "save_only_model"
+        )
+    return parts

@@ -1,0 +1,70 @@
+"""Given devices, which mesh: the factorisations of their number into axes, each planned, from one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.planning import Prepared
+from autopar.plans import Plan
+
+
+@dataclass(frozen=True)
+class MeshResult:
+    """The best plan on one mesh; None where none fits, and `note` says why."""
+
+    mesh_shape: tuple[int, ...]
+    plan: Plan | None
+    smallest_budget_bytes: int | None = None
+    note: str = ""
+
+
+def factorisations(devices: int, most_axes: int) -> Iterator[tuple[int, ...]]:
+    """The meshes of so many devices, of one to `most_axes` axes, none of size one; order counts.
+
+    Ranks fill a node along the last axis, so (2, 4) and (4, 2) are joined by different links.
+
+    >>> list(factorisations(8, 2))
+    [(8,), (2, 4), (4, 2)]
+    """
+    yield (devices,)
+    for axes in range(2, most_axes + 1):
+        yield from _ordered(devices, axes)
+
+
+def _ordered(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
+    if axes == 1:
+        if devices > 1:
+            yield (devices,)
+        return
+    for first in range(2, devices // 2 + 1):
+        if devices % first == 0:
+            yield from ((first, *rest) for rest in _ordered(devices // first, axes - 1))
+
+
+def planned_meshes(prepared: Prepared, preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
+    """The plan of each mesh of devices of `preset`, in the order given."""
+    request = prepared.request
+    for shape in meshes:
+        here = prepared.on(Cluster.preset(preset, shape))
+        try:
+            made = here.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+        except InputError:
+            raise
+        except AutoparError as error:  # nothing fits, or the solver's time was over
+            smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
+            yield MeshResult(shape, None, smallest, error.message)
+        else:
+            yield MeshResult(shape, made)
+
+
+def ranked(results: Sequence[MeshResult]) -> list[MeshResult]:
+    """Fastest first; those without a plan last, by the memory that they need."""
+
+    def key(result: MeshResult) -> tuple[bool, float]:
+        needs = float(result.smallest_budget_bytes or "inf")
+        return result.plan is None, needs if result.plan is None else result.plan.predicted.step_seconds
+
+    return sorted(results, key=key)

@@ -1,0 +1,18 @@
+"""One colour for each kind of bytes and part of a step, the same in every picture; never the only sign of it."""
+
+COLOURS = {
+    "parameters": "#4e79a7",
+    "master weights": "#86a8d0",
+    "optimizer state": "#b07aa1",
+    "inputs and outputs": "#9c9c9c",
+    "gathered parameters": "#76b7b2",
+    "activations": "#59a14f",
+    "gradients": "#e15759",
+    "unreduced gradients": "#ff9d9a",
+    "replayed block": "#edc948",
+    "workspace": "#f28e2b",
+    "compute": "#4e79a7",
+    "recompute": "#edc948",
+    "communication": "#e15759",
+    "optimizer": "#b07aa1",
+}

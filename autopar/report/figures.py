@@ -1,0 +1,147 @@
+"""The figures of a plan as every report tells them: sums over collectives, memory, recompute and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.plans import Alternative, Moment, Plan, Prediction, Segment
+from autopar.report.folding import ranges
+
+PARAMETER = "parameter "  # how a collective's cause begins that serves a parameter and its gradient
+
+
+@dataclass(frozen=True)
+class CollectiveSum:
+    """The collectives of one kind, phase and axis; `bytes` are those that one device hands in in a step.
+
+    `causes`: what the bytes are moved for, largest first, all parameters together.
+    """
+
+    kind: str
+    phase: str
+    axis: str
+    calls: int
+    bytes: int
+    seconds: float
+    causes: tuple[tuple[str, int], ...]
+
+
+def collective_sums(plan: Plan) -> list[CollectiveSum]:
+    """By kind, phase and axis, the longest first."""
+    groups: defaultdict[tuple[str, str, str], list[Any]] = defaultdict(list)
+    for c in plan.collectives:
+        groups[c.kind, c.phase, plan.axis_names[c.axis]].append(c)
+    sums = []
+    for key, members in groups.items():
+        causes = Counter[str]()
+        for c in members:
+            causes["parameters" if c.cause.startswith(PARAMETER) else c.cause] += c.bytes * c.count
+        calls = sum(c.count for c in members)
+        sums.append(
+            CollectiveSum(*key, calls, causes.total(), sum(c.seconds for c in members), tuple(causes.most_common()))
+        )
+    return sorted(sums, key=lambda s: -s.seconds)
+
+
+def step_parts(predicted: Prediction) -> dict[str, float]:
+    """Seconds of a step by what they are spent on; "hidden" is negative: what runs behind something else."""
+    parts = {
+        "compute": predicted.compute_seconds,
+        "recompute": predicted.recompute_seconds,
+        "communication": predicted.comm_seconds,
+        "optimizer": predicted.optimizer_seconds,
+    }
+    hidden = predicted.step_seconds - sum(parts.values())
+    if abs(hidden) > 1e-6 * predicted.step_seconds:
+        parts["hidden"] = hidden
+    return parts
+
+
+def limit_bytes(plan: Plan) -> int | None:
+    """What the peak is held to: the budget, else what a device has."""
+    found: int | None = plan.memory_budget_bytes or plan.cluster.get("device", {}).get("memory_bytes")
+    return found
+
+
+def peak_moment(plan: Plan) -> Moment | None:
+    return max(plan.predicted.moments, key=lambda moment: moment.total_bytes, default=None)
+
+
+def recomputed_names(segments: Sequence[Segment]) -> list[tuple[str, int]]:
+    """Recomputed segments with numbered siblings as one: ("transformer.h.{0-5}", 6)."""
+    numbered: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    found: list[tuple[str, int]] = []
+    for segment in segments:
+        parts = segment.name.split(".")
+        at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+        if at is None:
+            found.append((segment.name, 1))
+        else:
+            numbered[".".join(parts[:at]), ".".join(["", *parts[at + 1 :]])].append(int(parts[at]))
+    for (head, tail), indices in numbered.items():
+        found.append((f"{head}.{ranges(indices)}{tail}".lstrip("."), len(indices)))
+    return found
+
+
+def recomputed_ops(plan: Plan) -> int:
+    return sum(1 for n in plan.nodes for s in plan.recompute if s.first <= n.position <= s.last)
+
+
+def flops_per_device_second(plan: Plan) -> float:
+    """Model FLOPs that one device does in a second of the step; 0 where nothing is known."""
+    p = plan.predicted
+    return p.flops / math.prod(plan.mesh_shape) / p.step_seconds if p.step_seconds else 0.0
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """What `explain` tells, in plain values: seconds, bytes and counts of one device and one step."""
+    predicted, peak = plan.predicted, peak_moment(plan)
+    return {
+        "mesh": dict(zip(plan.axis_names, plan.mesh_shape, strict=True)),
+        "devices": math.prod(plan.mesh_shape),
+        "device": plan.cluster.get("device", {}).get("name", ""),
+        "training": {
+            "optimizer": plan.optimizer,
+            "precision": dict(plan.precision),
+            "micro_batches": plan.micro_batches,
+            "inputs": plan.inputs,
+            "constraints": list(plan.constraints),
+        },
+        "step_seconds": predicted.step_seconds,
+        "step_seconds_by_part": step_parts(predicted),
+        "flops": predicted.flops,
+        "flops_per_device_second": flops_per_device_second(plan),
+        "peak_bytes": predicted.peak_bytes,
+        "peak_bytes_by_part": dict(predicted.parts),
+        "peak_moment": peak.name if peak else "",
+        "memory_budget_bytes": plan.memory_budget_bytes,
+        "limit_bytes": limit_bytes(plan),
+        "collectives": [{**vars(s), "causes": dict(s.causes)} for s in collective_sums(plan)],
+        "recompute": [{"name": name, "segments": count} for name, count in recomputed_names(plan.recompute)],
+        "recomputed_ops": recomputed_ops(plan),
+        "certificate": dict(vars(plan.certificate)),
+        "problem": dict(vars(plan.size)),
+        "planning_cpu_seconds": dict(plan.planning_seconds),
+        "comparison": [alternative_figures(a) for a in plan.comparison],
+        "tradeoff": [dict(vars(point)) for point in plan.tradeoff],
+        "notes": list(plan.notes),
+    }
+
+
+def alternative_figures(alternative: Alternative) -> dict[str, Any]:
+    """A preset's figures; None where it has no plan."""
+    p = alternative.predicted
+    return {
+        "name": alternative.name,
+        "fits": alternative.fits,
+        "step_seconds": p.step_seconds if p else None,
+        "step_seconds_by_part": step_parts(p) if p else None,
+        "peak_bytes": p.peak_bytes if p else None,
+        "comm_bytes": alternative.comm_bytes if p else None,
+        "smallest_budget_bytes": alternative.smallest_budget_bytes,
+        "note": alternative.note,
+    }

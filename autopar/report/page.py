@@ -1,0 +1,259 @@
+"""A plan as one HTML file that opens offline. The template says how it looks, this what stands in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from autopar.layout import Placement
+from autopar.plans import Alternative, Plan
+from autopar.report import glossary
+from autopar.report.colours import COLOURS
+from autopar.report.figures import (
+    collective_sums,
+    flops_per_device_second,
+    limit_bytes,
+    peak_moment,
+    recomputed_names,
+    recomputed_ops,
+    step_parts,
+)
+from autopar.report.folding import Line
+from autopar.report.layers import labelled, layout_tree, parameter_tree, show_shape
+from autopar.report.tables import show_amount, show_seconds, show_share
+from autopar.report.timeline import curve, timeline
+from autopar.sizes import show_bytes
+
+_UNFOLDED_LINES = 80  # a tree of fewer lines is shown unfolded
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A placement over one axis, as a small coloured label; `about` says it in words."""
+
+    text: str
+    state: str  # a key of glossary.LAYOUTS
+    about: str
+
+
+@dataclass
+class Branch:
+    """A line of a tree and the lines below it."""
+
+    label: str
+    shape: str = ""
+    detail: str = ""
+    chips: tuple[Chip, ...] = ()
+    repeats: int = 1
+    children: list[Branch] = field(default_factory=list)
+
+
+def page(plan: Plan, title: str = "plan") -> str:
+    """The report as HTML."""
+    return _environment().get_template("page.html").render(_facts(plan, title))
+
+
+def snippet(plan: Plan) -> str:
+    """What a notebook shows of a plan: the answers, and the text report folded away."""
+    return _environment().get_template("snippet.html").render(_facts(plan, "plan"), text=plan.explain())
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("autopar.report", "templates")
+    made = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    made.filters.update(bytes=show_bytes, seconds=show_seconds, thousands="{:,}".format, definitions=_definitions)
+    made.globals.update(
+        share=show_share, glossary=glossary, show_amount=show_amount, step_parts=step_parts, colours=COLOURS
+    )
+    return made
+
+
+def _definitions(names: Iterable[str], words: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Each name once with what it means."""
+    return [(name, words[name]) for name in dict.fromkeys(names) if name in words]
+
+
+def _facts(plan: Plan, title: str) -> dict[str, Any]:
+    layouts, parameters = _layout_branches(plan), _parameter_branches(plan)
+    limit, comm_bytes = limit_bytes(plan), sum(c.bytes * c.count for c in plan.collectives)
+    own_fits = limit is None or plan.predicted.peak_bytes <= limit
+    return {
+        "title": title,
+        "plan": plan,
+        "devices": math.prod(plan.mesh_shape),
+        "device": plan.cluster.get("device", {}).get("name", ""),
+        "axes": _axes(plan),
+        "answers": answers(plan),
+        "parts": step_parts(plan.predicted),
+        "flops_rate": flops_per_device_second(plan),
+        "sums": collective_sums(plan),
+        "limit": limit,
+        "peak_moment": peak_moment(plan),
+        "timeline": timeline(plan),
+        "recomputed": recomputed_names(plan.recompute),
+        "recomputed_ops": recomputed_ops(plan),
+        "layouts": layouts,
+        "parameters": parameters,
+        "unfold_layouts": _size(layouts) < _UNFOLDED_LINES,
+        "unfold_parameters": _size(parameters) < _UNFOLDED_LINES,
+        "longest_seconds": max([plan.predicted.step_seconds, *(_seconds(a) for a in plan.comparison)]),
+        "comm_bytes": comm_bytes,
+        "curve": curve(plan.tradeoff, 1000, 400) if len(plan.tradeoff) > 1 else (),
+        "everything": [Alternative("this plan", own_fits, plan.predicted, comm_bytes), *plan.comparison],
+    }
+
+
+def _seconds(alternative: Alternative) -> float:
+    return alternative.predicted.step_seconds if alternative.predicted else 0.0
+
+
+def _axes(plan: Plan) -> list[dict[str, Any]]:
+    """Name, size and, where the cluster says it, what joins the devices."""
+    links = plan.cluster.get("axes", ())
+    rates = [show_amount(link["bytes_per_s"], "B/s") for link in links] if len(links) == len(plan.axis_names) else None
+    return [
+        {"name": name, "size": size, "rate": rates[i] if rates else ""}
+        for i, (name, size) in enumerate(zip(plan.axis_names, plan.mesh_shape, strict=True))
+    ]
+
+
+# -- the four questions -----------------------------------------------------------------------------------------------
+
+
+def answers(plan: Plan) -> list[tuple[str, str, str]]:
+    """(question, answer in a few words, one sentence more)."""
+    return [_fits(plan), _bottleneck(plan), _recomputed(plan), why_not(plan)]
+
+
+def _fits(plan: Plan) -> tuple[str, str, str]:
+    question, peak, limit = "Does it fit?", plan.predicted.peak_bytes, limit_bytes(plan)
+    moment = peak_moment(plan)
+    largest = max(plan.predicted.parts.items(), key=lambda item: item[1], default=None)
+    more = f"The peak is in {moment.name}. " if moment else ""
+    more += f"Most of it: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
+    if limit is None:
+        return question, f"{show_bytes(peak)} per device", more
+    whose = "budget" if plan.memory_budget_bytes else "device's memory"
+    free = f"{show_bytes(limit - peak)} free" if peak <= limit else f"{show_bytes(peak - limit)} too much"
+    answer = "Yes" if peak <= limit else "No"
+    return question, f"{answer}: {show_bytes(peak)} of {show_bytes(limit)}", f"{free} of the {whose}. {more}"
+
+
+def _bottleneck(plan: Plan) -> tuple[str, str, str]:
+    predicted = plan.predicted
+    name, seconds = max(step_parts(predicted).items(), key=lambda item: item[1])
+    sums = collective_sums(plan)
+    more = ""
+    if sums and name == "communication":
+        first = sums[0]
+        more = f"The longest: {first.kind} {first.phase} over {first.axis}, {show_seconds(first.seconds)}. "
+    elif sums:
+        more = f"Communication takes {show_seconds(predicted.comm_seconds)}. "
+    if predicted.flops:
+        more += f"A device does {show_amount(flops_per_device_second(plan), 'FLOP/s')} of the model's work"
+        peak = _peak_flops_per_s(plan)
+        more += f", {show_share(flops_per_device_second(plan), peak)} of its peak." if peak else "."
+    share = show_share(seconds, predicted.step_seconds)
+    return "Where does the time go?", f"{share} {name} of {show_seconds(predicted.step_seconds)} a step", more
+
+
+def _peak_flops_per_s(plan: Plan) -> float:
+    """What the device could do at most in the dtype that the plan computes in; 0 where that is not known."""
+    dtype = (plan.precision.get("compute") or plan.precision.get("parameter") or "").removeprefix("torch.")
+    rates = plan.cluster.get("device", {}).get("flops_per_s", {})
+    return float(rates.get(dtype, 0.0))
+
+
+def _recomputed(plan: Plan) -> tuple[str, str, str]:
+    question = "What is recomputed?"
+    if not plan.recompute:
+        return question, "Nothing", "Every activation that backward needs is kept."
+    names = ", ".join(name for name, _ in recomputed_names(plan.recompute))
+    extra = show_seconds(plan.predicted.recompute_seconds)
+    return question, names, f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops run again, {extra} a step."
+
+
+def why_not(plan: Plan) -> tuple[str, str, str]:
+    """FSDP, being what most would take; else the best of what was compared."""
+    if not plan.comparison:
+        more = "The presets were not planned: autopar compare … --out plan.json plans them and keeps the figures."
+        return "Why not FSDP?", "Not compared", more
+    by_name = {a.name: a for a in plan.comparison}
+    other = by_name.get("fsdp") or min(plan.comparison, key=lambda a: (not a.fits, _seconds(a)))
+    question, p, own = f"Why not {other.name.upper()}?", other.predicted, plan.predicted
+    if p is None:
+        return question, "It has no plan", other.note
+    if not other.fits:
+        needs = f" and needs {show_bytes(other.smallest_budget_bytes)} at least" if other.smallest_budget_bytes else ""
+        more = (
+            f"At its fastest it takes {show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device{needs}."
+        )
+        return question, "It does not fit", more
+    ratio = p.step_seconds / own.step_seconds
+    if ratio < 1.001:
+        return question, "It is as fast", f"{show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device."
+    theirs, ours = step_parts(p), step_parts(own)
+    differences = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in {**theirs, **ours}}
+    name, extra = max(differences.items(), key=lambda item: item[1])
+    text = f"{show_seconds(extra)} more {name} a step, {show_bytes(p.peak_bytes)} per device at its peak."
+    return question, f"It takes {ratio:.2f} times as long: {show_seconds(p.step_seconds)}", text
+
+
+# -- trees ------------------------------------------------------------------------------------------------------------
+
+
+def _layout_branches(plan: Plan) -> list[Branch]:
+    made = []
+    for line in layout_tree(plan):
+        row = line.row
+        if row is None:
+            made.append((line, Branch(line.label, repeats=line.repeats)))
+            continue
+        words = zip(row.layout.placements, row.factors, plan.axis_names, plan.mesh_shape, strict=True)
+        chips = tuple(_chip(p, word, name, size) for p, word, name, size in words)
+        made.append((line, Branch(labelled(line.label, row.names), show_shape(row.shape), "", chips, line.repeats)))
+    return _nested(made)
+
+
+def _parameter_branches(plan: Plan) -> list[Branch]:
+    made = []
+    for line in parameter_tree(plan):
+        row = line.row
+        label = ".".join(part for part in (line.label, row.name if row else "") if part)
+        if row is None:
+            made.append((line, Branch(label, repeats=line.repeats)))
+            continue
+        axes = zip(row.storage.placements, plan.axis_names, plan.mesh_shape, strict=True)
+        chips = tuple(_chip(p, "", name, size) for p, name, size in axes)
+        detail = f"{row.dtype}; {row.moved or 'not moved'}"
+        made.append((line, Branch(label, show_shape(row.shape), detail, chips, line.repeats)))
+    return _nested(made)
+
+
+def _chip(placement: Placement, word: str, axis: str, size: int) -> Chip:
+    state = "sharded" if placement.is_sharded else "whole" if placement.is_replicated else "partial"
+    of = {"sharded": f"sharded on dim {placement.dim}", "whole": "whole", "partial": "partial sum"}[state]
+    return Chip(str(placement), state, f"axis {axis}, {size} devices: {of}{f' ({word})' if word else ''}")
+
+
+def _nested(lines: Sequence[tuple[Line[Any], Branch]]) -> list[Branch]:
+    top: list[Branch] = []
+    open_: list[tuple[int, Branch]] = []
+    for line, branch in lines:
+        while open_ and open_[-1][0] >= line.depth:
+            open_.pop()
+        (open_[-1][1].children if open_ else top).append(branch)
+        open_.append((line.depth, branch))
+    return top
+
+
+def _size(branches: Sequence[Branch]) -> int:
+    return sum(1 + _size(branch.children) for branch in branches)

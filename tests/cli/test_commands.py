@@ -1,0 +1,218 @@
+"""Every command: what it says, its JSON, its exit code; and that each fails well on bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import put_users_files, refused, run, with_option
+
+from autopar.plans import Plan
+
+OWN = ["users_models:with_inputs", "--cluster", "cpu"]
+ON_MESH = [*OWN, "--mesh", "2"]
+
+
+@pytest.fixture(scope="module")
+def planned() -> str:
+    """A plan of the user's model, as JSON."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as here:
+        put_users_files(Path(here), patch)
+        assert run("plan", *ON_MESH, "--out", "plan.json") == 0
+        return Path("plan.json").read_text()
+
+
+@pytest.fixture
+def plan_file(planned: str, folder: Path) -> str:
+    """That plan in the current folder."""
+    (folder / "plan.json").write_text(planned)
+    return "plan.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain"], "Missing argument"),
+        (["explain", "missing.json"], "no plan can be read from missing.json"),
+        (["explain", "."], "no plan can be read from ."),
+        (["explain", "config.json"], "plan version None"),
+        (["explain", "users_models.py"], "is not a plan"),
+        (["explain", "empty.json"], "is not a plan"),
+        (["explain", "old.json"], "plan version 0"),
+        (["explain", "damaged.json"], "damaged plan"),
+        (["explain", "list.json"], "plan version None"),
+        (["explain", "picture.png"], "no plan can be read from picture.png"),
+        (["explain", "report.html"], "is a report"),
+        (["explain", "plan.json", "--colour"], "--colour"),
+        (["report"], "Missing argument"),
+        (["report", "missing.json"], "no plan can be read"),
+        (["report", "config.json"], "plan version None"),
+        (["report", "users_models.py"], "is not a plan"),
+        (["report", "old.json"], "plan version 0"),
+        (["report", "damaged.json"], "damaged plan"),
+        (["report", "picture.png"], "no plan can be read"),
+        (["report", "report.html"], "is a report"),
+        (["report", "plan.json", "-o", "nowhere/report.html"], "no folder nowhere"),
+        (["report", "plan.json", "-o", "."], "is a folder"),
+        (["compare", "users_models:alon", *ON_MESH[1:]], "did you mean alone?"),
+        (["compare", *OWN], "Missing option '--mesh'"),
+        (["compare", *with_option("--mesh", "2*2", ON_MESH)], "is no mesh"),
+        (["compare", *with_option("--memory", "70", ON_MESH)], "no unit"),
+        (["compare", *with_option("--memory", "1KiB", ON_MESH)], "the smallest budget that has one is"),
+        (["compare", *with_option("--tradeoff", "1", ON_MESH)], "2 or more"),
+        (["compare", *with_option("--against", "zero9", ON_MESH)], "'zero9' is no preset"),
+        (["compare", *with_option("--cluster", "z80", ON_MESH)], "'z80' is unknown"),
+        (["compare", *with_option("--constraint", "param:* = ", ON_MESH)], "param:*"),
+        (["compare", *with_option("--config", "config.json", ON_MESH)], "--config goes with hf:"),
+        (["compare", *with_option("--precision", "int8", ON_MESH)], "'int8' is unknown"),
+        (["compare", *with_option("--out", "nowhere/plan.json", ON_MESH)], "no folder nowhere"),
+        (["search", *OWN], "Missing option '--devices'"),
+        (["search", *OWN, "--devices", "0"], "--devices"),
+        (["search", *OWN, "--devices", "many"], "--devices"),
+        (["search", *OWN, "--devices", "2", "--most-axes", "9"], "--most-axes"),
+        (["search", *OWN, "--devices", "2", "--mesh", "2"], "--mesh"),
+        (["search", *OWN, "--devices", "2", "--memory", "1KiB"], "no plan fits on any mesh of 2 devices"),
+        (["search", *OWN, "--devices", "2", "--memory", "lots"], "no amount of memory"),
+        (["search", *with_option("--cluster", "config.json", OWN), "--devices", "2"], "measured on one mesh"),
+        (["search", *with_option("--cluster", "z80", OWN), "--devices", "2"], "'z80' is unknown"),
+        (["search", "nowhere_to_be_found:f", "--devices", "2"], "no module"),
+        (["search", *OWN, "--devices", "2", "--out", "nowhere/p.json"], "no folder nowhere"),
+        (["check", *OWN], "Missing option '--mesh'"),
+        (["check", "users_models", *ON_MESH[1:]], "names no model"),
+        (["check", "users_models:text", *ON_MESH[1:]], "must return a torch.nn.Module"),
+        (["check", *with_option("--memory", "70GiG", ON_MESH)], "unit 'GiG'"),
+        (["check", *with_option("--mesh", "2x0", ON_MESH)], "mesh shape"),
+        (["check", *ON_MESH, "--plan", "missing.json"], "no plan can be read"),
+        (["check", *ON_MESH, "--plan", "damaged.json"], "damaged plan"),
+        (["check", *with_option("--mesh", "4", ON_MESH), "--plan", "plan.json"], "for a mesh of 2, not of 4"),
+        (["check", "users_models:wider", *ON_MESH[1:], "--plan", "plan.json"], "for another model"),
+        (["check", "users_models:longer", *ON_MESH[1:], "--plan", "plan.json"], "for another graph"),
+        (["check", "users_models:broken", *ON_MESH[1:]], "ValueError: no such thing"),
+        (["profile", "--mesh", "2*2"], "is no mesh"),
+        (["profile", "--mesh", "0"], "mesh shape"),
+        (["profile", "--mesh", "2x"], "is no mesh"),
+        (["profile", "--mesh", "2", "--axis-names", "dp,tp"], "one name an axis"),
+        (["profile", "--mesh", "2x2", "--axis-names", "dp,dp"], "repeat"),
+        (["profile", "--mesh", "2", "--axis-names", ""], "non-empty"),
+        (["profile", "--seconds", "0"], "--seconds"),
+        (["profile", "--seconds", "long"], "--seconds"),
+        (["profile", "-o", "nowhere/cluster.json"], "no folder nowhere"),
+        (["profile", "-o", "."], "is a folder"),
+        (["profile", "machine"], "machine"),
+    ],
+)
+def test_mistakes(
+    plan_file: str, folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    (folder / "empty.json").write_text("")
+    (folder / "list.json").write_text("[1, 2]")
+    (folder / "old.json").write_text('{"version": 0}')
+    (folder / "damaged.json").write_text('{"version": 1, "nodes": [{}]}')
+    (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
+    (folder / "report.html").write_text("<!doctype html>")
+    refused(capsys, arguments, words)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_plan_prints_the_plan_as_json(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *ON_MESH, "--json") == 0
+    printed = Plan.from_json(capsys.readouterr().out)
+    assert replace(printed, planning_seconds={}) == replace(Plan.load(plan_file), planning_seconds={})
+
+
+def test_explain_prints_figures_as_json(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = _json(capsys, "explain", plan_file)
+    assert figures["peak_bytes"] == Plan.load(plan_file).predicted.peak_bytes
+
+
+def test_compare(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*ON_MESH, "--against", "ddp", "--against", "fsdp"]
+    assert run("compare", *words, "--out", "compared.json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["this", "ddp", "fsdp"]
+    figures = _json(capsys, "compare", *words)
+    saved = Plan.load("compared.json")
+    assert [a["name"] for a in figures["alternatives"]] == [a.name for a in saved.comparison] == ["ddp", "fsdp"]
+    assert figures["plan"]["step_seconds"] == Plan.load(plan_file).predicted.step_seconds
+    assert _json(capsys, "compare", *words, "--tradeoff", "2")["tradeoff"][1]["recompute_seconds"] == 0
+    assert run("explain", "compared.json") == 0
+    assert "\n".join(lines) in capsys.readouterr().out
+
+
+def test_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("search", *OWN, "--devices", "4", "--out", "best.json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines[1:]) == ["2x2", "4"]
+    figures = _json(capsys, "search", *OWN, "--devices", "4")
+    assert [f["step_seconds"] for f in figures] == sorted(f["step_seconds"] for f in figures)
+    assert list(Plan.load("best.json").mesh_shape) == figures[0]["mesh"]
+
+
+def test_check_answers_with_its_exit_code(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", *ON_MESH) == 0
+    assert capsys.readouterr().out.startswith("fits: ")
+    assert run("check", *ON_MESH, "--memory", "1KiB") == 3
+    captured = capsys.readouterr()
+    assert captured.out.startswith("does not fit: ") and "smallest budget" in captured.out
+    assert run("check", *ON_MESH, "--memory", "1KiB", "--json") == 3
+    assert json.loads(capsys.readouterr().out)["fits"] is False
+    assert _json(capsys, "check", *ON_MESH)["fits"] is True
+
+
+def test_report(plan_file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = _json(capsys, "report", plan_file, "-o", "made.html", "--title", "My model")
+    text = (folder / "made.html").read_bytes()
+    assert written == {"written": "made.html", "bytes": len(text)}
+    assert b"<h1>My model</h1>" in text
+
+
+def test_check_knows_the_plan_of_a_model(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", *ON_MESH, "--plan", plan_file) == 0
+    assert capsys.readouterr().out.startswith("fits: ")
+
+
+def test_profile_measures_every_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--mesh", "1x2", "--axis-names", "dp,tp", "--seconds", "0.5", "-o", "here.json"]
+    figures = _json(capsys, "profile", *words)
+    assert [(axis["name"], axis["size"]) for axis in figures["axes"]] == [("dp", 1), ("tp", 2)]
+    assert run("plan", "users_models:with_inputs", "--cluster", "here.json", "--mesh", "1x2") == 0
+    assert "dp=1 x tp=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "compare", "report", "search", "check", "profile"])
+def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def shown(*arguments: str, **environment: str) -> str:
+    """What a command prints in a process of its own, whose output is a pipe."""
+    command = [sys.executable, "-m", "autopar.cli", *arguments]
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE")}
+    done = subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_no_color_and_pipes_have_no_escapes(folder: Path) -> None:
+    assert "\x1b" not in shown("--help")
+    assert "\x1b[" in shown("--help", FORCE_COLOR="1")
+    codes = shown("--help", FORCE_COLOR="1", NO_COLOR="1").split("\x1b[")[1:]
+    assert all(code.startswith(("0m", "1m", "2m", "1;", "2;")) for code in codes)  # weight, but no colour
+
+
+def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str) -> None:
+    bold, plain = (shown("explain", plan_file, **{name: "1"}) for name in ("FORCE_COLOR", "NO_COLOR"))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", bold) == plain
+    assert "\x1b[1mPlan" in bold and "\x1b" not in plain

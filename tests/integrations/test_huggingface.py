@@ -1,0 +1,74 @@
+"""What cannot be trained by accelerate and the Trainer is refused before anything runs; what they save can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+from autopar import InputError
+from autopar.integrations.huggingface import PlannedTrainer, adopt, save_pretrained, whole_state
+
+
+def _model() -> nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> object:
+    """A process group of this process."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    dist.init_process_group("gloo")
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def _planned(mesh: object, inputs: str) -> nn.Module:
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    return autopar.autoparallelize(_model(), {"input_ids": ids, "labels": ids}, mesh, inputs=inputs)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_plan_is_refused() -> None:
+    with pytest.raises(InputError, match="is not planned"):
+        adopt(_model())
+
+
+def test_what_the_trainer_cannot_do_is_refused(alone: object, tmp_path: Path) -> None:
+    plain = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(InputError, match="plan with inputs='local'"):
+        PlannedTrainer(_planned(alone, "global"), plain)
+    best = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, eval_strategy="steps", load_best_model_at_end=True, save_only_model=True
+    )
+    with pytest.raises(InputError, match="leave save_only_model out"):
+        PlannedTrainer(_planned(alone, "local"), best)
+    trainer = PlannedTrainer(_planned(alone, "local"), plain)
+    with pytest.raises(InputError, match="holds no model in parts"):
+        trainer._load_from_checkpoint(str(tmp_path))
+
+
+def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
+    model = _planned(alone, "global")
+    state = whole_state(model)
+    assert state["lm_head.weight"] is state["model.embed_tokens.weight"]  # tied tensors stay one
+    save_pretrained(model, tmp_path)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())

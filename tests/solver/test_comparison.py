@@ -1,0 +1,152 @@
+"""Presets beside the chosen plan: the same plans as when asked for alone, never faster, and honest about memory."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar import Cluster, InfeasibleError, InputError, Plan
+from autopar.mesh_search import factorisations
+
+PRESETS = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
+
+
+class Perceptron(nn.Module):
+    """Wide enough for its weights to outweigh its activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.second(torch.relu(self.first(x))), y)
+
+
+def _problem() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    with torch.device("meta"):
+        return Perceptron(), {"x": torch.empty(64, 256), "y": torch.empty(64, 256)}
+
+
+def _cluster(*shape: int) -> Cluster:
+    return Cluster.preset("cpu", shape)
+
+
+@pytest.fixture(scope="module")
+def compared() -> Plan:
+    model, inputs = _problem()
+    return autopar.compare(model, inputs, _cluster(2, 2))
+
+
+def test_each_preset_is_the_plan_that_it_is_alone(compared: Plan) -> None:
+    assert [a.name for a in compared.comparison] == list(PRESETS)
+    for alternative in compared.comparison:
+        model, inputs = _problem()
+        alone = autopar.plan(model, inputs, _cluster(2, 2), constraints=alternative.name)
+        assert alternative.predicted == replace(alone.predicted, moments=())
+        assert alternative.comm_bytes == sum(c.bytes * c.count for c in alone.collectives)
+
+
+def test_no_preset_is_faster_than_the_plan(compared: Plan) -> None:
+    for alternative in compared.comparison:
+        assert alternative.predicted is not None
+        assert compared.predicted.step_seconds <= alternative.predicted.step_seconds * (1 + 1e-3)
+
+
+def test_what_does_not_fit_says_what_it_needs(compared: Plan) -> None:
+    presets = {a.name: a.predicted for a in compared.comparison}
+    assert presets["fsdp"] is not None and presets["ddp"] is not None
+    budget = (presets["fsdp"].peak_bytes + presets["ddp"].peak_bytes) // 2
+    model, inputs = _problem()
+    tight = autopar.compare(model, inputs, _cluster(2, 2), memory_budget=budget, against=("ddp", "fsdp"))
+    ddp, fsdp = tight.comparison
+    assert fsdp.fits and fsdp.predicted is not None and fsdp.predicted.peak_bytes <= budget
+    assert not ddp.fits and ddp.predicted is not None and ddp.predicted.peak_bytes > budget
+    assert ddp.predicted == presets["ddp"]
+    assert ddp.smallest_budget_bytes is not None
+    assert budget < ddp.smallest_budget_bytes <= ddp.predicted.peak_bytes * (1 + 1e-4)
+    assert tight.predicted.peak_bytes <= budget
+
+
+def test_a_preset_that_needs_two_axes_says_so_on_one() -> None:
+    model, inputs = _problem()
+    hsdp, ddp = autopar.compare(model, inputs, _cluster(2), against=("hsdp", "ddp")).comparison
+    assert hsdp.predicted is None and not hsdp.fits and "two axes" in hsdp.note
+    assert ddp.fits
+    assert [a.name for a in autopar.compare(*_problem(), _cluster(2)).comparison] == ["ddp", "fsdp", "tp"]
+
+
+def test_pins_hold_for_the_presets_too() -> None:
+    model, inputs = _problem()
+    constraints = ("param:second.weight = R", "ddp")
+    ddp, fsdp, tp = autopar.compare(
+        model, inputs, _cluster(2), constraints=constraints, against=("ddp", "fsdp", "tp")
+    ).comparison
+    assert ddp.fits
+    assert fsdp.predicted is None and "param:second.weight" in fsdp.note
+    assert tp.fits  # "ddp" itself gave way
+
+
+def test_no_such_preset() -> None:
+    model, inputs = _problem()
+    with pytest.raises(InputError, match="'zero9' is no preset"):
+        autopar.compare(model, inputs, _cluster(2), against=("zero9",))
+
+
+def test_a_comparison_is_kept_in_json(compared: Plan) -> None:
+    assert Plan.from_json(compared.to_json()).comparison == compared.comparison
+
+
+def test_more_budget_costs_no_time() -> None:
+    model, inputs = _problem()
+    made = autopar.compare(model, inputs, _cluster(2), against=(), tradeoff=4)
+    budgets = [point.budget_bytes for point in made.tradeoff]
+    assert len(budgets) == 4 and budgets == sorted(budgets)
+    seconds = [point.step_seconds for point in made.tradeoff]
+    assert all(later <= earlier * (1 + 1e-3) for earlier, later in itertools.pairwise(seconds))
+    assert all(point.peak_bytes <= point.budget_bytes for point in made.tradeoff)
+    assert seconds[-1] == pytest.approx(made.predicted.step_seconds, rel=1e-3)  # the device has room enough
+    alone = autopar.plan(*_problem(), _cluster(2), memory_budget=budgets[1])
+    assert alone.predicted.step_seconds == pytest.approx(seconds[1], rel=1e-3)
+    with pytest.raises(InfeasibleError):
+        autopar.plan(*_problem(), _cluster(2), memory_budget=budgets[0] * 95 // 100)
+    assert Plan.from_json(made.to_json()).tradeoff == made.tradeoff
+
+
+def test_a_curve_has_two_points() -> None:
+    model, inputs = _problem()
+    with pytest.raises(InputError, match="2 or more"):
+        autopar.compare(model, inputs, _cluster(2), against=(), tradeoff=1)
+
+
+def test_factorisations_multiply_to_the_devices() -> None:
+    for devices in (1, 2, 12, 64):
+        found = list(factorisations(devices, 3))
+        assert len(set(found)) == len(found)
+        assert all(torch.Size(shape).numel() == devices for shape in found)
+        assert all(1 not in shape for shape in found if len(shape) > 1)
+    assert len(list(factorisations(64, 3))) == 1 + 5 + 10  # compositions of 2^6
+
+
+def test_the_search_finds_what_planning_each_mesh_finds() -> None:
+    model, inputs = _problem()
+    results = autopar.search(model, inputs, "cpu", 4)
+    assert {result.mesh_shape for result in results} == {(4,), (2, 2)}
+    seconds = []
+    for result in results:
+        alone = autopar.plan(*_problem(), _cluster(*result.mesh_shape))
+        assert result.plan is not None
+        assert result.plan.predicted == alone.predicted
+        seconds.append(alone.predicted.step_seconds)
+    assert seconds == sorted(seconds)
+
+
+def test_a_search_in_which_nothing_fits_says_what_is_needed() -> None:
+    model, inputs = _problem()
+    (result,) = autopar.search(model, inputs, "cpu", 2, memory_budget="100KiB")
+    assert result.plan is None and result.smallest_budget_bytes is not None
+    assert result.smallest_budget_bytes > 100 * 1024
