@@ -17,6 +17,7 @@ from autopar.comparison import alternatives
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import PlanMismatchError
 from autopar.layout import Layout
+from autopar.leaf_requests import split_requests
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning import (
     LossFunction,
@@ -64,7 +65,8 @@ def plan(
             on GPUs, the model's own dtypes on CPU.
         micro_batches: backward passes per optimizer step.
         optimizer: "adamw", "sgd" or "sgd-momentum": what its state costs in memory and time.
-        constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp") or pins by name pattern.
+        constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"), pins by name pattern, or `leaf:PATTERN`:
+            modules of these paths are not looked into and run whole on every rank.
         concrete_args: inputs fixed to these values; they are no inputs of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
@@ -72,7 +74,8 @@ def plan(
 
     Raises:
         InputError: an argument is unknown or malformed.
-        UntraceableError: the model cannot be put in a graph.
+        UntraceableError: the model cannot be put in a graph, or more than a tenth of its FLOPs are in modules whose
+            way depends on data.
         InfeasibleError: no plan fits; it states the smallest budget that has one.
     """
     request = request_of(
@@ -170,6 +173,9 @@ def autoparallelize(
         request = request_of(
             device_mesh, memory_budget, precision, micro_batches, optimizer, constraints, loss_fn, inputs, time_limit
         )
+        if plan is not None:  # its leaves are part of its graph
+            leaves, _ = split_requests(plan.constraints)
+            request = replace(request, constraints=tuple(dict.fromkeys((*leaves, *request.constraints))))
         traced = trace_for(model, meta_args, concrete_args, request, watch)
         digests = fingerprints(model, traced, tuple(device_mesh.shape))
         if plan is not None:

@@ -12,6 +12,8 @@ KNOWN          real value of a tensor computed from constants alone
 GRAD_MODE      whether grad mode was on
 AUTOCAST       autocast state, () when off
 BIAS_OF        on the addition of a split bias: the product node it belongs to
+TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run, on random data or
+               on guesses, that told its outputs
 COST           `autopar.cost.NodeCost`
 =============  ==========================================================================
 """
@@ -34,6 +36,7 @@ KNOWN = "known"
 GRAD_MODE = "grad_mode"
 AUTOCAST = "autocast"
 BIAS_OF = "bias_of"
+TRIAL_FLOPS = "trial_flops"
 COST = "cost"
 
 

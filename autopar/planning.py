@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,12 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
+from autopar.leaf_requests import LeafWarning, asked_for, check_shares, reason_told, split_requests
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
+from autopar.tracing.leaf_tensors import show_leaf_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -111,12 +114,15 @@ def trace_for(
     request: Request,
     watch: Stopwatch,
 ) -> Traced:
-    """Trace the model; what its own forward raises becomes an UntraceableError that names the line."""
+    """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
+
+    Modules that cannot be traced, and those that the constraints ask for, are leaves; the former with a warning.
+    """
     # Data-free tensors made in inference mode could not be written to; the graph is that of no_grad.
     quiet = torch.no_grad() if torch.is_inference_mode_enabled() else nullcontext()
     with watch.stage("trace"), torch.inference_mode(False), quiet:
         try:
-            return trace(
+            traced = trace(
                 model,
                 meta_args,
                 concrete_args=concrete_args,
@@ -124,6 +130,8 @@ def trace_for(
                 remove_inplace=True,
                 parameter_dtype=request.precision.compute,
                 loss_fn=request.loss_fn,
+                module_leaves=asked_for(model, request.constraints),
+                unsupported="leaf",
             )
         except AutoparError:
             raise
@@ -132,6 +140,20 @@ def trace_for(
                 f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}",
                 where=_raised_at(error),
             ) from error
+        _warn_of_leaves(model, traced)
+        show_leaf_tensors(traced, request.precision.compute)
+    return traced
+
+
+def _warn_of_leaves(model: nn.Module, traced: Traced) -> None:
+    paths = {module: path for path, module in model.named_modules()}
+    leaves = {str(node.target) for node in traced.graph.nodes if node.op == "call_module"}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for module, why in traced.failures.items():
+        if paths.get(module) in leaves:
+            alike.setdefault((type(module).__name__, why), []).append(paths[module])
+    for (kind, why), modules in alike.items():
+        warnings.warn(reason_told(modules, kind, why), LeafWarning, stacklevel=4)
 
 
 def _raised_at(error: Exception) -> str:
@@ -164,6 +186,8 @@ class Prepared:
         from autopar.solver import make_plan
 
         request = self.request
+        leaves, _ = split_requests(request.constraints)
+        _, others = split_requests(constraints)
         chosen = make_plan(
             self.traced.graph,
             self.strategies,
@@ -173,7 +197,7 @@ class Prepared:
             precision=request.precision,
             micro_batches=request.micro_batches,
             optimizer=request.optimizer,
-            constraints=constraints,
+            constraints=others,
             inputs=request.inputs,
             time_limit=request.time_limit,
             pinned=pinned,
@@ -181,7 +205,8 @@ class Prepared:
             train=torch.is_grad_enabled(),
             fingerprints=fingerprints(self.model, self.traced, request.cluster.shape),
         )
-        return replace(chosen, planning_seconds={**self.seconds, **chosen.planning_seconds})
+        seconds = {**self.seconds, **chosen.planning_seconds}
+        return replace(chosen, planning_seconds=seconds, constraints=(*leaves, *others))
 
     def on(self, cluster: Cluster) -> Prepared:
         """The same graph on another mesh of the same devices."""
@@ -197,12 +222,16 @@ class Prepared:
 
 
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
-    """Annotate a trace and list every node's strategies."""
+    """Annotate a trace and list every node's strategies.
+
+    Raises UntraceableError where too much of the model is in leaves that nobody asked for.
+    """
     from autopar.cost import annotate
     from autopar.strategies import strategies_for
 
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root)
+        check_shares(traced.graph, traced.failures, request.constraints)
     with watch.stage("strategies"):
         strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs)
     return Prepared(model, traced, strategies, request, dict(watch.seconds))

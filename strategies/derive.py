@@ -21,6 +21,7 @@ from autopar.graph import (
     tensor_inputs,
     tensor_of,
 )
+from autopar.leaf_calls import LeafCall
 from autopar.strategies import ends
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
@@ -108,8 +109,8 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method", "call_module") or is_getitem(node):
             continue
-        if node in constant or not output_tensors(node):
-            continue
+        if node in constant or not output_tensors(node) or isinstance(node.target, LeafCall):
+            continue  # a leaf runs whole: what it does with its inputs may depend on all of them
         key = _signature(node)
         if key not in bounds:
             bounds[key] = _bound(node, warned)

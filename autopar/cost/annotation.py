@@ -14,7 +14,19 @@ from autopar.cost.kernels import kernel
 from autopar.cost.measure import Measured, measure, storage_id, touched_bytes
 from autopar.cost.node_cost import NodeCost, Work
 from autopar.cost.strides import correct_strides
-from autopar.graph import COST, GRAD_MODE, VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
+from autopar.graph import (
+    COST,
+    GRAD_MODE,
+    TRIAL_FLOPS,
+    VAL,
+    TensorRef,
+    is_getitem,
+    output_tensors,
+    resolve,
+    tensor_inputs,
+    tensor_of,
+)
+from autopar.leaf_calls import LeafCall
 
 
 def annotate(graph: fx.Graph, device_kind: str = "cpu", root: nn.Module | None = None) -> None:
@@ -108,6 +120,8 @@ def _frozen(value: Any, first: dict[TensorRef, int] | None = None) -> Hashable:
         if tensors:
             return tuple(tensors)
         value = value.meta.get(VAL)
+    if isinstance(value, LeafCall):
+        return value.kind
     if isinstance(value, (tuple, list)):
         return (type(value).__name__, *(_frozen(item, first) for item in value))
     if isinstance(value, dict):
@@ -131,7 +145,8 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
         return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
     for leaves in (True, False):  # autograd refuses an in-place op on a leaf: try then with inputs that are none
         try:
-            return _measured(node, refs, device_kind, root, leaves)
+            found = _measured(node, refs, device_kind, root, leaves)
+            return dataclasses.replace(found, estimated=isinstance(node.target, LeafCall))  # data may lead it elsewhere
         except NoDataError:
             continue
     return _estimate(node, root)
@@ -244,14 +259,17 @@ def _work(
 def _estimate(node: fx.Node, root: nn.Module | None) -> NodeCost:
     """A guess for what cannot run without data: it reads its inputs once, keeps them and its outputs.
 
-    A leaf module is taken for a product with each of its parameters, once for every output row.
+    A leaf module is taken for a product with each of its parameters, once for every output row (of a mixture of experts
+    that is too much), or for what its trial run in the trace computed, if that is more.
     """
     inputs, outputs = [tensor_of(ref) for ref in tensor_inputs(node)], output_tensors(node)
     parameters = 0
     if node.op == "call_module" and root is not None:
         parameters = sum(p.numel() for p in root.get_submodule(str(node.target)).parameters())
+    if isinstance(node.target, LeafCall):
+        parameters = sum(t.numel() for t in inputs if isinstance(t, nn.Parameter))
     rows = max((t.numel() // t.shape[-1] for t in outputs if t.dim() and t.shape[-1]), default=1)
-    flops, trains = 2 * parameters * rows, any(t.requires_grad for t in outputs)
+    flops, trains = max(2 * parameters * rows, node.meta.get(TRIAL_FLOPS, 0)), any(t.requires_grad for t in outputs)
     read = [touched_bytes(t) for t in inputs]
     moved = sum(read) + sum(map(touched_bytes, outputs))
     work = _work(outputs, inputs, read, moved, flops, 2 * flops * trains, 1, int(trains))

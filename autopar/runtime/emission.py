@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: the pair that fx graphs may hold
-from torch.func import functional_call
 
 from autopar.graph import AUTOCAST, GRAD_MODE, output_tensors, tensor_inputs, tensor_of
+from autopar.leaf_calls import LeafCall
 from autopar.plans import NodePlan
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
@@ -28,21 +28,26 @@ class LocalCall:
         return self._code(self._target, args, kwargs, self._context, key)
 
 
-class LeafCall:
-    """A module that the trace left whole, run on the local tensors of its parameters and buffers."""
+class SeededLeaf:
+    """A leaf whose random numbers are those of the step's key: the same on every rank and in a replay."""
 
-    def __init__(self, module: torch.nn.Module, names: Sequence[str]) -> None:
-        self.__name__ = f"leaf_{type(module).__name__}"
-        self._module, self._names = module, tuple(names)
+    def __init__(self, leaf: LeafCall, position: int) -> None:
+        self.__name__ = leaf.__name__
+        self._leaf, self._position = leaf, position
 
-    def __call__(self, state: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return functional_call(self._module, dict(zip(self._names, state, strict=True)), args, kwargs)
+    def __call__(self, key: torch.Tensor, args: tuple[Any, ...]) -> Any:
+        devices = [key.device] if key.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(key) + self._position)
+            return self._leaf(*args)
 
 
 def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
     """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
+    if isinstance(node.target, LeafCall):
+        return scope.graph.call_function(SeededLeaf(node.target, plan.position), (scope.random_key(), args))
     if not plan.local:
         return scope.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
     context = LocalContext(

@@ -20,11 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import PlanMismatchError
 from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_of
-from autopar.layout import R_PLUS, Layout, R
+from autopar.layout import Layout
 from autopar.plans import NodePlan, Plan
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.convert import convert, recipe
-from autopar.runtime.emission import LeafCall, Modes, constant, emit
+from autopar.runtime.emission import Modes, constant, emit
 from autopar.runtime.refusion import find_fusions
 from autopar.runtime.regather import Regather
 from autopar.runtime.scopes import Scope, readers, written_buffers
@@ -54,13 +54,13 @@ class Rank:
     stored: Mapping[str, torch.dtype]
 
 
-def lower(graph: fx.Graph, root: torch.nn.Module, plan: Plan, rank: Rank) -> Lowered:
+def lower(graph: fx.Graph, plan: Plan, rank: Rank) -> Lowered:
     """The local form of `graph` under `plan`; PlanMismatchError where the plan does not fit the graph."""
-    return _Lowering(graph, root, plan, rank).run()
+    return _Lowering(graph, plan, rank).run()
 
 
 class _Lowering:
-    def __init__(self, graph: fx.Graph, root: torch.nn.Module, plan: Plan, rank: Rank) -> None:
+    def __init__(self, graph: fx.Graph, plan: Plan, rank: Rank) -> None:
         self.nodes = list(graph.nodes)
         self.rank = rank
         self.plans = _plans_by_node(self.nodes, plan)
@@ -75,10 +75,8 @@ class _Lowering:
         self.fused = find_fusions(self.nodes, self.plans, self.segment_of, beyond_replay)
         self.absorbed = {fused.product for fused in self.fused.values()}
         self.modes = Modes(self.nodes)
-        self.root = root
         self.regather = Regather()
         self.outer = Scope(fx.Graph())
-        self.leaf_graph, self.leaves = fx.Graph(), dict[fx.Node, dict[str, TensorRef]]()
         self.state: list[str] = []
         self.outputs: list[tuple[Layout, tuple[int, ...]] | None] = []
 
@@ -115,8 +113,6 @@ class _Lowering:
                 assert isinstance(node.target, str)
                 self.outer.values[TensorRef(node, 0)] = self.outer.placeholder("state_" + node.target.replace(".", "_"))
                 self.state.append(node.target)
-            elif node.op == "call_module":
-                self._leaf_inputs(node)
 
     # -- one node, and the values it wants ---------------------------------------------------------
 
@@ -132,13 +128,9 @@ class _Lowering:
         plan, fused = self._plan(node), self.fused.get(node)
         arguments, inputs = (fused.arguments, fused.inputs) if fused else ((node.args, node.kwargs), plan.inputs)
         args, kwargs = self._arguments(arguments, inputs, scope)
-        leaf_state = self._leaf_state(node, plan, scope)
         autocast = self.modes.enter(node, scope.graph)
         if fused is not None:
             new = scope.graph.call_function(fused.target, args, kwargs)
-        elif node.op == "call_module":
-            leaf = LeafCall(self.root.get_submodule(str(node.target)), tuple(leaf_state))
-            new = scope.graph.call_function(leaf, (tuple(leaf_state.values()), args, kwargs))
         else:
             new = emit(node, plan, args, kwargs, scope, self.rank.mesh)
         self.modes.leave(node, scope.graph, autocast)
@@ -196,28 +188,6 @@ class _Lowering:
         if node not in self.plans:
             raise PlanMismatchError(f"the plan says nothing about node '{node.name}' of the graph: plan again")
         return self.plans[node]
-
-    def _leaf_inputs(self, node: fx.Node) -> None:
-        """Parameters and buffers of a leaf module, which the trace does not show, as if it had read them."""
-        stand_ins: dict[str, TensorRef] = {}
-        module = self.root.get_submodule(str(node.target))
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            stand_in = self.leaf_graph.get_attr(f"{node.target}.{name}")
-            stand_in.meta[VAL] = torch.empty(
-                tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=tensor.requires_grad
-            )
-            stand_ins[name] = TensorRef(stand_in, 0)
-            self.outer.values[stand_ins[name]] = self.outer.placeholder(
-                "state_" + str(stand_in.target).replace(".", "_")
-            )
-            self.state.append(str(stand_in.target))
-        self.leaves[node] = stand_ins
-
-    def _leaf_state(self, node: fx.Node, plan: NodePlan, scope: Scope) -> dict[str, fx.Node]:
-        """They are whole; where the leaf works on a part of the batch, their gradients are partial."""
-        splits = [any(layout[axis].is_sharded for layout in plan.inputs) for axis in range(len(self.rank.mesh.shape))]
-        layout = Layout(tuple(R_PLUS if split else R for split in splits))
-        return {name: self._value(ref, layout, scope) for name, ref in self.leaves.get(node, {}).items()}
 
     # -- segments and outputs ----------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Planned:
 
     def add(self, traced: Traced, plan: Plan) -> Program:
         """Make a graph with its plan ready to run."""
-        program = Program(next(self._numbers), traced, plan, lower(traced.graph, traced.root, plan, self.rank))
+        program = Program(next(self._numbers), traced, plan, lower(traced.graph, plan, self.rank))
         self.programs.insert(0, program)
         if len(self.programs) > MAX_GRAPHS:
             dropped = self.programs.pop()

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_inputs, tensor_of
 from autopar.layout import Layout
+from autopar.leaf_calls import LeafCall
 
 
 class Scope:
@@ -114,11 +115,17 @@ class _Attributes(torch.nn.Module):
 
 
 def written_buffers(node: fx.Node) -> list[TensorRef]:
-    """The buffers that a node writes in place: running statistics, counters. Rules keep them whole on every rank."""
+    """The buffers that a node writes in place, or may: running statistics, counters. They are whole on every rank."""
+    if isinstance(node.target, LeafCall):
+        return [ref for ref in tensor_inputs(node) if ref.node.op == "get_attr" and not _is_parameter(ref)]
     name = target_name(node).rsplit(".", 1)[-1]
     if name not in ("batch_norm", "instance_norm") and not (name.endswith("_") and not name.endswith("__")):
         return []
     return [ref for ref in tensor_inputs(node) if ref.node.op == "get_attr" and not tensor_of(ref).requires_grad]
+
+
+def _is_parameter(ref: TensorRef) -> bool:
+    return isinstance(tensor_of(ref), torch.nn.Parameter)
 
 
 def readers(ref: TensorRef) -> set[fx.Node]:

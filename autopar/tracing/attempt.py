@@ -104,7 +104,7 @@ class Attempt:
             guards,
             order=self.order,
             types=self.calls.types,
-            failures=dict(self.options.policy.failed),
+            failures=self.options.policy.reasons(self.model),
             own_key=own_key,
         )
 

@@ -51,11 +51,13 @@ class LeafPolicy:
     predicates: Mapping[type[nn.Module], Predicate] | Predicate | None = None
     opened: Predicate | None = None  # modules that an option opens (the bias split)
     failed: dict[nn.Module, str] = field(default_factory=dict)
+    unrolled: dict[type[nn.Module], str] = field(default_factory=dict)  # types that unroll a loop, and how long it is
     max_nodes: int = 20_000  # beyond it, modules that unroll a loop become leaves
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
         """Whether a call of this module is one node."""
-        if module in self.failed or type(module) in _RULES or type(module) in self.exact_types:
+        kind = type(module)
+        if module in self.failed or kind in _RULES or kind in self.exact_types or kind in self.unrolled:
             return True
         if self.non_leaf_types and isinstance(module, self.non_leaf_types):
             return False
@@ -67,6 +69,11 @@ class LeafPolicy:
         elif self.predicates and type(module) in self.predicates and self.predicates[type(module)](module, path):
             return True
         return self.policy == "layers" and is_layer(module) and not (self.opened and self.opened(module, path))
+
+    def reasons(self, root: nn.Module) -> dict[nn.Module, str]:
+        """Why modules had to be leaves."""
+        looping = {m: self.unrolled[type(m)] for m in root.modules() if type(m) in self.unrolled}
+        return {**looping, **self.failed}
 
 
 def is_layer(module: nn.Module) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.targets import DATA_QUESTIONS
@@ -26,8 +27,8 @@ Tensor = torch.Tensor
 SMALL = 1 << 22  # elements
 
 
-def outputs_of(module: nn.Module, path: str, attributes: Attributes, args: Any, kwargs: Any) -> Any:
-    """Data-free outputs of a module for data-free inputs."""
+def outputs_of(module: nn.Module, path: str, attributes: Attributes, args: Any, kwargs: Any) -> tuple[Any, int]:
+    """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them."""
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
     attempts: list[Callable[[], Any]] = [partial(_guess, module, args, kwargs, answer) for answer in (True, False)]
@@ -35,7 +36,9 @@ def outputs_of(module: nn.Module, path: str, attributes: Attributes, args: Any, 
         attempts.insert(0, lambda: _run_for_real(module, attributes, args, kwargs))
     for attempt in attempts:
         try:
-            return attempt()
+            with FlopCounterMode(display=False) as counter:
+                outputs = attempt()
+            return outputs, counter.get_total_flops()
         except Exception as error:  # whatever the module does: it is opaque
             last = error
     if not tensors:
@@ -45,7 +48,7 @@ def outputs_of(module: nn.Module, path: str, attributes: Attributes, args: Any, 
         "its output is taken to look like its first input",
         stacklevel=2,
     )
-    return torch.empty_like(tensors[0], requires_grad=tensors[0].requires_grad)
+    return torch.empty_like(tensors[0], requires_grad=tensors[0].requires_grad), 0
 
 
 def _run_for_real(module: nn.Module, attributes: Attributes, args: Any, kwargs: Any) -> Any:

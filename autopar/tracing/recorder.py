@@ -19,7 +19,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autopar.graph import VAL
+from autopar.graph import TRIAL_FLOPS, VAL
 from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asserting import asserted
@@ -182,19 +182,25 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         """One node for the call of a leaf."""
         rule = leaves.rule_of(module)
+        trial_flops = 0
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal trial_flops
             if rule is not None:
                 return rule(module, *args, **kwargs)
             self._in_leaf = True
             try:
                 return call(module, *args, **kwargs)
             except Exception:  # whatever a leaf does, it is not looked into
-                return opaque.outputs_of(module, path, self.attributes, args, kwargs)
+                outputs, trial_flops = opaque.outputs_of(module, path, self.attributes, args, kwargs)
+                return outputs
             finally:
                 self._in_leaf = False
 
-        return self.record_call(path, run, args, kwargs, op="call_module")
+        result = self.record_call(path, run, args, kwargs, op="call_module")
+        if trial_flops:
+            next(n for n in reversed(self.graph.nodes) if n.op == "call_module").meta[TRIAL_FLOPS] = trial_flops
+        return result
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:

@@ -110,7 +110,7 @@ def trace_until_done(
             return attempt.run()
         except UnrolledError as error:
             warnings.warn(f"{error.message}: modules of this type are leaves", stacklevel=3)
-            options.policy.exact_types |= {error.kind}
+            options.policy.unrolled[error.kind] = error.message
         except UnknownDataError as error:
             if options.paths.offer(error.frames):
                 continue

@@ -1,0 +1,34 @@
+"""A module that the trace left whole, as a function of its own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+
+class LeafCall:
+    """Runs `module` with other tensors in place of its parameters and buffers; stands in a graph as a function.
+
+    `names`: those tensors, by their names in the module. `path`: the module's name in the model. Equality is identity,
+    as graphs need it; leaves that cost the same share their `kind`.
+
+    >>> call = LeafCall(nn.Linear(2, 1, bias=False), "head", ["weight"])
+    >>> call([torch.tensor([[1.0, 2.0]])], (torch.tensor([3.0, 4.0]),), {})
+    tensor([11.])
+    """
+
+    def __init__(self, module: nn.Module, path: str, names: Sequence[str]) -> None:
+        self.module, self.path, self.names = module, path, tuple(names)
+        self.__name__ = self.__qualname__ = f"leaf_{type(module).__name__}"
+
+    def __call__(self, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return functional_call(self.module, dict(zip(self.names, tensors, strict=True)), args, dict(kwargs))
+
+    @property
+    def kind(self) -> Hashable:
+        """What its costs depend on, beside the shapes of its arguments."""
+        return (type(self.module), repr(self.module), self.module.training, self.names)

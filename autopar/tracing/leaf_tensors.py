@@ -1,0 +1,64 @@
+"""Leaves for the planner: what a leaf reads of the model appears in the graph, so that it is stored, moved and counted.
+
+A traced leaf is a `call_module` node that hides its parameters and buffers. Here it becomes a function of them: each is
+a `get_attr` node like any other parameter's, and the leaf's first argument is the list of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from autopar.graph import VAL
+from autopar.leaf_calls import LeafCall
+from autopar.tracing.traced import Traced
+
+
+def show_leaf_tensors(traced: Traced, parameter_dtype: torch.dtype | None = None) -> list[fx.Node]:
+    """Turn every leaf into a `LeafCall` on its own tensors; returns the new nodes.
+
+    `parameter_dtype`: floating parameters appear in this dtype, as those of `trace` do.
+    """
+    attributes = {id(traced.attribute(str(node.target))): node for node in traced.graph.nodes if node.op == "get_attr"}
+    made = []
+    for node in list(traced.graph.nodes):
+        if node.op == "call_module":
+            made.append(_shown(traced, node, attributes, parameter_dtype))
+    return made
+
+
+def _shown(
+    traced: Traced, node: fx.Node, attributes: dict[int, fx.Node], parameter_dtype: torch.dtype | None
+) -> fx.Node:
+    path = str(node.target)
+    module = traced.attribute(path)
+    names, tensors = [], []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        found = attributes.get(id(tensor))
+        if found is None:
+            if path in traced.constants:  # a module outside the model's tree: its tensors are the trace's own
+                traced.constants[f"{path}.{name}"] = tensor
+            with traced.graph.inserting_before(node):
+                found = attributes[id(tensor)] = traced.graph.create_node("get_attr", f"{path}.{name}")
+            found.meta.update({key: value for key, value in node.meta.items() if key != VAL})
+            found.meta[VAL] = _data_free(tensor, parameter_dtype)
+        elif node < found:  # it is read further down too
+            node.prepend(found)
+        names.append(name)
+        tensors.append(found)
+    arguments: tuple[Any, ...] = (tensors, node.args, dict(node.kwargs))
+    with traced.graph.inserting_before(node):
+        call = traced.graph.call_function(LeafCall(module, path, names), arguments)
+    call.meta.update(node.meta)
+    node.replace_all_uses_with(call)
+    traced.graph.erase_node(node)
+    return call
+
+
+def _data_free(tensor: torch.Tensor, parameter_dtype: torch.dtype | None) -> torch.Tensor:
+    is_cast = isinstance(tensor, nn.Parameter) and tensor.is_floating_point() and parameter_dtype is not None
+    dtype = parameter_dtype if is_cast else tensor.dtype
+    free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+    return nn.Parameter(free, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else free

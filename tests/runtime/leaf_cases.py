@@ -1,0 +1,153 @@
+"""Models with modules whose way depends on data, trained on real ranks under a plan and alone."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autopar
+from autopar.leaf_requests import LeafWarning
+
+
+class Gate(nn.Module):
+    """A branch on the whole batch, and a running mean in a buffer."""
+
+    seen: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("seen", torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            self.seen.lerp_(y.mean(0), 0.1)
+        return y * 2 if (y * x).sum() > 0 else y - self.seen
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert that the router likes best; how many rows that are, only data tell."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, count)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.router(x).softmax(-1)
+        best = weights.argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero().squeeze(-1)
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * weights[rows, number, None])
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, leaf: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down, self.leaf = nn.Linear(16, 512), nn.Linear(512, 16), leaf
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.leaf(self.down(torch.relu(self.up(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(Gate(16) if kind == "gate" else Experts(16, 2)) for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.blocks(x) ** 2).mean()
+
+
+class Dropping(nn.Module):
+    """Random numbers inside a leaf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leaf(x).sum(-1)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def trained(kind: str, *constraints: str, saving: bool = False) -> dict[str, Any]:
+    """Three steps: the largest difference of losses, of parameters and of buffers to one process."""
+    model, mesh = Net(kind).double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    alone = copy.deepcopy(model)
+    batches = torch.randn(3, 256, 16, dtype=torch.float64)
+    budget = None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if saving:
+            free = autopar.plan(model, {"x": batches[0]}, mesh, constraints=constraints)
+            budget = free.predicted.peak_bytes * 9 // 10
+        autopar.autoparallelize(model, {"x": batches[0]}, mesh, constraints=constraints, memory_budget=budget)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, alone)]
+    worst = 0.0
+    for batch in batches:
+        losses = []
+        for m, optimizer in zip((model, alone), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = m(batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+        worst = max(worst, abs(losses[0] - losses[1]))
+    pairs = [*zip(model.parameters(), alone.parameters(), strict=True)]
+    pairs += zip(model.buffers(), alone.buffers(), strict=True)
+    parameters = max((_whole(a) - b).abs().max().item() for a, b in pairs)
+    plan = next(iter(model.__dict__["_autopar"].programs)).plan if "_autopar" in model.__dict__ else None
+    return {
+        "loss": worst,
+        "parameters": parameters,
+        "warnings": sum(w.category is LeafWarning for w in told),
+        "recomputed": None if plan is None else len(plan.recompute),
+    }
+
+
+def equal_masks() -> float:
+    """The largest difference between ranks of what a leaf drops."""
+    model, mesh = Dropping().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    x = torch.ones(64, 16, dtype=torch.float64)
+    constraints = ("leaf:leaf", "output:* = R")
+    autopar.autoparallelize(model, {"x": x}, mesh, constraints=constraints)
+    torch.manual_seed(dist.get_rank())
+    first, second = model(x), model(x)
+    assert not torch.equal(first, second)
+    theirs = [torch.empty_like(first) for _ in range(dist.get_world_size())]
+    dist.all_gather(theirs, first.detach())
+    return max((first - other).abs().max().item() for other in theirs)
+
+
+def _case(kind: str, *constraints: str, saving: bool = False) -> Callable[[], Any]:
+    return lambda: trained(kind, *constraints, saving=saving)
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        "gate": _case("gate"),
+        "gate-fsdp": _case("gate", "fsdp"),
+        "gate-tp": _case("gate", "tp"),
+        "gate-saving": _case("gate", "ddp", saving=True),
+        "experts": _case("experts"),
+        "experts-fsdp": _case("experts", "leaf:blocks.*.leaf", "fsdp"),
+        "equal_masks": equal_masks,
+    }
+}

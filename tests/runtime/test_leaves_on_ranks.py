@@ -1,0 +1,35 @@
+"""A model with a module that cannot be traced trains on two ranks as on one process: see `leaf_cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return launch("leaf_cases.py", 2)
+
+
+@pytest.mark.parametrize("case", ["gate", "gate-fsdp", "gate-tp", "gate-saving", "experts", "experts-fsdp"])
+def test_equals_one_process(case: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "error" not in rank[case], rank[case]["traceback"]
+        found = rank[case]["value"]
+        assert found["loss"] < 1e-12
+        assert found["parameters"] < 1e-11
+
+
+def test_a_leaf_that_nobody_asked_for_is_told(two: list[dict[str, Any]]) -> None:
+    assert two[0]["gate"]["value"]["warnings"] == 1  # the three are alike
+    assert two[0]["experts-fsdp"]["value"]["warnings"] == 0
+
+
+def test_a_budget_makes_leaves_recompute(two: list[dict[str, Any]]) -> None:
+    assert two[0]["gate-saving"]["value"]["recomputed"] > 0
+
+
+def test_random_numbers_in_a_leaf_are_those_of_all_ranks(two: list[dict[str, Any]]) -> None:
+    assert two[0]["equal_masks"].get("value") == 0, two[0]["equal_masks"]
