@@ -33,7 +33,7 @@ def batched_bodies(recorder: Recorder) -> Iterator[None]:
     original = apis.vmap_impl
 
     def impl(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording():
+        if not recorder.is_recording() or recorder.is_below:  # one mode is enough: it sees what nested vmaps come to
             return original(*args, **kwargs)
         with recorder.below_functions(), _Below(recorder):
             return original(*args, **kwargs)

@@ -73,7 +73,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.grad = torch.is_grad_enabled()
         self.paused = False
         self._in_leaf = False
-        self._below = False
+        self.is_below = False
 
     # ---- what the mode sees
 
@@ -85,7 +85,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
             if self._in_leaf and func not in QUESTIONS and func not in HANDLERS:
                 return self.runs.run(func, args, kwargs)
             return func(*args, **kwargs)
-        if self._below:
+        if self.is_below:
             return func(*args, **({**kwargs, "device": META} if func in FACTORIES else kwargs))
         handler = HANDLERS.get(func)
         if handler is not None:
@@ -214,11 +214,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
     @contextlib.contextmanager
     def below_functions(self) -> Iterator[None]:
         """Inside, torch functions are not recorded: someone records what reaches the dispatcher."""
-        before, self._below = self._below, True
+        before, self.is_below = self.is_below, True
         try:
             yield
         finally:
-            self._below = before
+            self.is_below = before
 
     def is_recording(self) -> bool:
         """Whether we are in the user's code, and not inside something that is being recorded."""
