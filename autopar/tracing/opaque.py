@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from autopar.tracing import masked
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.targets import DATA_QUESTIONS
 from autopar.tracing.values import data_free_like
@@ -96,6 +97,8 @@ class _Guesses(TorchFunctionMode):
         try:
             return func(*args, **kwargs)
         except NotImplementedError:
+            if func in masked.INDEXING and masked.masks_in(args):
+                return func(*masked.with_indices(args, lambda mask: int(self.answer)))
             if getattr(func, "__name__", "") != "nonzero":
                 raise
             return torch.empty((int(self.answer), args[0].ndim), dtype=torch.int64, device="meta")

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from autopar.graph import TRIAL_FLOPS, VAL
-from autopar.tracing import autocasting, bias, leaves, opaque, places
+from autopar.tracing import autocasting, bias, leaves, masked, opaque, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
@@ -241,11 +241,17 @@ class Recorder(TorchFunctionMode, GraphWriter):
             if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
                 raise
             real = None if seen.unknown else self.known.run(func, args, kwargs, seen.tensors, None, [])
+            if real is None and func in masked.INDEXING and self.known.knows(masked.masks_in(args)):
+                return func(*masked.with_indices(args, self._picked)), None
             if real is None:
                 name = getattr(func, "__name__", repr(func))
                 reason = (str(error).strip().splitlines() or [""])[0][:200]
                 raise self.unknown(f"{name} could not be computed on data-free tensors ({reason})") from error
             return pytree.tree_map_only(Tensor, data_free_like, real), real
+
+    def _picked(self, mask: Tensor) -> int:
+        """How many elements a known mask picks; asked, so that a mask which comes from an input is guarded."""
+        return int(self.ask(Tensor.item, (self.record(torch.count_nonzero, mask),), {}))
 
     # ---- questions about data
 

@@ -120,8 +120,10 @@ def trace_until_done(
         except contained as error:
             _become_leaf(attempt, options, error)
         except Exception as error:
-            for module, reason in options.policy.failed.items():  # its guessed output may be what broke the rest
-                error.add_note(f"{type(module).__name__} is a leaf, because {reason}")
+            # Their guessed outputs may be what broke the rest.
+            told = (f"{type(m).__name__} is a leaf, because {reason}" for m, reason in options.policy.failed.items())
+            for note in dict.fromkeys(told):
+                error.add_note(note)
             raise
 
 

@@ -7,17 +7,20 @@ know a shape: how a batch of pictures is cut into patches, and the lengths of pa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from zoo_shapes import first_int, integers, other_shapes, picture
 
 from autopar.tracing import known
 
 _SECONDS_OF_SOUND = 2
 _SAMPLING_RATE = 16_000
 _MELS = ("num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim")
+_MODALITIES = ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_features", "input_values")
+_NO_LABELS = ("Dia",)  # labels of another form than one a token
 _WHOLE_WINDOWS = ("Whisper", "Qwen2Audio", "Voxtral")  # they take windows of one length, the mel bins first
 # Architectures whose sequence has one legal length: (config attribute, factor).
 _FIXED_LENGTHS: dict[str, Callable[[Any], int]] = {
@@ -25,17 +28,19 @@ _FIXED_LENGTHS: dict[str, Callable[[Any], int]] = {
 }
 
 
-def examples(family: str, model: nn.Module, batch: int, length: int) -> dict[str, Any]:
-    """Examples by argument name; `length` is that of text, cut to what the config allows.
+def examples(family: str, model: nn.Module, batch: int, length: int) -> Iterator[dict[str, Any]]:
+    """Examples by argument name, the likeliest first; `length` is that of text, cut to what the config allows.
 
-    Raises ValueError where no example can be made from the config.
+    What a model takes beside its main input cannot be read from its signature, so there are several guesses: the next
+    one is for a model that does not run with those before. Raises ValueError where no example can be made.
     """
     if family.startswith("tv-"):
-        return _torchvision(family, model, batch)
-    if family == "timm":
+        yield _torchvision(family, model, batch)
+    elif family == "timm":
         settings: Any = getattr(model, "pretrained_cfg")  # noqa: B009 - nn.Module's attributes are typed as tensors
-        return {"x": torch.empty(batch, *settings["input_size"], device="meta")}
-    return _Maker(family, model, batch, length).make()
+        yield {"x": torch.empty(batch, *settings["input_size"], device="meta")}
+    else:
+        yield from _Maker(family, model, batch, length).guesses()
 
 
 def _torchvision(family: str, model: nn.Module, batch: int) -> dict[str, Any]:
@@ -54,8 +59,10 @@ def _torchvision(family: str, model: nn.Module, batch: int) -> dict[str, Any]:
     return {_first(model): torch.empty(batch, 3, side, side, device="meta")}
 
 
-def _boxes(name: str, batch: int) -> list[dict[str, torch.Tensor]]:
-    target = {"boxes": torch.empty(2, 4, device="meta"), "labels": torch.empty(2, dtype=torch.int64, device="meta")}
+def _boxes(name: str, batch: int) -> list[dict[str, Any]]:
+    """Two boxes a picture, known: the models look at once whether they are boxes."""
+    boxes, labels = torch.tensor([[10.0, 10.0, 90.0, 90.0], [50.0, 40.0, 300.0, 200.0]]), torch.tensor([1, 2])
+    target: dict[str, Any] = {"boxes": known(boxes), "labels": known(labels)}
     if name == "MaskRCNN":
         target["masks"] = torch.empty(2, 480, 640, dtype=torch.uint8, device="meta")
     if name == "KeypointRCNN":
@@ -65,10 +72,6 @@ def _boxes(name: str, batch: int) -> list[dict[str, torch.Tensor]]:
 
 def _first(model: nn.Module) -> str:
     return next(iter(inspect.signature(model.forward).parameters))
-
-
-def integers(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.int64, device="meta")
 
 
 class _Maker:
@@ -85,16 +88,33 @@ class _Maker:
         fixed = next((f for prefix, f in _FIXED_LENGTHS.items() if name.startswith(prefix)), None)
         self.length = fixed(self.config) if fixed else min(length, _longest(self.text) // 2)  # ends are not in use
         musical = self.family == "causal-lm" and name.startswith("Musicgen")
-        self.codebooks = (_first_int(self.text, ("num_codebooks",)) or 0) if musical else 0
+        self.codebooks = (first_int(self.text, ("num_codebooks",)) or 0) if musical else 0
         if self.family == "sequence-classification" and getattr(self.text, "pad_token_id", None) is None:
             self.batch = 1  # the library refuses several sequences without a padding token
+
+    def guesses(self) -> Iterator[dict[str, Any]]:
+        """The main input, with what has no default; all modalities; other shapes; masks of the sound."""
+        failure: ValueError | None = None
+        first: dict[str, Any] = {}
+        try:
+            first = self.make()
+            yield first
+        except ValueError as error:
+            failure = error
+        everything = {name: getattr(self, f"_{name}")()[name] for name in _MODALITIES if name in self.parameters}
+        for further in (everything, *other_shapes(self.config, self.parameters, self.batch)):
+            if further.keys() - first.keys() or any(further[n].shape != first[n].shape for n in further):
+                failure = None
+                yield first | further
+        if failure is not None:
+            raise failure
 
     def make(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
         if self.codebooks:
             rows = integers(self.batch * self.codebooks, self.length)
             return {"input_ids": rows, "labels": integers(self.batch, self.length, self.codebooks)}
-        for name in ("input_ids", "bbox", "pixel_values", "pixel_values_videos", "input_features", "input_values"):
+        for name in _MODALITIES:
             if self._wanted(name):
                 made |= getattr(self, f"_{name}")()
         if self.main not in made and self.main in self.parameters and not made:
@@ -107,13 +127,20 @@ class _Maker:
         """Numbers beside the text that decide which way the model's code goes."""
         values = {"lengths": self.length, "lang_ids": 0}  # tokens that are no padding; which language's adapter
         wanted = [name for name in values if name in self.parameters and "input_ids" in made]
-        return {name: known(torch.full((self.batch,), values[name])) for name in wanted}
+        found = {name: known(torch.full((self.batch,), values[name])) for name in wanted}
+        patch = first_int(self.config, ("patch_size",))
+        if "patch_lengths" in self.parameters and patch and "input_ids" in made:  # how bytes are put together
+            found["patch_lengths"] = known(torch.full((self.batch, self.length // patch), patch))
+        return found
 
     def _wanted(self, name: str) -> bool:
         """The main input, and what comes with it: text beside pictures or sound, and the boxes of words on a page."""
         if name not in self.parameters:
             return False
-        if name in (self.main, "bbox") or (name == "pixel_values" and type(self.model).__name__ == "GitForCausalLM"):
+        kind = type(self.model).__name__
+        if name in (self.main, "bbox") or self.parameters[name].default is inspect.Parameter.empty:
+            return True
+        if name == "pixel_values" and kind == "GitForCausalLM":
             return True  # GIT cuts as many tokens from its logits as a picture has, also without a picture
         if self.family != "base" and not name.startswith("input_ids"):
             return False
@@ -133,29 +160,32 @@ class _Maker:
 
     def _pixel_values_videos(self) -> dict[str, Any]:
         vision = getattr(self.config, "vision_config", self.config)
-        frames = _first_int(vision, ("num_frames", "frames_per_clip")) or 16
+        frames = first_int(vision, ("num_frames", "frames_per_clip")) or 16
         channels, height, width = picture(vision)
         return {"pixel_values_videos": torch.empty(self.batch, frames, channels, height, width, device="meta")}
 
     def _input_features(self) -> dict[str, Any]:
         parts = (getattr(self.config, name, None) for name in ("audio_config", "encoder_config"))
         audio = next((part for part in parts if part is not None), self.config)
-        mels = _first_int(audio, _MELS) or 80
-        positions = _first_int(audio, ("max_source_positions",))
+        mels = first_int(audio, _MELS) or 80
+        positions = first_int(audio, ("max_source_positions",))
         if positions is not None and type(self.model).__name__.startswith(_WHOLE_WINDOWS):
             return {"input_features": torch.empty(self.batch, mels, 2 * positions, device="meta")}
         return {"input_features": torch.empty(self.batch, 100 * _SECONDS_OF_SOUND, mels, device="meta")}
 
     def _input_values(self) -> dict[str, Any]:
-        frames, mels = _first_int(self.config, ("max_length",)), _first_int(self.config, ("num_mel_bins",))
+        frames, mels = first_int(self.config, ("max_length",)), first_int(self.config, ("num_mel_bins",))
         if frames and mels and self.family == "base":  # a spectrogram of fixed length
             return {"input_values": torch.empty(self.batch, frames, mels, device="meta")}
         return {"input_values": torch.empty(self.batch, _SECONDS_OF_SOUND * _SAMPLING_RATE, device="meta")}
 
     def _decoder(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """What a decoder reads, where labels do not give it."""
+        if type(self.model).__name__.startswith("Dia"):  # a row of codes for each channel
+            return {"decoder_input_ids": integers(self.batch, 64, self.config.decoder_config.num_channels)}
         headed = self.family in ("seq2seq-lm", "speech-seq2seq", "sequence-classification")
-        shifted = headed and getattr(self.config, "decoder_start_token_id", None) is not None
+        starts = getattr(self.config, "decoder_start_token_id", None) is not None
+        shifted = headed and starts and not type(self.model).__name__.startswith("FSMT")
         if "decoder_input_ids" not in self.parameters or shifted:
             return {}
         length = self.length if self.family.endswith("masked-lm") else min(self.length, 64)  # as many as labels
@@ -167,28 +197,15 @@ class _Maker:
             return {}
         if self.family.endswith("classification"):
             return {"labels": integers(self.batch)}
+        if type(self.model).__name__.startswith(_NO_LABELS):
+            return {}
         if self.family == "ctc":  # the model compares them with its vocabulary before it does anything
             return {"labels": known(torch.ones(self.batch, min(self.length, 64), dtype=torch.int64))}
-        if self.family in ("seq2seq-lm", "speech-seq2seq"):
+        if self.family in ("seq2seq-lm", "speech-seq2seq") and getattr(self.config, "is_encoder_decoder", False):
             return {"labels": integers(self.batch, min(self.length, 64))}
         return {"labels": integers(self.batch, self.length)}
 
 
-def picture(config: Any) -> tuple[int, int, int]:
-    """Channels, height and width that a vision config names."""
-    size = getattr(config, "image_size", None) or 224
-    if isinstance(size, dict):
-        size = (size["height"], size["width"])
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    channels = getattr(config, "num_channels", None) or getattr(config, "in_channels", None) or 3
-    return int(channels), int(height), int(width)
-
-
 def _longest(config: Any) -> int:
     names = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-    return _first_int(config, names) or 512
-
-
-def _first_int(config: Any, names: Sequence[str]) -> int | None:
-    """The first of these attributes that is a positive int."""
-    return next((v for name in names if isinstance(v := getattr(config, name, None), int) and v > 0), None)
+    return first_int(config, names) or 512

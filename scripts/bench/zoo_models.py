@@ -45,7 +45,12 @@ _SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 # What a constructor asks for in so many words where the default config does not have it.
-_ASKED_FOR: dict[str, dict[str, Any]] = {"ReformerModelWithLMHead": {"is_decoder": True}}
+_ASKED_FOR: dict[str, dict[str, Any]] = {
+    "ReformerModelWithLMHead": {"is_decoder": True},
+    "MoonshineForConditionalGeneration": {"pad_token_id": 0},
+    "Wav2Vec2BertForCTC": {"vocab_size": 32},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
+}
 _declared: list[torch.library.Library] = []  # a Library takes its schemas with it when it goes
 
 

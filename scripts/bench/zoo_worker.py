@@ -27,12 +27,14 @@ from zoo_inputs import examples
 from zoo_models import NotBuilt, build, told
 
 import autopar
-from autopar.tracing import trace
+from autopar.tracing import ArgumentError, trace
 from autopar.tracing.huggingface import prepared
 from autopar.tracing.known import Known
 from autopar.tracing.libraries import DataFreePaths
 
 _PACKAGE = str(Path(autopar.__file__).resolve().parent)
+_NO_RUN = ("no inputs", "does not run")
+_DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _EAGER_SECONDS = 10.0  # a model that loops over time is slow on the meta device too
 
 
@@ -71,16 +73,22 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     record["parameters"] = sum(p.numel() for p in model.parameters())
     if not options["train"]:
         model.eval()
-    try:
-        inputs = examples(family, model, options["batch"], options["length"])
-    except Exception as error:
-        return record | {"status": "no inputs", **failure(error, limit)}
-    record["inputs"] = {key: shape(value) for key, value in inputs.items()}
-    record |= traced(model, inputs, limit)
     config: Any = getattr(model, "config", None)
-    if record["status"] == "does not run" and getattr(config, "use_cache", False):
-        config.use_cache = False  # of no use in training
-        record = better(record, traced(model, inputs, limit) | {"changed": "use_cache=False"})
+    best: dict[str, Any] = {}
+    try:
+        for inputs in examples(family, model, options["batch"], options["length"]):
+            found = {"inputs": {key: shape(value) for key, value in inputs.items()}} | traced(model, inputs, limit)
+            if found["status"] in (*_NO_RUN, "failed") and getattr(config, "use_cache", False):
+                config.use_cache = False  # of no use in training
+                found = better(found, traced(model, inputs, limit) | {"changed": "use_cache=False"})
+                config.use_cache = True
+            best = better(best, found) if best else found
+            if best["status"] not in _NO_RUN:
+                break
+    except Exception as error:  # what is asked of a config may raise anything
+        if not best:
+            return record | {"status": "no inputs", **failure(error, limit)}
+    record |= best
     if record["status"] in ("leaves", "failed") and drops_layers(config):
         record = better(record, traced(model.eval(), inputs, limit) | {"changed": "eval(), since it drops layers"})
     record["peak_bytes"] = peak_bytes()
@@ -89,13 +97,15 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def drops_layers(config: Any) -> bool:
     """Whether whole layers are left out at random in training: a branch that no graph can hold."""
-    return any(getattr(config, name, 0.0) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"))
+    parts = [config, *(value for value in getattr(config, "__dict__", {}).values() if hasattr(value, "to_dict"))]
+    return any(getattr(part, name, 0.0) for part in parts for name in _DROPPED)
 
 
 def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The record of the trace that got further."""
-    order = ("does not run", "failed", "leaves", "whole")
-    if order.index(second["status"]) <= order.index(first["status"]):
+    order = (*_NO_RUN, "failed", "leaves", "whole")
+    ranks = [(order.index(r["status"]), -len(r.get("leaves", ()))) for r in (first, second)]
+    if ranks[1] <= ranks[0]:
         return first
     kept = {key: value for key, value in first.items() if key not in ("why", "place", "eager", "leaves", "nodes")}
     return kept | second
@@ -115,6 +125,8 @@ def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, 
             record["eager"] = eager(model, inputs, min(limit, _EAGER_SECONDS))
             if record["eager"] == told(error):
                 record["status"] = "does not run"
+            elif isinstance(error, ArgumentError):
+                record["status"] = "no inputs"
         return record
     record["seconds"] = round(time.process_time() - start, 3)
     record["nodes"] = len(found.graph.nodes)

@@ -65,7 +65,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], **options: f
         return kind().to("meta"), "meta"
 
     monkeypatch.setattr(zoo_worker, "build", build)
-    monkeypatch.setattr(zoo_worker, "examples", lambda *args: {"x": torch.empty(2, 4, device="meta")})
+    monkeypatch.setattr(zoo_worker, "examples", lambda *args: iter([{"x": torch.empty(2, 4, device="meta")}]))
     return zoo_worker.examine("base", kind.__name__, OPTIONS | options)
 
 
@@ -88,6 +88,14 @@ def test_what_happens_to_a_model_is_told(monkeypatch):
     unfit = examine(monkeypatch, Unfit)
     assert unfit["status"] == "does not run"
     assert unfit["why"] == unfit["eager"]
+
+
+def test_the_next_guess_is_for_a_model_that_does_not_run(monkeypatch):
+    wide, right = torch.empty(2, 5, device="meta"), torch.empty(2, 4, device="meta")
+    monkeypatch.setattr(zoo_worker, "build", lambda family, name: (Whole().to("meta"), "meta"))
+    monkeypatch.setattr(zoo_worker, "examples", lambda *args: iter([{"x": wide}, {"x": right}, {"x": wide}]))
+    record = zoo_worker.examine("base", "Whole", OPTIONS)
+    assert (record["status"], record["inputs"]) == ("whole", {"x": [2, 4]})
 
 
 def test_the_time_limit_ends_a_model_that_catches_everything(monkeypatch):
@@ -114,7 +122,7 @@ def test_examples_fit_models_of_every_modality(name):
     with torch.device("meta"):
         architecture = getattr(transformers, name)
         model = architecture(architecture.config_class())
-    given = zoo_inputs.examples(family, model, 2, 64)
+    given = next(zoo_inputs.examples(family, model, 2, 64))
     assert {zoo_worker.shape(value)[0] for value in given.values()} == {2}
     assert ("labels" in given) == (family != "base")
     record = zoo_worker.traced(model, given, 60)

@@ -20,7 +20,7 @@ from tiny_models import (
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.tracing import TraceError, known, trace
+from autopar.tracing import TraceError, UnknownDataError, known, trace
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +118,46 @@ def test_what_is_asserted_of_unknown_data_is_believed(function):
 def test_other_questions_beside_an_assertion_are_refused(function):
     with pytest.raises(TraceError):
         trace(function, dict(x=torch.randn(3)))
+
+
+class ByLanguage(torch.nn.Module):
+    """As Xmod does: an adapter a language, on the rows of a known mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x, languages):
+        made = torch.zeros_like(x)
+        for number, adapter in enumerate(self.adapters):
+            mask = languages == number
+            made[mask] = adapter(x[mask])
+        return made + x
+
+
+def test_a_known_mask_picks_a_known_number_of_elements_which_is_guarded():
+    model, x = ByLanguage(), torch.randn(5, 3, 4)
+    traced = trace(model, dict(x=x, languages=known(torch.tensor([0, 1, 1, 0, 0]))), bias_addition_split=False)
+    alike = torch.tensor([1, 0, 0, 1, 0])
+    assert torch.equal(traced.gm(*traced.bind((x, alike))), model(x, alike))
+    with pytest.raises(InputError, match="3, but for this input it is 1"):
+        traced.bind((x, torch.tensor([0, 1, 1, 1, 2])))
+
+
+def test_an_unknown_mask_is_refused():
+    with pytest.raises(UnknownDataError, match="__getitem__"):
+        trace(ByLanguage(), dict(x=torch.randn(5, 3, 4), languages=torch.tensor([0, 1, 1, 0, 0])))
+
+
+def test_vmap_in_vmap_is_recorded_once():
+    class Banded(torch.nn.Module):
+        def forward(self, x):
+            def near(i, j):
+                return i.new_ones((), dtype=torch.bool) & ((i - j) >= 0) & ((i - j) < 3)
+
+            places = torch.arange(x.shape[1])
+            rows = torch.vmap(near, in_dims=(None, 0))
+            return x @ torch.vmap(rows, in_dims=(0, None))(places, places).to(x.dtype)
+
+    x = torch.randn(2, 7)
+    assert torch.equal(trace(Banded(), dict(x=x)).gm(x), Banded()(x))
