@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
+from autopar.tracing.values import META
 
 
 class _Below(TorchDispatchMode):
@@ -23,7 +24,10 @@ class _Below(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.recorder.record(func, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if kwargs.get("device") == META:  # the batching makes tensors where those it sees are
+            kwargs = {**kwargs, "device": self.recorder.device}
+        return self.recorder.record(func, *args, **kwargs)
 
 
 @contextlib.contextmanager

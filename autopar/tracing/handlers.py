@@ -89,9 +89,13 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same."""
     query = args[0] if args else kwargs["query"]
+    mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    learned = isinstance(mask, Tensor) and mask.requires_grad
     fused = (
-        query.ndim == 4 and (dropout == 0 or recorder.device.type != "cpu") and query.transpose(1, 2).is_contiguous()
+        query.ndim == 4
+        and (recorder.device.type != "cpu" or not (dropout or learned))
+        and query.transpose(1, 2).is_contiguous()
     )
     return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
 

@@ -32,7 +32,7 @@ from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
-from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as
+from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as, written_by_schema
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
 from autopar.tracing.values import (
     META,
@@ -120,7 +120,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         node_args, node_kwargs = seen.take(args), seen.take(kwargs)
         versions = [t._version for t in seen.tensors]
         result, real = self._run(func, args, kwargs, seen)
-        written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i]]
+        told = written_by_schema(func, args)  # below autograd, where vmap's bodies are seen, no version counts
+        written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i] or id(t) in told]
         if len(written) > 1 and writes_its_first(func):
             written = [0]  # the others look into the same storage
         if real is None and not seen.unknown:

@@ -82,6 +82,16 @@ def writes_its_first(func: Callable[..., Any]) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
+def written_by_schema(func: Callable[..., Any], args: tuple[Any, ...]) -> set[int]:
+    """Identities of the tensors that an operator overload writes; none for other functions."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return set()
+    declared = zip(args, func._schema.arguments, strict=False)
+    return {
+        id(value) for value, argument in declared if argument.alias_info is not None and argument.alias_info.is_write
+    }
+
+
 def getter(name: str) -> Any:
     """The function that the recorder sees when `x.name` is read."""
     return getattr(Tensor, name).__get__

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flexing
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from autopar.tracing import TraceError, trace
 
@@ -151,3 +153,76 @@ def test_a_compiled_function_compiles_again_after_the_trace():
 def test_a_custom_backward_that_no_node_knows_is_an_error(what):
     with pytest.raises(TraceError, match=r"Backward is the backward .*test_custom_code"):
         trace(Using(what), dict(x=torch.randn(3, 4)))
+
+
+def causal(batch, head, query, key):
+    return query >= key
+
+
+class Flexible(nn.Module):
+    """Attention with a learned bias by distance, under a block mask; `hidden`: read from the module."""
+
+    def __init__(self, attention, hidden=False) -> None:
+        super().__init__()
+        self.qkv, self.slope = nn.Linear(16, 48), nn.Parameter(torch.rand(2))
+        self.attention, self.hidden = attention, hidden
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).view(2, 32, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mask = create_block_mask(causal, None, None, 32, 32, device=x.device, BLOCK_SIZE=16)
+        slope = self.slope
+
+        def bias(score, batch, head, i, j):
+            return score - slope[head] * (i - j)
+
+        def hiding(score, batch, head, i, j):
+            return score - self.slope[head] * (i - j)
+
+        return (
+            self.attention(query, key, value, score_mod=hiding if self.hidden else bias, block_mask=mask)
+            .transpose(1, 2)
+            .reshape(2, 32, 16)
+        )
+
+
+@pytest.fixture
+def flex_on_cpu(monkeypatch):
+    """The CPU has a backward of flex_attention, dense and slow; the library refuses to use it."""
+    monkeypatch.setattr(flexing, "_validate_device", lambda *tensors: None)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.usefixtures("flex_on_cpu")
+@pytest.mark.parametrize(
+    "attention", [flex_attention, torch.compile(flex_attention, backend="eager")], ids=["plain", "compiled"]
+)
+def test_flex_attention_is_one_node_with_the_gradients_of_eager(attention):
+    torch.manual_seed(0)
+    model, x = Flexible(attention), torch.randn(2, 32, 16)
+    traced = trace(model, dict(x=x))
+    (node,) = traced.find("flex_attention")
+    assert "slope" in {str(n.target) for n in node.all_input_nodes}
+    assert tuple(node.meta["val"].shape) == (2, 2, 32, 8)
+    mine, theirs = traced.gm(x), model(x)
+    assert torch.equal(mine, theirs)
+    for p, q in zip(
+        *(torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (mine, theirs)), strict=True
+    ):
+        assert torch.allclose(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_the_block_mask_of_flex_attention_is_that_of_eager():
+    def masks(x):
+        made = create_block_mask(causal, None, None, 32, 32, device=x.device, BLOCK_SIZE=16)
+        return [v for v in vars(made).values() if isinstance(v, torch.Tensor)]
+
+    x = torch.randn(2, 32, 16)
+    mine, theirs = trace(masks, dict(x=x)).gm(x), masks(x)
+    assert len(theirs) > 4
+    assert all(map(torch.equal, mine, theirs))
+
+
+@pytest.mark.usefixtures("flex_on_cpu")
+def test_a_function_of_flex_attention_that_hides_a_module_is_an_error():
+    with pytest.raises(TraceError, match="closes over a module"):
+        trace(Flexible(flex_attention, hidden=True), dict(x=torch.randn(2, 32, 16)))

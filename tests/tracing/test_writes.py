@@ -93,3 +93,19 @@ def test_writes_in_place_become_pure_with_the_same_values_and_gradients(write):
     state = copy.deepcopy(model.state_dict())
     for a, b in zip(run(lambda: traced.gm(x), model, state), run(lambda: model(x), model, state), strict=True):
         assert len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_writes_inside_vmap_are_seen(functional):
+    class Marked(nn.Module):
+        def forward(self, x):
+            def row(places):
+                made = places.new_zeros(4)
+                made[places] = 1
+                return made[:3]
+
+            return x.sum() + torch.vmap(row)(torch.tensor([[0, 2], [1, 3]]) + 0)
+
+    x = torch.randn(2)
+    traced = trace(Marked(), dict(x=x), remove_inplace=functional)
+    assert torch.equal(traced.gm(x), Marked()(x))

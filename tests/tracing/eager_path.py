@@ -1,0 +1,111 @@
+"""The path that eager takes: which torch functions a real run calls, in order, with the shapes and dtypes they return.
+
+Only calls that count: what writes into a tensor, and what a later call that counts, or the caller, reads. What Python
+alone asks (`mask.all()`) leaves no node in a graph either, and what is asked for nothing but its size is left out of
+the graph's calls. A graph spells some calls another way; `SPELLED` says which. Under `no_grad` it detaches what needs a
+gradient, to do without the mode: there `detach` is left out on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from autopar.graph import GRAD_MODE, VAL, output_tensors
+from autopar.tracing.cleaning import WRITES
+
+Call = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
+
+# Operators go by Python's names, whichever method torch implements them with; properties by the method they are.
+SPELLED = {
+    "div": "truediv", "__rsub__": "sub", "__rpow__": "pow", "__rdiv__": "truediv", "__rtruediv__": "truediv",
+    "remainder": "mod", "__and__": "and", "__rmod__": "mod",
+    "bitwise_and": "and", "__or__": "or", "bitwise_or": "or", "__invert__": "invert", "__xor__": "xor",
+    "bitwise_xor": "xor", "T": "permute", "mT": "transpose", "H": "adjoint", "mH": "adjoint", "data": "detach",
+}  # fmt: skip
+# A call of the first is a call of the second, and returns the same.
+SAME = {"t": "permute", "negative": "neg"}
+
+
+def spelled(name: str) -> str:
+    """A function's name as both sides are compared by."""
+    name = SPELLED.get(name, name).strip("_")
+    return SAME.get(name, name)
+
+
+class EagerCalls(TorchFunctionMode):
+    """Notes every call of a torch function that makes or changes a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Call, list[torch.Tensor], list[torch.Tensor], bool]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = _tensors((args, kwargs))
+        versions = [_version(v) for v in read]
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = func.__self__.__name__
+        writes = versions != [_version(v) for v in read]
+        made = [v for v in _tensors(result) if writes or not any(v is r for r in read)]
+        if name == "detach" and not torch.is_grad_enabled():
+            name = ""
+        if made or writes:
+            facts = tuple((tuple(v.shape), v.dtype) for v in made)
+            self._calls.append(((spelled(name), facts), read, made, writes))
+        return result
+
+    def live(self, outputs: Any) -> list[Call]:
+        """The calls that count, for what the model returned."""
+        wanted = {id(v) for v in _tensors(outputs)}
+        found = []
+        for call, read, made, writes in reversed(self._calls):
+            if writes or any(id(v) in wanted for v in made):
+                wanted.update(map(id, read))
+                if call[0]:
+                    found.append(call)
+        return found[::-1]
+
+
+def graph_calls(graph: fx.Graph) -> list[Call]:
+    """The calls of a graph that was traced without bias split and with its writes in place."""
+    found: list[Call] = []
+    wanted: set[fx.Node] = set(graph.output_node().all_input_nodes)
+    for node in reversed(graph.nodes):
+        made = output_tensors(node)
+        if not node.op.startswith("call") or not (WRITES in node.meta or (made and node in wanted)):
+            continue
+        wanted.update(node.all_input_nodes)
+        name = getattr(node.target, "__name__", str(node.target))
+        if not _is_item(node) and not (name == "detach" and not node.meta[GRAD_MODE]):
+            found.append((spelled(name), tuple((tuple(v.shape), v.dtype) for v in made)))
+    return found[::-1]
+
+
+def difference(eager: list[Call], traced: list[Call]) -> str:
+    """Where two sequences part, for people; "" where they are equal."""
+    for place, (ours, theirs) in enumerate(zip(traced, eager, strict=False)):
+        if ours != theirs:
+            return f"call {place}: eager {eager[place - 1 : place + 3]}, traced {traced[place - 1 : place + 3]}"
+    if len(eager) != len(traced):
+        return f"eager goes on with {eager[len(traced) :][:3]}, the trace with {traced[len(eager) :][:3]}"
+    return ""
+
+
+def _is_item(node: fx.Node) -> bool:
+    """A `getitem` that picks one of several results is no call of torch."""
+    name = getattr(node.target, "__name__", "")
+    return name == "getitem" and not isinstance(node.args[0].meta[VAL], torch.Tensor)  # type: ignore[union-attr]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

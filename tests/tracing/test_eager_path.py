@@ -1,0 +1,125 @@
+"""The trace takes the path that eager takes, and the graph gives what the model gives, over small models of the zoo.
+
+Slow ones go through whole families; what they leave out (no small config that builds or runs, too large) is counted.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+
+import pytest
+import torch
+from eager_path import EagerCalls, difference, graph_calls
+from small_zoo import LISTS, inputs_of, padded, small
+from tiny_models import run
+
+from autopar.errors import InputError
+from autopar.tracing import UnknownDataError, known, trace
+
+NAMES = (
+    "GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",
+    "MixtralForCausalLM", "OPTForCausalLM", "PhiForCausalLM", "GPTNeoXForCausalLM", "DeepseekV3ForCausalLM",
+    "BertForMaskedLM", "RobertaForSequenceClassification", "DistilBertForMaskedLM", "ModernBertForMaskedLM",
+    "T5ForConditionalGeneration", "BartForConditionalGeneration",
+    "ViTForImageClassification", "BeitForImageClassification", "ConvNextForImageClassification",
+)  # fmt: skip
+
+# A custom autograd function is one node of the graph, with its own backward; eager calls what is inside.
+CUSTOM = {"BloomForCausalLM", "PhimoeForCausalLM", "RecurrentGemmaForCausalLM", "BloomForSequenceClassification"}
+LARGEST = 30_000_000  # parameters
+COMPARED = {
+    "causal-lm": 145,
+    "masked-lm": 35,
+    "seq2seq-lm": 15,
+    "image-classification": 25,
+    "sequence-classification": 100,
+}
+
+
+def path(model, inputs, examples):
+    """ "" or where the path of the trace on `examples` parts from that of an eager run on `inputs`."""
+    graph = trace(model, examples, bias_addition_split=False, remove_inplace=False).graph
+    with torch.random.fork_rng(), EagerCalls() as eager:
+        outputs = model(**inputs)
+    return difference(eager.live(outputs), graph_calls(graph))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trace_takes_the_path_that_eager_takes(name):
+    model = small(name).train()
+    inputs = inputs_of(model)
+    assert path(model, inputs, inputs) == ""
+
+
+@pytest.mark.parametrize("form", ["padded", "full", "packed"])
+@pytest.mark.parametrize("name", [name for name in NAMES if "Image" not in name])
+def test_so_it_does_where_a_mask_is_known(name, form):
+    model = small(name).train()
+    inputs = inputs_of(model)
+    ids = inputs["input_ids"]
+    if form == "packed":  # two sequences in a row
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            pytest.skip("takes no positions, so nothing can be packed")
+        extra = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]]).expand_as(ids).contiguous()}
+    else:
+        extra = {"attention_mask": padded(ids) if form == "padded" else torch.ones_like(ids)}
+    assert path(model, {**inputs, **extra}, {**inputs, **{k: known(v) for k, v in extra.items()}}) == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replay_is_the_model_bit_for_bit(name):
+    model = small(name).train()
+    inputs = inputs_of(model)
+    traced = trace(model, inputs, bias_addition_split=False)
+    state = copy.deepcopy(model.state_dict())
+    replayed = run(lambda: traced.gm(*traced.bind((), inputs)), model, state)
+    for mine, theirs in zip(replayed, run(lambda: model(**inputs), model, state), strict=True):
+        assert len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_so_it_is_at_another_batch_size_or_the_dim_is_said_to_be_fixed(name):
+    model = small(name).eval()
+    traced = trace(model, inputs_of(model), bias_addition_split=False, prove_sizes=True)
+    other = inputs_of(model, batch=3)
+    main = next(iter(other))
+    if (main, 0) in traced.inputs.sizes.fixed:
+        with pytest.raises(InputError, match=r"\.py:\d+"):
+            traced.bind((), other)
+        return
+    with torch.no_grad():
+        mine, theirs = traced.gm(*traced.bind((), other)), model(**other)
+    assert torch.equal(mine.logits, theirs.logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", LISTS)
+def test_whole_families_take_the_path_that_eager_takes(family):
+    entries = LISTS[family].values()
+    names = {n for entry in entries for n in (entry if isinstance(entry, (tuple, list)) else (entry,))}
+    parted, left_out, compared = {}, {}, 0
+    for name in sorted(names - CUSTOM):
+        try:
+            model = small(name).train()
+            inputs = inputs_of(model)
+            if sum(p.numel() for p in model.parameters()) > LARGEST:
+                raise ValueError("too large")
+            with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
+                model(**inputs)
+        except Exception as error:  # the small config is ours, and the library may raise anything
+            left_out[name] = f"{type(error).__name__}: {error}"
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                found = path(model, inputs, inputs)
+        except UnknownDataError as error:  # what needs a leaf; the zoo's table names it
+            left_out[name] = str(error)
+            continue
+        compared += 1
+        if found:
+            parted[name] = found
+    print(f"{family}: {compared} compared, {len(left_out)} left out", *left_out.items(), sep="\n  ")
+    assert parted == {}
+    assert compared >= COMPARED[family]
