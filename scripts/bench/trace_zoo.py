@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from zoo_models import FAMILIES, architectures
+from zoo_models import FAMILIES, architectures, one_of_each_kind
 from zoo_report import last_records, summary, write_report
 
 from autopar.sizes import parse_bytes
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
     parser.add_argument("--only", metavar="WORD", help="architectures whose name contains it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth architecture of a family: a sample")
+    parser.add_argument("--kinds", action="store_true", help="of timm, one architecture of each of its modules")
     parser.add_argument("--out", type=Path, default=Path("out/trace_zoo.jsonl"), help="records, added to what is there")
     parser.add_argument("--again", action="append", default=[], metavar="STATUS", help="do these once more")
     parser.add_argument("--batch", type=int, default=2)
@@ -126,7 +127,7 @@ def main() -> None:
     todo = []
     for family in given.families or FAMILIES:
         try:
-            names = architectures(family)[:: given.every]
+            names = (one_of_each_kind() if family == "timm" and given.kinds else architectures(family))[:: given.every]
         except ImportError as error:
             print(f"{family}: left out, {error}", file=sys.stderr)
             continue

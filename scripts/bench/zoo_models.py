@@ -96,6 +96,12 @@ def architectures(family: str) -> list[str]:
     return list(importlib.import_module("timm").list_models())
 
 
+def one_of_each_kind() -> list[str]:
+    """Of timm, the first architecture by name of each of its modules: a kind of model each."""
+    timm = importlib.import_module("timm")
+    return [timm.list_models(module=name)[0] for name in timm.list_modules()]
+
+
 def build(family: str, name: str) -> tuple[nn.Module, str]:
     """The model in training mode, on the meta device, and the device it was made on.
 
