@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 
 from autopar.tracing import places
+from autopar.tracing.patching import attributes_set
 
 _seen: dict[tuple[CodeType, int], bool | None] = {}
 
@@ -22,6 +25,17 @@ def asserted() -> bool | None:
     if key not in _seen:
         _seen[key] = _wanted(*key)
     return _seen[key]
+
+
+@contextlib.contextmanager
+def unvalidated() -> Iterator[None]:
+    """While inside, `torch.distributions` take their parameters as they are: to check them is to assert."""
+    distributions = sys.modules.get("torch.distributions.distribution")
+    if distributions is None:
+        yield
+        return
+    with attributes_set(distributions.Distribution, _validate_args=False):
+        yield
 
 
 def _wanted(code: CodeType, offset: int) -> bool | None:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
 from autopar.tracing import huggingface, matching, numbers_of_math
+from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
@@ -125,6 +126,7 @@ class Attempt:
             stack.enter_context(bodies_recorded(recorder))
             stack.enter_context(batched_bodies(recorder))
             stack.enter_context(checks_noted(recorder))
+            stack.enter_context(unvalidated())
             stack.enter_context(overrides_active())
             stack.enter_context(options.paths.offered())
             stack.enter_context(self.calls.followed())

@@ -98,6 +98,7 @@ def architectures(family: str) -> list[str]:
 
 def one_of_each_kind() -> list[str]:
     """Of timm, the first architecture by name of each of its modules: a kind of model each."""
+    declare_torchvision_operators()
     timm = importlib.import_module("timm")
     return [timm.list_models(module=name)[0] for name in timm.list_modules()]
 

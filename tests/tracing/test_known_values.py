@@ -161,3 +161,14 @@ def test_vmap_in_vmap_is_recorded_once():
 
     x = torch.randn(2, 7)
     assert torch.equal(trace(Banded(), dict(x=x)).gm(x), Banded()(x))
+
+
+def test_what_distributions_check_of_their_parameters_is_believed():
+    class Surprise(torch.nn.Module):
+        def forward(self, logits):
+            return torch.distributions.Categorical(logits=logits).entropy()
+
+    logits = torch.randn(3, 5)
+    before = torch.distributions.Distribution._validate_args
+    assert torch.equal(trace(Surprise(), dict(logits=logits)).gm(logits), Surprise()(logits))
+    assert torch.distributions.Distribution._validate_args is before
