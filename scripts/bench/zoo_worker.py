@@ -146,8 +146,8 @@ def eager(model: nn.Module, inputs: dict[str, Any], limit: float, known_on: str)
     """What the model itself does with these inputs on the meta device: `ok`, or its error.
 
     The same error as the trace's shows that the config or the inputs are at fault. Known inputs have data on the CPU,
-    or none where the model mixes them with others: neither suits all. A model that asks for data, of which there is none,
-    is run once more down its library's data-free path.
+    or none where the model mixes them with others: neither suits all. A model that asks for data, of which there is
+    none, is run once more down its library's data-free path.
     """
     bare = {key: value.tensor.to(known_on) if isinstance(value, Known) else value for key, value in inputs.items()}
     answer = ""
