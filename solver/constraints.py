@@ -20,6 +20,8 @@ Pins are `kind:pattern = layout`, patterns as in `fnmatch`; in a layout `*` leav
     output:* = R                                     what the model returns (* or its place: 0, 1, ...)
     recompute:transformer.h.1? = never               blocks that keep everything, by module path
 
+(`leaf:pattern`, which asks for leaves of the trace, never comes here: `autopar.leaf_requests`.)
+
 A preset takes an op's other strategies away only where one of those it asks for exists; a pin has no such mercy.
 """
 
