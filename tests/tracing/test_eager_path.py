@@ -32,13 +32,12 @@ CUSTOM = {
     "RecurrentGemmaForCausalLM", "YosoForMaskedLM", "YosoForSequenceClassification",
 }  # fmt: skip
 # They look for padding in their ids, or in what they shift out of their labels: eager's path is that of known ids.
-READS_IDS = {
-    "T5GemmaForConditionalGeneration", "T5GemmaForSequenceClassification", "T5Gemma2ForConditionalGeneration",
-    "T5Gemma2ForSequenceClassification", "EncoderDecoderModel",
-}  # fmt: skip
+READS_IDS = {"T5GemmaForConditionalGeneration", "T5GemmaForSequenceClassification", "EncoderDecoderModel"}
+# Their masks are made by vmap, whose body a graph holds as it is below the batching.
+BATCHED = {"T5Gemma2ForConditionalGeneration", "T5Gemma2ForSequenceClassification"}
 LARGEST = 30_000_000  # parameters
 COMPARED = {  # at least so many
-    "causal-lm": 145, "masked-lm": 40, "seq2seq-lm": 10, "image-classification": 25, "sequence-classification": 80,
+    "causal-lm": 145, "masked-lm": 40, "seq2seq-lm": 25, "image-classification": 30, "sequence-classification": 85,
 }  # fmt: skip
 
 
@@ -104,7 +103,7 @@ def test_whole_families_take_the_path_that_eager_takes(family):
     entries = LISTS[family].values()
     names = {n for entry in entries for n in (entry if isinstance(entry, (tuple, list)) else (entry,))}
     parted, left_out, compared = {}, {}, 0
-    for name in sorted(names - CUSTOM):
+    for name in sorted(names - CUSTOM - BATCHED):
         try:
             model = small(name).train()
             inputs = inputs_of(model)
