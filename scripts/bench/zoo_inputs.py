@@ -84,8 +84,9 @@ def known_text(config: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(end, int):
         tokens[:, -1] = end
     text = {"input_ids": known(tokens)}
-    if isinstance(inputs.get("labels"), torch.Tensor):
-        text["labels"] = known(torch.ones(inputs["labels"].shape, dtype=torch.int64))
+    for name in ("labels", "decoder_input_ids"):
+        if isinstance(inputs.get(name), torch.Tensor):
+            text[name] = known(torch.full(inputs[name].shape, 1 if name == "labels" else 3))
     return text
 
 

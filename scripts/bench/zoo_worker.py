@@ -108,7 +108,7 @@ def drops_layers(config: Any) -> bool:
 def better(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The record of the trace that got further."""
     order = (*_NO_RUN, "failed", "leaves", "whole")
-    ranks = [(order.index(r["status"]), -len(r.get("leaves", ()))) for r in (first, second)]
+    ranks = [(order.index(r["status"]), r.get("nodes", 0) if r["status"] == "leaves" else 0) for r in (first, second)]
     if ranks[1] <= ranks[0]:
         return first
     kept = {key: value for key, value in first.items() if key not in ("why", "place", "eager", "leaves", "nodes")}
