@@ -127,7 +127,6 @@ class Model:
         self.recomputed[stage] = r = self.program.variable(f"r.{stage}", upper=float(count), integer=True)
         if count == 1:
             self.any_recomputed[stage] = r
-            self.program.early.append((r, r))
             return
         self.any_recomputed[stage] = q = self.program.variable(f"q.{stage}", integer=True)
         self.program.early.append((r, q))

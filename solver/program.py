@@ -16,6 +16,8 @@ Product = tuple[int, int, tuple[int, ...], dict[int, float]]  # a row, its varia
 
 SOLVERS = ("highs", "cbc")
 _SENSES = {-1: pulp.LpConstraintLE, 0: pulp.LpConstraintEQ, 1: pulp.LpConstraintGE}
+_AGAIN = 10_000  # simplex iterations of a relaxation that is solved again: with more, presolve would be faster
+
 Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower than their own
 
 
@@ -103,12 +105,13 @@ class Program:
             for one in ones:
                 engine.changeCoeff(parent.lines[row], parent.columns[one], slope)
         engine.setOptionValue("time_limit", float(engine.getRunTime()) + time_limit)
+        engine.setOptionValue("simplex_iteration_limit", _AGAIN)
         engine.run()
         status = engine.modelStatusToString(engine.getModelStatus())
         if status == "Infeasible":
             return Outcome("infeasible", (), math.inf, math.inf)
         if status != "Optimal":
-            return replace(parent, status="stopped", counts=bounds)
+            return replace(parent, status="stopped", counts=bounds)  # its parent's bound and reduced costs hold
         solution, objective = engine.getSolution(), float(engine.getInfo().objective_function_value)
         values, reduced = ([numbers[c] for c in parent.columns] for numbers in (solution.col_value, solution.col_dual))
         return replace(

@@ -52,7 +52,7 @@ class _Search:
         if root.status == "infeasible" or not any(self.program.integer):
             return root
         order = itertools.count()
-        heap = [(root.objective, next(order), root)]
+        heap, dived = [(root.objective, next(order), root)], False
         while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
             _, _, node = heappop(heap)
             if self._is_fixed(node.counts):
@@ -63,6 +63,9 @@ class _Search:
                 if child.status != "infeasible":
                     objective = max(child.objective, node.objective)
                     heappush(heap, (objective, next(order), replace(child, objective=objective)))
+                if child.status == "stopped" and not dived:
+                    dived = True
+                    self._dive(root)
         bound = min([self.proven, *(objective for objective, _, _ in heap)])
         if self.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
@@ -108,6 +111,19 @@ class _Search:
                 if part[0] <= part[1]:
                     yield {**node.counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
             return
+
+    def _dive(self, root: Outcome) -> None:
+        """A first solution where relaxations are slow: counts as the root has them, rounded up; else as high as can be."""
+        for highest in (False, True):
+            counts: dict[int, tuple[float, float]] = {}
+            for count, whether in self.program.early:
+                most = self._range({}, count)[1]
+                value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
+                counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
+            if self.best is None and self._left() > 0:
+                everything = range(len(self.program.names))
+                found = self.program.integrate(self.solver, everything, self._left(), self.gap, counts)
+                self.best = found if found.values else None
 
     # -- whole numbers ------------------------------------------------------------------------------------------------
 
