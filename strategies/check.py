@@ -131,9 +131,11 @@ def all_positions(bound: Bound, mesh_shape: Sequence[int]) -> list[Position]:
     ]
 
 
-def every_strategy(node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh) -> tuple[Strategy, ...]:
-    """All that the node's rule allows, useful or not."""
-    bound = bound_rule(node)
+def every_strategy(
+    node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh, bound: Bound | None = None
+) -> tuple[Strategy, ...]:
+    """All that the node's rule (or another, `bound`) allows, useful or not."""
+    bound = bound or bound_rule(node)
     if bound is None:
         raise RuleError(f"{node.target} has no rule")
     facts = [TensorFact.of(t) for t in [*tensors, *output_tensors(node)]]
@@ -147,17 +149,21 @@ def check(
     mesh_shape: Mesh,
     *,
     ranks: Ranks | None = None,
+    bound: Bound | None = None,
     most: int = 100,
     seed: int = 0,
 ) -> int:
     """Run up to `most` strategies of the node (a sample, if there are more) against the op itself; how many ran.
 
+    `bound` is the rule to try, by default the table's.
+
     Raises RuleError for the first that does not do what its layouts say.
     """
-    strategies = every_strategy(node, tensors, mesh_shape)
+    bound = bound or bound_rule(node)
+    strategies = every_strategy(node, tensors, mesh_shape, bound)
     chosen = random.Random(seed).sample(strategies, most) if len(strategies) > most else strategies
     for strategy in chosen:
-        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks or OneByOne(), plain=strategies[0])
+        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks or OneByOne(), plain=strategies[0], bound=bound)
     return len(chosen)
 
 
@@ -169,6 +175,7 @@ def check_strategy(
     *,
     ranks: Ranks,
     plain: Strategy | None = None,
+    bound: Bound | None = None,
 ) -> None:
     """One strategy against the op itself (or, for an op that draws random numbers, against it on one rank)."""
     generator = torch.Generator().manual_seed(1)
@@ -192,8 +199,8 @@ def check_strategy(
         work[c] = LocalRun(node, leaves, [g[c] for g in back], _extremes(strategy, whole, mesh_shape, c))
     done = ranks.run(node, strategy, mesh_shape, work)
     for problem in _problems(done, whole, strategy, mesh_shape):
-        rule = bound_rule(node)
-        raise RuleError(f"{node.target}, rule '{rule.rule if rule else ''}', split as {_text(strategy)}: {problem}")
+        bound = bound or bound_rule(node)
+        raise RuleError(f"{node.target}, rule '{bound.rule if bound else ''}', split as {_text(strategy)}: {problem}")
 
 
 def _extremes(strategy: Strategy, whole: LocalRun, mesh_shape: Mesh, at: Coordinate) -> list[torch.Tensor | None]:

@@ -23,12 +23,15 @@ from autopar.graph import (
 )
 from autopar.leaf_calls import LeafCall
 from autopar.strategies import ends
+from autopar.strategies.arguments import output_shapes, qualified_name, tensors
+from autopar.strategies.bind import Bound, bind
+from autopar.strategies.discovery import Found, discover
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
 from autopar.strategies.passing import alike, worth_passing
 from autopar.strategies.positions import Member, useful_positions
 from autopar.strategies.strategy import Strategy
-from autopar.strategies.table import bound_rule, entry
+from autopar.strategies.table import bound_rule, entry, is_registered, parse
 
 
 class NoRuleWarning(UserWarning):
@@ -116,26 +119,51 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
             bounds[key] = _bound(node, warned)
         if bounds[key] is not None:
             refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
-            found = entry(node)
-            members[node] = Member(bounds[key], refs, found is not None and found.anchor)
+            members[node] = Member(bounds[key], refs, _is_anchor(node, bounds[key]))
             keys[node] = key
     return members, keys
 
 
-def _bound(node: fx.Node, warned: set[str]) -> Any:
+def _is_anchor(node: fx.Node, bound: Bound) -> bool:
+    """Whether the op's own factors are worth splitting; of a discovered one: some tensor lacks one of them."""
+    found = entry(node)
+    if found is not None:
+        return found.anchor
+    return any(spot is None for spots in bound.spots for spot in spots)
+
+
+def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
+    """The node's rule bound to its shapes: the table's, the user's or a discovered one; None, with a warning, if none.
+
+    A user's own rule that does not fit the node is an error.
+    """
     try:
         bound = bound_rule(node)
         reason = "has no sharding rule" + (" for these arguments" if entry(node) else "")
     except RuleError as error:
+        if is_registered(node):
+            raise RuleError(f"{qualified_name(node)}: {error.message}", where=_place(node)) from error
         bound, reason = None, f"has a sharding rule that does not fit it ({error})"
+    if bound is not None:
+        return bound
+    found = discover(node)
+    if found.rule is not None:
+        try:
+            return bind(parse(found.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
+        except RuleError as error:
+            found = Found(None, f"what was discovered does not fit it ({error})")
     name = target_name(node)
-    if bound is None and name not in warned:
+    if name not in warned:
         warned.add(name)
-        scope = node.meta.get(SCOPE) or ()
-        place = ", ".join(filter(None, [scope[-1][0] if scope else "", node.meta.get(PLACE, "")]))
-        message = f"{name} {reason}: it runs replicated{f' [at {place}]' if place else ''}"
-        warnings.warn(message, NoRuleWarning, stacklevel=4)
-    return bound
+        place = _place(node)
+        message = f"{name} {reason}, and {found.why}: it runs replicated{f' [at {place}]' if place else ''}"
+        warnings.warn(message, NoRuleWarning, stacklevel=5)
+    return None
+
+
+def _place(node: fx.Node) -> str:
+    scope = node.meta.get(SCOPE) or ()
+    return ", ".join(filter(None, [scope[-1][0] if scope else "", node.meta.get(PLACE, "")]))
 
 
 def _signature(node: fx.Node) -> Hashable:
