@@ -67,6 +67,7 @@ class LocalRun:
         pairs = []
         for output, gradient, extreme in zip(self.outputs, self.gradients, self.extremes, strict=True):
             if output.requires_grad:
+                gradient = gradient.to(output.dtype)
                 pairs.append((output, gradient if extreme is None else gradient * (output == extreme)))
         if pairs:
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -190,7 +191,9 @@ def check_strategy(
         whole.finish(callable_of(node)(*args, **kwargs))
     parts = [_spread(t, layout, mesh_shape, generator) for t, layout in zip(tensors, strategy.inputs, strict=True)]
     back = [
-        _spread(g.to(o.dtype) if o.is_floating_point() else g, layout.gradient(), mesh_shape, generator)
+        _spread(
+            g.to(o.dtype) if o.is_floating_point() or o.is_complex() else g, layout.gradient(), mesh_shape, generator
+        )
         for g, o, layout in zip(gradients, whole.outputs, strategy.outputs, strict=True)
     ]
     work = {}
@@ -229,7 +232,7 @@ def _problems(
 
 def _tolerance(whole: LocalRun) -> float:
     """1e-9, or what float32 allows where the op reads or makes one."""
-    single = any(t.dtype == torch.float32 for t in [*whole.leaves, *whole.outputs])
+    single = any(t.dtype in (torch.float32, torch.complex64) for t in [*whole.leaves, *whole.outputs])
     return 1e-4 if single else 1e-9
 
 
@@ -248,9 +251,13 @@ def _differs(
         joined = _joined(layout, parts, c)
         if joined.shape != expected.shape:
             yield f"{what} has shape {tuple(joined.shape)} on rank {c}, {tuple(expected.shape)} expected as {layout}"
-        elif not torch.allclose(joined.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
-            error = (joined.double() - expected.double()).abs().max().item()
+        elif not torch.allclose(_wide(joined), _wide(expected), rtol=tolerance, atol=tolerance, equal_nan=True):
+            error = (_wide(joined) - _wide(expected)).abs().max().item()
             yield f"{what} is off by {error:.2g} on rank {c} as {layout}"
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _joined(layout: Layout, parts: Mapping[Coordinate, torch.Tensor], at: Coordinate) -> torch.Tensor:

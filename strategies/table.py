@@ -12,12 +12,24 @@ from torch._ops import OpOverload, OpOverloadPacket
 from autopar.errors import RuleError
 from autopar.strategies.arguments import Writer, op_name, output_shapes, qualified_name, tensors
 from autopar.strategies.bind import Bound, bind
-from autopar.strategies.ops import attention, elementwise, indexing, layers, losses, matrix, pieces, reductions, views
+from autopar.strategies.ops import (
+    attention,
+    elementwise,
+    indexing,
+    layers,
+    losses,
+    matrix,
+    pieces,
+    recurrent,
+    reductions,
+    spectral,
+    views,
+)
 from autopar.strategies.rule import ShardingRule
 
 # ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
-_ANCHORS = (matrix, attention, layers, losses)
-_FOLLOWERS = (elementwise, reductions, views, pieces, indexing)
+_ANCHORS = (matrix, attention, layers, losses, recurrent)
+_FOLLOWERS = (elementwise, reductions, views, pieces, indexing, spectral)
 
 
 @dataclass(frozen=True)

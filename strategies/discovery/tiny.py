@@ -215,7 +215,7 @@ def _run_again(made: Tiny) -> list[torch.Tensor]:
 
 
 def _check_repeatable(first: Tiny, second: Tiny) -> None:
-    """Unrepeatable unless the op gives the same for the same, and the same shapes for these two, which differ in data."""
+    """Unrepeatable unless the op gives the same for the same, and the same shapes for these two calls."""
     if first.shapes != second.shapes:
         raise Unrepeatable("the shapes of its results depend on data")
     for made in (first, second):

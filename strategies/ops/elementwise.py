@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, tensors, value
+from autopar.strategies.arguments import Writer, argument, input_shape, letters, tensors, value
 
 EACH = "[...]* -> ..."
 
@@ -49,9 +49,29 @@ def type_as(node: fx.Node) -> str:
     return "... -> ... | linear" if other is None else f"..., {other} -> ... | linear:0"
 
 
+def glu(node: fx.Node) -> str:
+    """Half of a dim gates the other: the dim stays whole."""
+    dim = argument(node, "dim", 1, -1)
+    side = " ".join(
+        "_" if i == dim % len(input_shape(node)) else n for i, n in enumerate(letters(len(input_shape(node))))
+    )
+    return f"{side} -> {side}"
+
+
+def one_hot(node: fx.Node) -> str | None:
+    """A new last dim; its length must be given, else it depends on data."""
+    return "... -> ... _" if argument(node, "num_classes", 1, -1) > 0 else None
+
+
+def masked_scatter(node: fx.Node) -> str:
+    """`masked_scatter(input, mask, source)`: which element of the source goes where is told by the whole mask."""
+    _, mask, source = tensors(node)
+    return f"..., {'_ ' * mask.dim()}, {'_ ' * source.dim()} -> ... | linear:0+2 @masked_scatter"
+
+
 _UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu6 elu selu celu leaky_relu softplus
- softsign logsigmoid threshold exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs absolute sign sgn
- sin cos tan
+ softsign logsigmoid log_sigmoid threshold exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs
+ absolute sign sgn sin cos tan
  asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv floor ceil round trunc frac logit isnan isinf isfinite
  isneginf isposinf logical_not bitwise_not invert not_ nan_to_num clamp clip clamp_min clamp_max lgamma digamma
  zeros_like ones_like full_like empty_like signbit deg2rad rad2deg softshrink hardshrink tanhshrink"""
@@ -72,5 +92,9 @@ RULES: dict[str, str | Writer] = {
     "where": where,
     "masked_fill": masked_fill,
     "dropout dropout1d dropout2d dropout3d": dropout,
-    "glu": "... k! -> ... _",
+    "glu": glu,
+    "one_hot": one_hot,
+    "view_as_complex": "... _ -> ... | linear",
+    "view_as_real": "... -> ... _ | linear",
+    "masked_scatter": masked_scatter,
 }

@@ -26,7 +26,8 @@ def reduction(notes: str, *, factor_notes: str = "", split: bool = True, positio
     def write(node: fx.Node) -> str:
         rank = len(input_shape(node))
         names = letters(rank)
-        dims = set(dims_of(integers(node, "dim", position), rank))
+        name = "axis" if "axis" in node.kwargs else "dim"
+        dims = set(dims_of(integers(node, name, position), rank))
         kept = len(output_shapes(node)[0]) == rank and rank > 0
         inside = [n if split or i not in dims else f"{n}!" for i, n in enumerate(names)]
         outside = [n if i not in dims else "1" for i, n in enumerate(names) if kept or i not in dims]
@@ -69,6 +70,12 @@ def select_along(node: fx.Node) -> str:
     return f"{side} -> {side}, {side}"
 
 
+def histogram(node: fx.Node) -> str:
+    """Counts over parts add up where the bounds are given; else they are the whole tensor's."""
+    given = argument(node, "min", 2, 0) < argument(node, "max", 3, 0)
+    return "... -> _" if given else "...! -> _"
+
+
 RULES: dict[str, str | Writer] = {
     "sum": reduction("linear"),
     "mean": reduction("linear", factor_notes="@mean"),
@@ -77,7 +84,8 @@ RULES: dict[str, str | Writer] = {
     "max": extremum("max"),
     "min": extremum("min"),
     "var std prod all any argmax argmin logsumexp var_mean std_mean count_nonzero": reduction("", split=False),
-    "norm": reduction("", split=False, position=2),
+    "norm linalg_vector_norm": reduction("", split=False, position=2),
+    "histc": histogram,
     "softmax log_softmax softmin": along(),
     "cumsum": along(notes="linear"),
     "cumprod logcumsumexp": along(),

@@ -25,6 +25,11 @@ def const(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def single(*shape: int) -> Tensor:
+    """In float32, for kernels that know no float64."""
+    return torch.randn(*shape, requires_grad=True)
+
+
 def positive(*shape: int) -> Tensor:
     return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
 
@@ -42,6 +47,24 @@ def labels(limit: int, *shape: int) -> Tensor:
     found = torch.randint(0, limit, shape)
     found.view(-1)[:3] = -100
     return found
+
+
+def weights(rows: int, width: int, hidden: int, *, layers: int = 1, directions: int = 1) -> list[Tensor]:
+    """Those of a recurrent layer with so many `rows`: hidden units times gates."""
+    return [
+        tensor
+        for layer in range(layers)
+        for _ in range(directions)
+        for tensor in (x(rows, width if layer == 0 else hidden * directions), x(rows, hidden), x(rows), x(rows))
+    ]
+
+
+def lstm(*, layers: int, batch_first: bool, bidirectional: bool = False) -> tuple[Any, ...]:
+    directions = 1 + bidirectional
+    states = (x(layers * directions, 6, 2), x(layers * directions, 6, 2))
+    own = weights(8, 4, 2, layers=layers, directions=directions)
+    given = x(6, 3, 4) if batch_first else x(3, 6, 4)
+    return (torch._VF.lstm, given, states, own, True, layers, 0.0, True, bidirectional, batch_first)
 
 
 sdpa = F.scaled_dot_product_attention
@@ -65,6 +88,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.outer, x(6), x(12)),
         (torch.einsum, "bhqe,bhke->bhqk", x(6, 4, 3, 6), x(6, 4, 5, 6)),
         (torch.einsum, "bi, oi -> bo", x(6, 4), x(12, 4)),
+        (torch.einsum, "bi,oi", x(6, 4), x(12, 4)),
+        (torch.einsum, "...ij,...jk->...ik", x(6, 4, 3, 6), x(4, 6, 12)),
+        (torch.einsum, "...ij,jk", x(6, 4, 6), x(6, 12)),
+        (torch.einsum, "bii->bi", x(6, 4, 4)),
+        (torch.einsum, "b...,b...->b", x(6, 4, 3), x(6, 4, 3)),
+        (torch._grouped_mm, single(12, 48), single(6, 48, 48), {"offs": torch.tensor([2, 2, 4, 7, 9, 12]).int()}),
+        (torch.linalg.solve_triangular, x(6, 4, 4), x(6, 4, 12), {"upper": False, "unitriangular": True}),
     ],
     "elementwise": [
         (operator.add, x(6, 4, 12), x(12)),
@@ -104,6 +134,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.dropout, x(6, 12), 0.5, True),
         (F.dropout, x(6, 12), 0.5, False),
         (F.glu, x(6, 12)),
+        (F.glu, x(6, 12, 4), 1),
+        (F.logsigmoid, x(6, 12)),
+        (F.one_hot, ids(4, 6, 12), 4),
+        (torch.view_as_complex, x(6, 12, 2)),
+        (torch.view_as_real, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
+        ("masked_scatter", x(6, 4, 2), mask(6, 4, 1), x(24, 2)),
+        ("masked_scatter", x(6, 4), mask(4), x(30)),
         (torch.zeros_like, x(6, 12)),
         (torch.lerp, x(6, 12), x(6, 12), 0.3),
     ],
@@ -120,6 +157,14 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.max, x(6, 12), 1),
         (torch.max, x(6, 12), x(12)),
         (torch.var, x(6, 12), 0),
+        (torch.mean, x(6, 12), {"axis": -1, "keepdim": True}),
+        (torch.linalg.vector_norm, x(6, 4, 12), {"ord": 2, "dim": (1,), "keepdim": True}),
+        (torch.histc, const(12, 6), {"bins": 5, "min": -1, "max": 1}),
+        (torch.histc, const(12), 5),
+        (torch.fft.fft, x(6, 4, 12)),
+        (torch.fft.fftn, x(6, 4, 12), {"dim": (1, 2)}),
+        (torch.fft.rfft, x(6, 4, 12), None, 1),
+        (torch.fft.irfft2, torch.view_as_complex(const(6, 4, 5, 2)).requires_grad_()),
         (torch.norm, x(6, 12), 2, 1),
         (torch.argmax, x(6, 12), -1),
         (F.softmax, x(6, 4, 12), -1),
@@ -140,6 +185,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         ("reshape", x(6, 2, 36), 6, 2, 3, 4, 3),
         ("reshape", x(6, 4), 8, 3),
         ("reshape", x(6, 1, 4), (1, 24)),
+        ("reshape_as", x(6, 2, 12), const(6, 24)),
+        ("view_as", x(6, 24), const(6, 2, 12)),
         (torch.flatten, x(6, 4, 3, 2), 1),
         ("flatten", x(6, 4)),
         ("unflatten", x(6, 12), 1, (3, 4)),
@@ -185,11 +232,25 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (write, x(6, 4, 12), (Ellipsis, 0), x(4)),
         (write, x(6, 4, 12), (slice(None), slice(1, None)), x(3, 12)),
         (write, x(6, 12), (slice(None), slice(0, 6)), 1.0),
+        (write, x(6, 4, 12), mask(6, 4), x(12)),
+        (write, x(6, 4, 12), mask(6), 0.0),
+        (write, x(6, 4, 12), (mask(6, 4),), x(1)),
+        (torch.index_put, x(12, 6), (ids(12, 4),), x(4, 6)),
+        ("index_put", x(12, 6, 4), (torch.tensor([0, 3, 5]),), x(6, 4)),
+        (torch.index_put, x(12, 6), (ids(12, 4), ids(6, 4)), x(4), {"accumulate": True}),
     ],
     "indexing": [
         (torch.gather, x(6, 12), 1, ids(12, 6, 4)),
         ("gather", x(6, 12), -1, ids(12, 4, 4)),
         (torch.index_select, x(6, 12), 1, ids(12, 4)),
+        (torch.scatter, x(6, 12), 1, ids(12, 6, 1), 0.0),
+        ("scatter", x(6, 12), 1, ids(12, 6, 1), 1.0),
+        (torch.scatter, x(6, 12), 1, torch.stack([torch.randperm(12)[:4] for _ in range(6)]), x(6, 4)),
+        (torch.scatter_add, x(6, 12), 0, ids(6, 4, 12), x(4, 12)),
+        (torch.scatter_reduce, x(6, 12), 0, ids(6, 4, 12), x(4, 12), "amax"),
+        (torch.index_add, x(6, 12), 1, ids(12, 4), x(6, 4)),
+        (torch.index_copy, x(6, 12), 0, torch.tensor([0, 3]), x(2, 12)),
+        (torch.index_fill, x(6, 12), 0, torch.tensor([0, 3]), 2.0),
         (torch.tril, x(6, 4, 4)),
         (F.pad, x(6, 4), (0, 1)),
         (F.pad, x(6, 4), (0, 1), {"value": 3.0}),
@@ -218,6 +279,12 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.max_pool2d, x(6, 4, 6, 6), 3, 2, 1),
         (F.avg_pool2d, x(6, 4, 6, 6), 2),
         (F.adaptive_avg_pool2d, x(6, 4, 6, 6), 1),
+        (F.interpolate, x(6, 4, 3, 3), {"size": (6, 6), "mode": "bilinear", "align_corners": False}),
+        (F.grid_sample, x(6, 4, 5, 5), (x(6, 6, 2, 2) / 2).detach().requires_grad_(), {"align_corners": False}),
+        lstm(layers=2, batch_first=True),
+        lstm(layers=1, batch_first=False, bidirectional=True),
+        (torch._VF.gru, x(6, 3, 4), x(1, 6, 2), weights(6, 4, 2), True, 1, 0.0, True, False, True),
+        (torch._VF.rnn_tanh, x(3, 6, 4), x(1, 6, 2), weights(2, 4, 2), True, 1, 0.0, True, False, False),
     ],
     "attention": [
         (sdpa, x(6, 4, 6, 2), x(6, 4, 12, 2), x(6, 4, 12, 2)),
@@ -260,6 +327,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.cross_entropy, x(12, 6), labels(6, 12), {"label_smoothing": 0.1}),
         (F.cross_entropy, x(6, 12, 4), labels(12, 6, 4)),
         (F.cross_entropy, x(12, 6), const(12, 6).softmax(-1)),
+        (F.nll_loss, x(12, 6), labels(6, 12)),
+        (F.nll_loss, x(6, 12, 4), labels(12, 6, 4), {"reduction": "sum"}),
+        (F.nll_loss, x(12, 6), labels(6, 12), positive(6).detach()),
+        (F.kl_div, x(6, 12), positive(6, 12), {"reduction": "batchmean"}),
+        (F.kl_div, x(6, 12), positive(6, 12), {"reduction": "sum", "log_target": True}),
+        (F.ctc_loss, x(12, 6, 5), ids(4, 6, 3) + 1, torch.full((6,), 12), torch.tensor([3, 2, 1, 3, 2, 3])),
+        (F.ctc_loss, x(12, 6, 5), ids(4, 6, 3) + 1, torch.full((6,), 12), torch.full((6,), 3), 0, "sum"),
         (F.mse_loss, x(6, 12), const(6, 12)),
         (F.mse_loss, x(6, 12), x(6, 12), {"reduction": "sum"}),
         (F.l1_loss, x(6, 12), x(6, 12), {"reduction": "none"}),

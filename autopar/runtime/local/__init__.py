@@ -7,6 +7,7 @@ shape             views, expansions and factories are given the output's local s
 split             sizes of the parts along a dim that is sharded inside each part
 slice             bounds on a sharded dim, divided by its number of pieces
 groups            grouped convolutions: groups divided by the number of pieces of the channels
+masked_scatter    the whole mask tells which elements of the source a part takes
 mean              a mean over a sharded dim: the summand of this rank (output P)
 embedding_vocab   rows of the weight sharded: masked lookup (output P)
 cross_entropy     rows sharded: local sum over the global count (output P); classes sharded: normalised over
@@ -33,6 +34,7 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "split": shapes.split,
     "slice": shapes.sliced,
     "groups": shapes.groups,
+    "masked_scatter": shapes.masked_scatter,
     "mean": losses.mean,
     "embedding_vocab": vocabulary.embedding,
     "cross_entropy": losses.cross_entropy,
