@@ -22,13 +22,14 @@ from autopar.strategies.ops import (
     pieces,
     recurrent,
     reductions,
+    routing,
     spectral,
     views,
 )
 from autopar.strategies.rule import ShardingRule
 
 # ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
-_ANCHORS = (matrix, attention, layers, losses, recurrent)
+_ANCHORS = (matrix, attention, layers, losses, recurrent, routing)
 _FOLLOWERS = (elementwise, reductions, views, pieces, indexing, spectral)
 
 
