@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +50,7 @@ def strategies_for(
     mesh_shape = tuple(mesh_shape)
     constant = constants(graph)
     members, rules = _members(graph, constant)
-    sources = [
-        (TensorRef(node, 0), tuple(node.meta[VAL].shape))
-        for node in graph.nodes
-        if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
-    ]
-    positions = useful_positions(members, sources, mesh_shape)
+    positions = useful_positions(members, _sources(graph), mesh_shape)
     parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
     passing = alike(worth_passing(members, positions, parameters), {n: (rules[n], positions[n]) for n in members})
     found: dict[fx.Node, tuple[Strategy, ...]] = {}
@@ -86,6 +81,23 @@ def strategies_for(
     return found
 
 
+def positions_of(
+    graph: fx.Graph, mesh_shape: Sequence[int]
+) -> tuple[dict[fx.Node, Member], dict[fx.Node, tuple[Position, ...]]]:
+    """The nodes under a rule, and where each is worth splitting."""
+    members, _ = _members(graph, constants(graph))
+    return members, useful_positions(members, _sources(graph), mesh_shape)
+
+
+def _sources(graph: fx.Graph) -> list[tuple[TensorRef, tuple[int, ...]]]:
+    """The graph's inputs with their shapes."""
+    return [
+        (TensorRef(node, 0), tuple(node.meta[VAL].shape))
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
+    ]
+
+
 def constants(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that no input and no trainable tensor reaches: buffers, factories and what is computed from them."""
     found: set[fx.Node] = set()
@@ -110,9 +122,7 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
     bounds: dict[Hashable, Any] = {}
     warned: set[str] = set()
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method", "call_module") or is_getitem(node):
-            continue
-        if node in constant or not output_tensors(node) or isinstance(node.target, LeafCall):
+        if not _is_op(node) or node in constant or isinstance(node.target, LeafCall):
             continue  # a leaf runs whole: what it does with its inputs may depend on all of them
         key = _signature(node)
         if key not in bounds:
@@ -122,6 +132,17 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
             members[node] = Member(bounds[key], refs, _is_anchor(node, bounds[key]))
             keys[node] = key
     return members, keys
+
+
+def _is_op(node: fx.Node) -> bool:
+    """Whether a node computes tensors."""
+    is_call = node.op in ("call_function", "call_method", "call_module")
+    return is_call and not is_getitem(node) and bool(output_tensors(node))
+
+
+def unruled(graph: fx.Graph, constant: Collection[fx.Node], members: Mapping[fx.Node, Member]) -> Iterator[fx.Node]:
+    """The ops that no rule is for."""
+    return (node for node in graph.nodes if _is_op(node) and node not in constant and node not in members)
 
 
 def _is_anchor(node: fx.Node, bound: Bound) -> bool:

@@ -89,6 +89,14 @@ def rule_text(node: fx.Node) -> str | None:
     return found.rule if isinstance(found.rule, str) else found.rule(node)
 
 
+def bound_rule_or_none(node: fx.Node) -> Bound | None:
+    """As `bound_rule`, and None where the rule does not fit."""
+    try:
+        return bound_rule(node)
+    except RuleError:
+        return None
+
+
 def bound_rule(node: fx.Node) -> Bound | None:
     """The node's rule bound to its shapes; RuleError where the table's rule does not fit them."""
     text = rule_text(node)

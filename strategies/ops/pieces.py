@@ -38,7 +38,12 @@ def cat(node: fx.Node) -> str:
     full = [i for i, part in enumerate(parts) if 0 not in part]
     unit = math.gcd(*(parts[i][dim] for i in full))
     names = letters(len(whole))
-    before = [_units(names, dim, unit, p[dim]) if i in full else " ".join("_" * len(p)) for i, p in enumerate(parts)]
+    before = []
+    for i, part in enumerate(parts):
+        if i in full:
+            before.append(_units(names, dim, unit, part[dim]))
+        else:  # nothing of it lies anywhere; but where it lies as the others do, nothing has to be moved
+            before.append(_hidden(names, dim) if len(part) == len(whole) else " ".join("_" * len(part)))
     together = "+".join(map(str, full))
     return f"{', '.join(before)} -> {_units(names, dim, unit, whole[dim])}{f' | linear:{together}' if full else ''}"
 
