@@ -95,7 +95,9 @@ def _preset(restricted: Restricted, memory: StepMemory, name: str) -> Restricted
             options = _preferred(options, _splits_batch(axis, inputs, memory, node), _whole(axis, inputs))
         if tensor_axis is not None:
             wide = [i for i in inputs if tensor_of(memory.inputs[node][i]).dim() > 1]
-            options = _preferred(options, _splits_weights(tensor_axis, wide, inputs), _sums_nothing(tensor_axis, inputs))
+            options = _preferred(
+                options, _splits_weights(tensor_axis, wide, inputs), _sums_nothing(tensor_axis, inputs)
+            )
         strategies[node] = options
     return Restricted(strategies, regather, restricted.kept, restricted.marks)
 

@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
                 vocab_size=4096,
                 pad_token_id=0,
                 use_cache=False,
-            )  # fmt: skip
+            )
         ),
         TEXT,
     ),
