@@ -137,10 +137,10 @@ def _softmax(model: Fuzzed, draw: Draw, x: Tensor) -> tuple[Run, tuple[str, ...]
 
 def _reduce(model: Fuzzed, draw: Draw, x: Tensor) -> tuple[Run, tuple[str, ...]]:
     dim, keep = _dim(draw, x), draw.random() < 0.5
-    return draw.choice(
-        (lambda t: t.sum(dim, keep), lambda t: t.mean(dim, keep), lambda t: t.amax(dim, keep),
-         lambda t: t.var(dim, keepdim=keep), lambda t: t.logsumexp(dim, keep), lambda t: torch.linalg.vector_norm(t + 0.1, dim=dim, keepdim=keep))
-    ), ()  # fmt: skip
+    runs: list[Run] = [lambda t: t.sum(dim, keep), lambda t: t.mean(dim, keep), lambda t: t.amax(dim, keep)]
+    runs += [lambda t: t.var(dim, keepdim=keep), lambda t: t.logsumexp(dim, keep)]
+    runs += [lambda t: torch.linalg.vector_norm(t + 0.1, dim=dim, keepdim=keep)]
+    return draw.choice(runs), ()
 
 
 def _permute(model: Fuzzed, draw: Draw, x: Tensor) -> tuple[Run, tuple[str, ...]]:
@@ -184,7 +184,7 @@ def _move(model: Fuzzed, draw: Draw, x: Tensor) -> tuple[Run, tuple[str, ...]]:
     copies[dim] = 2
     return draw.choice(
         (lambda t: t.flip(dim), lambda t: t.roll(1, dim), lambda t: F.pad(t, (1, 1)), lambda t: t.repeat(copies),
-         lambda t: t.repeat_interleave(2, dim), lambda t: t.topk(2, dim).values, lambda t: t.sort(dim).values)
+         lambda t: t.repeat_interleave(2, dim), lambda t: t.topk(min(2, t.shape[dim]), dim).values, lambda t: t.sort(dim).values)
     ), ()  # fmt: skip
 
 

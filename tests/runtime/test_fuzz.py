@@ -5,6 +5,7 @@ No optimum picks most of these strategies. A failing seed is named; `python test
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from simulated import SimulatedMesh
 from autopar.layout import Layout, take_shard
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.lowering import Rank, lower
+from autopar.strategies import table
 from autopar.tracing import trace
 
 MESHES = ((4,), (2, 2))
@@ -30,7 +32,8 @@ def deviation(seed: int) -> float:
     """The largest difference from one process, relative to the largest number: loss and gradients, over all ranks."""
     model = Fuzzed(seed)
     loss = model(**model.inputs)
-    loss.backward()
+    if loss.requires_grad:  # a few draw no parameter
+        loss.backward()
     whole = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
     shape = MESHES[seed % len(MESHES)]
     traced = trace(model, model.inputs)
@@ -68,6 +71,14 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_model_under_a_random_plan(seed: int) -> None:
     assert deviation(seed) < 1e-8, f"replay with: python tests/runtime/fuzzing.py {seed}"
+
+
+def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = dataclasses.replace(table.TABLE["softmax"], rule="... -> ...")
+    monkeypatch.setitem(table.TABLE, "softmax", wrong)
+    monkeypatch.setitem(table.TABLE, "log_softmax", wrong)
+    monkeypatch.setitem(table.TABLE, "cumsum", wrong)
+    assert any(deviation(seed) > 1e-6 for seed in range(30))
 
 
 @pytest.mark.slow
