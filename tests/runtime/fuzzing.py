@@ -182,10 +182,10 @@ def _move(model: Fuzzed, draw: Draw, x: Tensor) -> tuple[Run, tuple[str, ...]]:
     dim = _dim(draw, x)
     copies = [1] * x.dim()
     copies[dim] = 2
-    return draw.choice(
-        (lambda t: t.flip(dim), lambda t: t.roll(1, dim), lambda t: F.pad(t, (1, 1)), lambda t: t.repeat(copies),
-         lambda t: t.repeat_interleave(2, dim), lambda t: t.topk(min(2, t.shape[dim]), dim).values, lambda t: t.sort(dim).values)
-    ), ()  # fmt: skip
+    runs: list[Run] = [lambda t: t.flip(dim), lambda t: t.roll(1, dim), lambda t: F.pad(t, (1, 1))]
+    runs += [lambda t: t.repeat(copies), lambda t: t.repeat_interleave(2, dim)]
+    runs += [lambda t: t.topk(min(2, t.shape[dim]), dim).values, lambda t: t.sort(dim).values]
+    return draw.choice(runs), ()
 
 
 def _conv(model: Fuzzed, draw: Draw, x: Tensor) -> tuple[Run, tuple[str, ...]] | None:
