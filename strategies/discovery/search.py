@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from autopar.graph import output_tensors
 from autopar.strategies.arguments import letters
 from autopar.strategies.bind import bind
 from autopar.strategies.check import check
@@ -141,6 +142,8 @@ def write(factors: Sequence[Candidate], ranks: Sequence[int], inputs: int) -> st
 
 def _with_linearity(text: str, first: Tiny, trial: Try) -> str:
     """The rule with the most that can be said of partial values passing through it."""
+    if not all(tensor.is_floating_point() for tensor in output_tensors(first.node)):
+        return text
     floating = [i for i, tensor in enumerate(first.tensors) if tensor.is_floating_point()]
     each = [f"linear:{i}" for i in floating]
     wanted = [["linear"]] if len(floating) == len(first.tensors) else []
