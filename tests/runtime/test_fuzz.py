@@ -11,61 +11,24 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from deviation import deviation as deviation_of
 from fuzzing import Fuzzed
 from random_plans import random_plan
-from simulated import SimulatedMesh
 
-from autopar.layout import Layout, take_shard
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.lowering import Rank, lower
 from autopar.strategies import table
 from autopar.tracing import trace
 
 MESHES = ((4,), (2, 2))
-CPU = torch.device("cpu")
 
 
 def deviation(seed: int) -> float:
-    """The largest difference from one process, relative to the largest number: loss and gradients, over all ranks."""
+    """The largest difference from one process: loss and gradients, over all ranks."""
     model = Fuzzed(seed)
-    loss = model(**model.inputs)
-    if loss.requires_grad:  # a few draw no parameter
-        loss.backward()
-    whole = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
-    shape = MESHES[seed % len(MESHES)]
     traced = trace(model, model.inputs)
-    plan = random_plan(traced.graph, model, shape, random.Random(seed))
-    storage: dict[str, Layout] = {p.name: p.storage for p in plan.parameters}
-
-    def one(mesh: LocalMesh) -> list[float]:
-        lowered = lower(traced.graph, traced.root, plan, Rank(mesh, CPU, {}))
-        state = {}
-        for name in lowered.state:
-            tensor = traced.attribute(name)
-            part = take_shard(tensor.detach(), storage[name], shape, mesh.coordinate) if name in storage else tensor
-            state[name] = part.clone().requires_grad_(tensor.requires_grad)
-        values = [model.inputs[node.name] for node in traced.graph.nodes if node.op == "placeholder"]
-        (mine,) = lowered.module(*values, *state.values())
-        errors = [_relative(mine.detach(), loss.detach())]
-        if mine.requires_grad:
-            mine.backward()
-        for name, part in state.items():
-            if part.requires_grad:
-                expected = take_shard(whole[name], storage[name], shape, mesh.coordinate)
-                errors.append(_relative(part.grad if part.grad is not None else torch.zeros_like(part), expected))
-        return errors
-
-    return max(max(errors) for errors in SimulatedMesh(shape).run(one).values())
-
-
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    if not expected.numel():
-        return 0.0
-    return ((found - expected).abs().max() / (1 + expected.abs().max())).item()
+    plan = random_plan(traced.graph, model, MESHES[seed % len(MESHES)], random.Random(seed))
+    return deviation_of(model, model.inputs, traced, plan)
 
 
 @pytest.mark.parametrize("seed", range(12))
