@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from simulated import SimulatedMesh
@@ -24,12 +22,10 @@ def deviation(
     inputs: Mapping[str, torch.Tensor],
     traced: Traced,
     plan: Plan,
-    mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> float:
     """The largest difference, relative to 1 + the largest number of the same tensor: loss and gradients of all ranks.
 
-    The loss is what the model returns, or the first thing that it does. `mode`: what each rank's thread runs in, since
-    torch's modes are a thread's own.
+    The loss is what the model returns, or the first thing that it does.
     """
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}  # a forward may write into them
     result = model(**inputs)
@@ -43,10 +39,6 @@ def deviation(
     shape = plan.mesh_shape
 
     def one(mesh: LocalMesh) -> list[float]:
-        with mode():
-            return errors_on(mesh)
-
-    def errors_on(mesh: LocalMesh) -> list[float]:
         lowered = lower(traced.graph, traced.root, plan, Rank(mesh, CPU, {}))
         state = {}
         for name in lowered.state:
@@ -58,7 +50,7 @@ def deviation(
         mine = lowered.module(*values, *state.values(), *key)[0]
         errors = [_relative(mine.detach(), loss.detach())]
         if mine.requires_grad:
-            torch.autograd.backward(mine)  # `mine.backward()` would run replays outside of `mode`
+            mine.backward()
         for name, part in state.items():
             if part.requires_grad and name in whole:
                 expected = take_shard(whole[name], storage[name], shape, mesh.coordinate)
