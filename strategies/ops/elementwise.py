@@ -27,8 +27,10 @@ def quotient(node: fx.Node) -> str:
 
 
 def where(node: fx.Node) -> str:
-    """Linear in the two choices together."""
-    return f"{EACH} | linear:1+2" if len(tensors(node)) == 3 else EACH
+    """Linear in the two choices together, and in one where the other is zero."""
+    if len(tensors(node)) == 3:
+        return f"{EACH} | linear:1+2"
+    return f"{EACH} | linear:1" if 0 in node.args[1:] else EACH
 
 
 def masked_fill(node: fx.Node) -> str:
@@ -50,12 +52,11 @@ def type_as(node: fx.Node) -> str:
 
 
 def glu(node: fx.Node) -> str:
-    """Half of a dim gates the other: the dim stays whole."""
-    dim = argument(node, "dim", 1, -1)
-    side = " ".join(
-        "_" if i == dim % len(input_shape(node)) else n for i, n in enumerate(letters(len(input_shape(node))))
-    )
-    return f"{side} -> {side}"
+    """One half of a dim gates the other: what splits is an index of both halves."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1, -1) % len(names)
+    before = " ".join(f"(half=2! {n})" if i == dim else n for i, n in enumerate(names))
+    return f"{before} -> {' '.join(names)}"
 
 
 def one_hot(node: fx.Node) -> str | None:

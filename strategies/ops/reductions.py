@@ -50,12 +50,12 @@ def extremum(join: str) -> Writer:
     return write
 
 
-def along(position: int = 1, notes: str = "", name: str = "dim") -> Writer:
-    """Along `dim`, which stays whole; all other dims split."""
+def along(position: int = 1, notes: str = "", name: str = "dim", default: int | None = None) -> Writer:
+    """Along `dim`, which stays whole; all other dims split. Without a default, none given is all."""
 
     def write(node: fx.Node) -> str:
         rank = len(input_shape(node))
-        dims = dims_of(argument(node, name, position), rank)
+        dims = dims_of(argument(node, name, position, default), rank)
         side = " ".join(f"{n}!" if i in dims else n for i, n in enumerate(letters(rank)))
         return f"{side} -> {side}{' | ' + notes if notes else ''}"
 
@@ -92,5 +92,5 @@ RULES: dict[str, str | Writer] = {
     "flip": along(notes="linear", name="dims"),
     "roll": along(2, notes="linear", name="dims"),
     "topk sort": select_along,
-    "normalize": along(2),
+    "normalize": along(2, default=1),
 }

@@ -64,10 +64,9 @@ def built(name: str, **given: Any) -> nn.Module:
     """The model with a small config; the config's own names of things decide what is set."""
     architecture = getattr(hf, name)
     fresh = architecture.config_class()
-    derived = {key for key in _SMALL if isinstance(getattr(type(fresh), key, None), property)}
-    small = {
-        key: value for key, value in _SMALL.items() if getattr(fresh, key, None) is not None and key not in derived
-    }
+    own = {key for key in _SMALL if getattr(fresh, key, None) is not None and key not in fresh.attribute_map}
+    derived = {key for key in own if isinstance(getattr(type(fresh), key, None), property)}
+    small = {key: value for key, value in _SMALL.items() if key in own - derived}
     small |= {key: 0.0 for key, value in fresh.to_dict().items() if "drop" in key and isinstance(value, float)}
     small |= given
     torch.manual_seed(0)
