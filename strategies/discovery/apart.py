@@ -7,6 +7,7 @@ that trial has failed, and another child goes on after it.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -100,6 +101,7 @@ def _be_child(work: Callable[[Callable[..., None]], None], reading: int, writing
     """Never returns: nothing of the parent's is to run here, its exit handlers included."""
     try:
         os.close(reading)
+        faulthandler.disable()  # a crash here is an answer, and nobody's to read
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)

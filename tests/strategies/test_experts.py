@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import fx
 
+import autopar
 from autopar.cost.annotation import annotate, total_flops
 from autopar.graph import target_name
 from autopar.strategies import strategies_for
@@ -99,3 +100,19 @@ def test_the_ways_to_split() -> None:
         "e": (("R+", "R", "R+", "S0", "S0"), "P"),
         "f": (("R+", "R", "R+", "S1@2", "S2"), "P"),
     }
+
+
+def test_experts_lie_on_the_devices_and_the_rest_is_data_parallel() -> None:
+    """Known answer A8, with a gather of the tokens and a scatter of the sums in place of the two all-to-alls."""
+    config = transformers.MixtralConfig(num_hidden_layers=2, use_cache=False)
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(config)
+    ids = torch.empty(64, 1024, dtype=torch.long, device="meta")
+    plan = autopar.plan(
+        model, {"input_ids": ids, "labels": ids}, autopar.Cluster.preset("h100", (8,)), precision="bf16"
+    )
+    factors = {n.target.rpartition(".")[2]: n.factors[0] for n in plan.nodes if n.scope.startswith("model.layers")}
+    assert factors["experts"] == "e"
+    assert factors["linear"] == "...0"
+    assert factors["scaled_dot_product_attention"] == "b0"
+    assert {str(p.storage) for p in plan.parameters if ".experts." in p.name} == {"S0"}
