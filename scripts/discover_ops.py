@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.strategies.check import example
 from autopar.strategies.discovery import cache, discover
+from autopar.strategies.examples import example
 from autopar.strategies.table import entry
 
 

@@ -18,9 +18,10 @@ import torch
 from torch import fx
 
 from autopar.errors import RuleError
-from autopar.graph import VAL, output_tensors
+from autopar.graph import output_tensors
 from autopar.layout import Join, Layout, take_shard
 from autopar.strategies.bind import Bound
+from autopar.strategies.examples import callable_of
 from autopar.strategies.modes import Position, TensorFact, axis_modes, combine, everything_passes
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule
@@ -85,41 +86,6 @@ class OneByOne:
             args, kwargs = part.arguments()
             part.finish(callable_of(node)(*args, **kwargs))
         return dict(work)
-
-
-def callable_of(node: fx.Node) -> Any:
-    """The torch function behind a node."""
-    return getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-
-
-def example(target: Any, *args: Any, **kwargs: Any) -> tuple[fx.Node, list[torch.Tensor]]:
-    """A graph of one op on real tensors: its node, annotated, and the tensors in the order of its arguments.
-
-    `target` is a torch function or the name of a tensor method.
-    """
-    graph = fx.Graph()
-    tensors: list[torch.Tensor] = []
-
-    def lift(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        tensors.append(value)
-        node = graph.placeholder(f"t{len(tensors)}")
-        node.meta[VAL] = _meta(value)
-        return node
-
-    lifted = torch.utils._pytree.tree_map(lift, (list(args), kwargs))
-    make = graph.call_method if isinstance(target, str) else graph.call_function
-    node = make(target, tuple(lifted[0]), lifted[1])
-    copies = iter([t.detach().clone().requires_grad_(t.requires_grad) for t in tensors])
-    whole = fx.node.map_arg((node.args, node.kwargs), lambda _: next(copies))
-    result = callable_of(node)(*whole[0], **whole[1])
-    node.meta[VAL] = torch.utils._pytree.tree_map(lambda v: _meta(v) if isinstance(v, torch.Tensor) else v, result)
-    return node, tensors
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
 
 
 def all_positions(bound: Bound, mesh_shape: Sequence[int]) -> list[Position]:

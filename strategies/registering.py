@@ -12,7 +12,8 @@ import torch
 from autopar.errors import RuleError
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.bind import bind
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
 from autopar.strategies.rule import Dots, Operand, ShardingRule
 from autopar.strategies.table import REGISTERED
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import output_tensors
 from autopar.strategies.arguments import tensors, value
-from autopar.strategies.check import callable_of, example
+from autopar.strategies.examples import callable_of, example
 
 PRIMES = (3, 2, 5, 7, 11, 13, 17, 19)
 _MOST_ELEMENTS = 1 << 17  # of one tiny tensor

@@ -14,11 +14,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from autopar.strategies.bind import bind
-from autopar.strategies.check import every_strategy, example
+from autopar.strategies.check import every_strategy
 from autopar.strategies.discovery.apart import Died, search_apart
 from autopar.strategies.discovery.search import find_rule, holds
 from autopar.strategies.discovery.tiny import NotTiny, Tiny
 from autopar.strategies.discovery.trying import trials
+from autopar.strategies.examples import example
 from autopar.strategies.rule import ShardingRule
 from autopar.strategies.strategy import Strategy
 
@@ -52,12 +53,13 @@ def _ways(strategies: tuple[Strategy, ...]) -> set[str]:
 
 
 def main() -> None:
-    from test_rules import CASES, _name
+    from rule_tensors import name_of
+    from test_rules import CASES
 
     torch.set_num_threads(1)
     for cases in CASES.values():
         for case in cases:
-            name = _name(case)
+            name = name_of(case)
             if len(sys.argv) == 1 or any(word in name for word in sys.argv[1:]):
                 text, ways = missed(case)
                 print(f"{name}: {text}", *(f"    {way}" for way in ways), sep="\n", flush=True)

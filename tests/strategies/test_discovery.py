@@ -15,9 +15,10 @@ from torch import nn
 
 from autopar.strategies import NoRuleWarning, strategies_for
 from autopar.strategies.arguments import qualified_name
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
 from autopar.strategies.discovery import Found, cache, discover, trying
 from autopar.strategies.discovery.apart import Died, search_apart
+from autopar.strategies.examples import example
 from autopar.tracing import trace
 
 

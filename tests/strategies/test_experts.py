@@ -13,7 +13,8 @@ import autopar
 from autopar.cost.annotation import annotate, total_flops
 from autopar.graph import target_name
 from autopar.strategies import strategies_for
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
 from autopar.tracing import trace
 
 TINY = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, vocab_size=32)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
 
 Tensor = torch.Tensor
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

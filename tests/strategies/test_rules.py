@@ -8,63 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from rule_tensors import const, ids, labels, lstm, mask, masked_self_attention, name_of, positive, single, weights, x
 
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
 from autopar.tracing.functional import write
 
 MESHES = [(2,), (3,), (2, 2)]
-
-
-def x(*shape: int) -> Tensor:
-    """A tensor that wants its gradient."""
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def const(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def single(*shape: int) -> Tensor:
-    """In float32, for kernels that know no float64."""
-    return torch.randn(*shape, requires_grad=True)
-
-
-def positive(*shape: int) -> Tensor:
-    return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
-
-
-def ids(limit: int, *shape: int) -> Tensor:
-    return torch.randint(0, limit, shape)
-
-
-def mask(*shape: int) -> Tensor:
-    return torch.rand(*shape) > 0.4
-
-
-def labels(limit: int, *shape: int) -> Tensor:
-    """Labels of which some are ignored, unevenly over the batch."""
-    found = torch.randint(0, limit, shape)
-    found.view(-1)[:3] = -100
-    return found
-
-
-def weights(rows: int, width: int, hidden: int, *, layers: int = 1, directions: int = 1) -> list[Tensor]:
-    """Those of a recurrent layer with so many `rows`: hidden units times gates."""
-    return [
-        tensor
-        for layer in range(layers)
-        for _ in range(directions)
-        for tensor in (x(rows, width if layer == 0 else hidden * directions), x(rows, hidden), x(rows), x(rows))
-    ]
-
-
-def lstm(*, layers: int, batch_first: bool, bidirectional: bool = False) -> tuple[Any, ...]:
-    directions = 1 + bidirectional
-    states = (x(layers * directions, 6, 2), x(layers * directions, 6, 2))
-    own = weights(8, 4, 2, layers=layers, directions=directions)
-    given = x(6, 3, 4) if batch_first else x(3, 6, 4)
-    return (torch._VF.lstm, given, states, own, True, layers, 0.0, True, bidirectional, batch_first)
 
 
 sdpa = F.scaled_dot_product_attention
@@ -301,26 +251,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "whole attention": [
         (mha, x(3, 6, 4), x(5, 6, 4), x(5, 6, 4), 4, 2, x(12, 4), x(12), None, None, False, 0.0, x(4, 4), x(4)),
-        (
-            *(
-                mha,
-                x(3, 6, 4),
-                x(3, 6, 4),
-                x(3, 6, 4),
-                4,
-                2,
-                x(12, 4),
-                x(12),
-                None,
-                None,
-                False,
-                0.1,
-                x(4, 4),
-                x(4),
-                False,
-            ),
-            {"need_weights": False, "attn_mask": const(12, 3, 3), "key_padding_mask": const(6, 3)},
-        ),
+        masked_self_attention(),
     ],
     "losses": [
         (F.cross_entropy, x(12, 6), labels(6, 12)),
@@ -345,18 +276,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def _name(case: tuple[Any, ...]) -> str:
-    def text(part: Any) -> str:
-        if isinstance(part, Tensor):
-            return "x".join(map(str, part.shape))
-        if isinstance(part, (list, tuple)):
-            return "(" + ",".join(map(text, part)) + ")"
-        return getattr(part, "__name__", str(part))
-
-    return " ".join(map(text, case))
-
-
-ALL = [pytest.param(case, id=f"{family} {_name(case)}") for family, cases in CASES.items() for case in cases]
+ALL = [pytest.param(case, id=f"{family} {name_of(case)}") for family, cases in CASES.items() for case in cases]
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
