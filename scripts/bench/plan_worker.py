@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import time
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from zoo_inputs import examples
 from zoo_models import build
 from zoo_worker import OutOfTime, cpu_limit, failure, peak_bytes, restart_peak, serve
@@ -19,7 +20,7 @@ from autopar.planning import Prepared, Stopwatch, prepare, request_of
 from autopar.plans import Plan
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.coverage import coverage
-from autopar.tracing import trace
+from autopar.tracing import Traced, trace
 
 
 def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -33,14 +34,14 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         with cpu_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model, _ = build(family, name)
-            inputs = examples(family, model, options["batch"], options["length"])
+            guesses = examples(family, model, options["batch"], options["length"])
             stage = "not traced"
             watch = Stopwatch()
             request = request_of(
                 Cluster.preset("h100", meshes[0]), "100TiB", "bf16", 1, "adamw", (), None, "global", limit
             )
             with watch.stage("trace"):
-                traced = trace(model, inputs, parameter_dtype=torch.bfloat16, unsupported="leaf")
+                traced = first_traced(model, [guesses] if isinstance(guesses, dict) else guesses)
             stage = "failed"
             prepared = prepare(model, traced, request, watch)
             record |= ruled(traced.graph, meshes[0])
@@ -53,6 +54,17 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         record["status"] = "failed"
         record["why"] = next(plan["why"] for plan in record["plans"].values() if "why" in plan)
     return record | {"seconds": dict(watch.seconds), "peak_bytes": peak_bytes()}
+
+
+def first_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> Traced:
+    """The trace on the first examples that the model takes; the last one's error where it takes none."""
+    last: Exception = ValueError("no example is made for this model")
+    for inputs in guesses:
+        try:
+            return trace(model, inputs, parameter_dtype=torch.bfloat16, unsupported="leaf")
+        except Exception as error:
+            last = error
+    raise last
 
 
 def ruled(graph: fx.Graph, mesh: tuple[int, ...]) -> dict[str, Any]:
