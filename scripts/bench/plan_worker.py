@@ -16,11 +16,13 @@ from zoo_worker import OutOfTime, cpu_limit, failure, peak_bytes, restart_peak, 
 
 from autopar import Cluster, InfeasibleError
 from autopar.graph import COST
+from autopar.leaf_calls import LeafCall
 from autopar.planning import Prepared, Stopwatch, prepare, request_of
 from autopar.plans import Plan
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.coverage import coverage
 from autopar.tracing import Traced, trace
+from autopar.tracing.leaf_tensors import show_leaf_tensors
 
 
 def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +63,9 @@ def first_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> Traced:
     last: Exception = ValueError("no example is made for this model")
     for inputs in guesses:
         try:
-            return trace(model, inputs, parameter_dtype=torch.bfloat16, unsupported="leaf")
+            traced = trace(model, inputs, parameter_dtype=torch.bfloat16, unsupported="leaf")
+            show_leaf_tensors(traced, torch.bfloat16)
+            return traced
         except Exception as error:
             last = error
     raise last
@@ -77,7 +81,7 @@ def ruled(graph: fx.Graph, mesh: tuple[int, ...]) -> dict[str, Any]:
 
     def ops(source: str) -> dict[str, int]:
         nodes = [node for node, how in found.items() if how.source == source]
-        return dict(collections.Counter(qualified_name(n) if n.op != "call_module" else "leaf" for n in nodes))
+        return dict(collections.Counter("leaf" if isinstance(n.target, LeafCall) else qualified_name(n) for n in nodes))
 
     return {
         "ops": len(found),
