@@ -39,7 +39,7 @@ def deviation(
     shape = plan.mesh_shape
 
     def one(mesh: LocalMesh) -> list[float]:
-        lowered = lower(traced.graph, traced.root, plan, Rank(mesh, CPU, {}))
+        lowered = lower(traced.graph, plan, Rank(mesh, CPU, {}))
         state = {}
         for name in lowered.state:
             tensor = traced.attribute(name)
