@@ -95,7 +95,9 @@ def _preset(restricted: Restricted, memory: StepMemory, name: str) -> Restricted
             options = _preferred(options, _splits_batch(axis, inputs, memory, node), _whole(axis, inputs))
         if tensor_axis is not None:
             wide = [i for i in inputs if tensor_of(memory.inputs[node][i]).dim() > 1]
-            options = _preferred(options, _splits_weights(tensor_axis, wide, inputs), _whole(tensor_axis, inputs, "R"))
+            options = _preferred(
+                options, _splits_weights(tensor_axis, wide, inputs), _sums_nothing(tensor_axis, inputs)
+            )
         strategies[node] = options
     return Restricted(strategies, regather, restricted.kept, restricted.marks)
 
@@ -120,19 +122,20 @@ def _splits_batch(axis: int, inputs: Sequence[int], memory: StepMemory, node: fx
     return test
 
 
-def _whole(axis: int, inputs: Sequence[int], text: str = "") -> Test:
-    """The parameters are read whole (`text` "R": and every rank has the whole gradient)."""
-    return lambda s: all(s.inputs[i][axis].is_replicated and str(s.inputs[i][axis]) in (text or "RR+") for i in inputs)
+def _whole(axis: int, inputs: Sequence[int]) -> Test:
+    """The parameters are read whole."""
+    return lambda s: all(s.inputs[i][axis].is_replicated for i in inputs)
+
+
+def _sums_nothing(axis: int, inputs: Sequence[int]) -> Test:
+    """No parameter's gradient is a sum over the axis: a bias is whole, or sharded as what it is added to."""
+    return lambda s: not any(s.inputs[i][axis].partial_grad for i in inputs)
 
 
 def _splits_weights(axis: int, wide: Sequence[int], inputs: Sequence[int]) -> Test:
     """Tensor parallel: matrices are read as shards, and no parameter's gradient is a sum over the axis."""
-
-    def test(s: Strategy) -> bool:
-        sums = any(s.inputs[i][axis].partial_grad for i in inputs)
-        return not sums and bool(wide) and all(s.inputs[i][axis].is_sharded for i in wide)
-
-    return test
+    sums_nothing = _sums_nothing(axis, inputs)
+    return lambda s: bool(wide) and sums_nothing(s) and all(s.inputs[i][axis].is_sharded for i in wide)
 
 
 def _stored(

@@ -4,7 +4,16 @@ if __name__ != "autopar.strategies":
     raise ImportError("import this package as autopar.strategies (pip install -e . from the project's root)")
 
 from autopar.strategies.derive import NoRuleWarning, only_replicated, strategies_for
+from autopar.strategies.registering import register_rule
 from autopar.strategies.rule import ShardingRule
 from autopar.strategies.strategy import InnerCollective, Strategy
 
-__all__ = ["InnerCollective", "NoRuleWarning", "ShardingRule", "Strategy", "only_replicated", "strategies_for"]
+__all__ = [
+    "InnerCollective",
+    "NoRuleWarning",
+    "ShardingRule",
+    "Strategy",
+    "only_replicated",
+    "register_rule",
+    "strategies_for",
+]

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
 
-from autopar.graph import VAL, input_nodes, output_tensors, resolve, tensor_inputs
+from autopar.graph import VAL, input_nodes, output_tensors, resolve, target_name, tensor_inputs
 
 Writer = Callable[[fx.Node], "str | None"]
 
@@ -23,9 +24,23 @@ def op_name(node: fx.Node) -> str:
         return str(node.target).strip("_")
     if node.op != "call_function":
         return ""
+    if isinstance(node.target, (OpOverload, OpOverloadPacket)):
+        space, _, name = qualified_name(node).partition("::")
+        return name.partition(".")[0].strip("_") if space == "aten" else ""
     module = getattr(node.target, "__module__", None) or "torch"
     name = str(getattr(node.target, "__name__", ""))
     return name.strip("_") if module.split(".")[0] in ("torch", "_operator", "operator", "autopar") else ""
+
+
+def qualified_name(node: fx.Node) -> str:
+    """The op's name among all ops: `mylib::op` of an operator, `package.module.function`, `Tensor.method`."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        overload = "" if target._overloadname == "default" else f".{target._overloadname}"
+        return f"{target._schema.name}{overload}"
+    if isinstance(target, OpOverloadPacket):
+        return target._qualified_op_name
+    return target_name(node)
 
 
 def value(argument: Any) -> Any:

@@ -18,9 +18,10 @@ import torch
 from torch import fx
 
 from autopar.errors import RuleError
-from autopar.graph import VAL, output_tensors
+from autopar.graph import output_tensors
 from autopar.layout import Join, Layout, take_shard
 from autopar.strategies.bind import Bound
+from autopar.strategies.examples import callable_of
 from autopar.strategies.modes import Position, TensorFact, axis_modes, combine, everything_passes
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule
@@ -67,6 +68,7 @@ class LocalRun:
         pairs = []
         for output, gradient, extreme in zip(self.outputs, self.gradients, self.extremes, strict=True):
             if output.requires_grad:
+                gradient = gradient.to(output.dtype)
                 pairs.append((output, gradient if extreme is None else gradient * (output == extreme)))
         if pairs:
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -86,41 +88,6 @@ class OneByOne:
         return dict(work)
 
 
-def callable_of(node: fx.Node) -> Any:
-    """The torch function behind a node."""
-    return getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-
-
-def example(target: Any, *args: Any, **kwargs: Any) -> tuple[fx.Node, list[torch.Tensor]]:
-    """A graph of one op on real tensors: its node, annotated, and the tensors in the order of its arguments.
-
-    `target` is a torch function or the name of a tensor method.
-    """
-    graph = fx.Graph()
-    tensors: list[torch.Tensor] = []
-
-    def lift(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        tensors.append(value)
-        node = graph.placeholder(f"t{len(tensors)}")
-        node.meta[VAL] = _meta(value)
-        return node
-
-    lifted = torch.utils._pytree.tree_map(lift, (list(args), kwargs))
-    make = graph.call_method if isinstance(target, str) else graph.call_function
-    node = make(target, tuple(lifted[0]), lifted[1])
-    copies = iter([t.detach().clone().requires_grad_(t.requires_grad) for t in tensors])
-    whole = fx.node.map_arg((node.args, node.kwargs), lambda _: next(copies))
-    result = callable_of(node)(*whole[0], **whole[1])
-    node.meta[VAL] = torch.utils._pytree.tree_map(lambda v: _meta(v) if isinstance(v, torch.Tensor) else v, result)
-    return node, tensors
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
-
-
 def all_positions(bound: Bound, mesh_shape: Sequence[int]) -> list[Position]:
     """Every digit of every factor that an axis can pick."""
     return [
@@ -131,9 +98,11 @@ def all_positions(bound: Bound, mesh_shape: Sequence[int]) -> list[Position]:
     ]
 
 
-def every_strategy(node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh) -> tuple[Strategy, ...]:
-    """All that the node's rule allows, useful or not."""
-    bound = bound_rule(node)
+def every_strategy(
+    node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh, bound: Bound | None = None
+) -> tuple[Strategy, ...]:
+    """All that the node's rule (or another, `bound`) allows, useful or not."""
+    bound = bound or bound_rule(node)
     if bound is None:
         raise RuleError(f"{node.target} has no rule")
     facts = [TensorFact.of(t) for t in [*tensors, *output_tensors(node)]]
@@ -147,17 +116,21 @@ def check(
     mesh_shape: Mesh,
     *,
     ranks: Ranks | None = None,
+    bound: Bound | None = None,
     most: int = 100,
     seed: int = 0,
 ) -> int:
     """Run up to `most` strategies of the node (a sample, if there are more) against the op itself; how many ran.
 
+    `bound` is the rule to try, by default the table's.
+
     Raises RuleError for the first that does not do what its layouts say.
     """
-    strategies = every_strategy(node, tensors, mesh_shape)
+    bound = bound or bound_rule(node)
+    strategies = every_strategy(node, tensors, mesh_shape, bound)
     chosen = random.Random(seed).sample(strategies, most) if len(strategies) > most else strategies
     for strategy in chosen:
-        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks or OneByOne(), plain=strategies[0])
+        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks or OneByOne(), plain=strategies[0], bound=bound)
     return len(chosen)
 
 
@@ -169,6 +142,7 @@ def check_strategy(
     *,
     ranks: Ranks,
     plain: Strategy | None = None,
+    bound: Bound | None = None,
 ) -> None:
     """One strategy against the op itself (or, for an op that draws random numbers, against it on one rank)."""
     generator = torch.Generator().manual_seed(1)
@@ -183,7 +157,9 @@ def check_strategy(
         whole.finish(callable_of(node)(*args, **kwargs))
     parts = [_spread(t, layout, mesh_shape, generator) for t, layout in zip(tensors, strategy.inputs, strict=True)]
     back = [
-        _spread(g.to(o.dtype) if o.is_floating_point() else g, layout.gradient(), mesh_shape, generator)
+        _spread(
+            g.to(o.dtype) if o.is_floating_point() or o.is_complex() else g, layout.gradient(), mesh_shape, generator
+        )
         for g, o, layout in zip(gradients, whole.outputs, strategy.outputs, strict=True)
     ]
     work = {}
@@ -192,8 +168,8 @@ def check_strategy(
         work[c] = LocalRun(node, leaves, [g[c] for g in back], _extremes(strategy, whole, mesh_shape, c))
     done = ranks.run(node, strategy, mesh_shape, work)
     for problem in _problems(done, whole, strategy, mesh_shape):
-        rule = bound_rule(node)
-        raise RuleError(f"{node.target}, rule '{rule.rule if rule else ''}', split as {_text(strategy)}: {problem}")
+        bound = bound or bound_rule(node)
+        raise RuleError(f"{node.target}, rule '{bound.rule if bound else ''}', split as {_text(strategy)}: {problem}")
 
 
 def _extremes(strategy: Strategy, whole: LocalRun, mesh_shape: Mesh, at: Coordinate) -> list[torch.Tensor | None]:
@@ -222,7 +198,7 @@ def _problems(
 
 def _tolerance(whole: LocalRun) -> float:
     """1e-9, or what float32 allows where the op reads or makes one."""
-    single = any(t.dtype == torch.float32 for t in [*whole.leaves, *whole.outputs])
+    single = any(t.dtype in (torch.float32, torch.complex64) for t in [*whole.leaves, *whole.outputs])
     return 1e-4 if single else 1e-9
 
 
@@ -241,9 +217,13 @@ def _differs(
         joined = _joined(layout, parts, c)
         if joined.shape != expected.shape:
             yield f"{what} has shape {tuple(joined.shape)} on rank {c}, {tuple(expected.shape)} expected as {layout}"
-        elif not torch.allclose(joined.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
-            error = (joined.double() - expected.double()).abs().max().item()
+        elif not torch.allclose(_wide(joined), _wide(expected), rtol=tolerance, atol=tolerance, equal_nan=True):
+            error = (_wide(joined) - _wide(expected)).abs().max().item()
             yield f"{what} is off by {error:.2g} on rank {c} as {layout}"
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _joined(layout: Layout, parts: Mapping[Coordinate, torch.Tensor], at: Coordinate) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,15 @@ from autopar.graph import (
 )
 from autopar.leaf_calls import LeafCall
 from autopar.strategies import ends
+from autopar.strategies.arguments import output_shapes, qualified_name, tensors
+from autopar.strategies.bind import Bound, bind
+from autopar.strategies.discovery import Found, discover
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
 from autopar.strategies.passing import alike, worth_passing
 from autopar.strategies.positions import Member, useful_positions
 from autopar.strategies.strategy import Strategy
-from autopar.strategies.table import bound_rule, entry
+from autopar.strategies.table import bound_rule, entry, is_registered, parse
 
 
 class NoRuleWarning(UserWarning):
@@ -47,12 +50,7 @@ def strategies_for(
     mesh_shape = tuple(mesh_shape)
     constant = constants(graph)
     members, rules = _members(graph, constant)
-    sources = [
-        (TensorRef(node, 0), tuple(node.meta[VAL].shape))
-        for node in graph.nodes
-        if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
-    ]
-    positions = useful_positions(members, sources, mesh_shape)
+    positions = useful_positions(members, _sources(graph), mesh_shape)
     parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
     passing = alike(worth_passing(members, positions, parameters), {n: (rules[n], positions[n]) for n in members})
     found: dict[fx.Node, tuple[Strategy, ...]] = {}
@@ -83,6 +81,23 @@ def strategies_for(
     return found
 
 
+def positions_of(
+    graph: fx.Graph, mesh_shape: Sequence[int]
+) -> tuple[dict[fx.Node, Member], dict[fx.Node, tuple[Position, ...]]]:
+    """The nodes under a rule, and where each is worth splitting."""
+    members, _ = _members(graph, constants(graph))
+    return members, useful_positions(members, _sources(graph), mesh_shape)
+
+
+def _sources(graph: fx.Graph) -> list[tuple[TensorRef, tuple[int, ...]]]:
+    """The graph's inputs with their shapes."""
+    return [
+        (TensorRef(node, 0), tuple(node.meta[VAL].shape))
+        for node in graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
+    ]
+
+
 def constants(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that no input and no trainable tensor reaches: buffers, factories and what is computed from them."""
     found: set[fx.Node] = set()
@@ -107,35 +122,69 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
     bounds: dict[Hashable, Any] = {}
     warned: set[str] = set()
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method", "call_module") or is_getitem(node):
-            continue
-        if node in constant or not output_tensors(node) or isinstance(node.target, LeafCall):
+        if not _is_op(node) or node in constant or isinstance(node.target, LeafCall):
             continue  # a leaf runs whole: what it does with its inputs may depend on all of them
         key = _signature(node)
         if key not in bounds:
             bounds[key] = _bound(node, warned)
         if bounds[key] is not None:
             refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
-            found = entry(node)
-            members[node] = Member(bounds[key], refs, found is not None and found.anchor)
+            members[node] = Member(bounds[key], refs, _is_anchor(node, bounds[key]))
             keys[node] = key
     return members, keys
 
 
-def _bound(node: fx.Node, warned: set[str]) -> Any:
+def _is_op(node: fx.Node) -> bool:
+    """Whether a node computes tensors."""
+    is_call = node.op in ("call_function", "call_method", "call_module")
+    return is_call and not is_getitem(node) and bool(output_tensors(node))
+
+
+def unruled(graph: fx.Graph, constant: Collection[fx.Node], members: Mapping[fx.Node, Member]) -> Iterator[fx.Node]:
+    """The ops that no rule is for."""
+    return (node for node in graph.nodes if _is_op(node) and node not in constant and node not in members)
+
+
+def _is_anchor(node: fx.Node, bound: Bound) -> bool:
+    """Whether the op's own factors are worth splitting; of a discovered one: some tensor lacks one of them."""
+    found = entry(node)
+    if found is not None:
+        return found.anchor
+    return any(spot is None for spots in bound.spots for spot in spots)
+
+
+def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
+    """The node's rule bound to its shapes: the table's, the user's or a discovered one; None, with a warning, if none.
+
+    A user's own rule that does not fit the node is an error.
+    """
     try:
         bound = bound_rule(node)
         reason = "has no sharding rule" + (" for these arguments" if entry(node) else "")
     except RuleError as error:
+        if is_registered(node):
+            raise RuleError(f"{qualified_name(node)}: {error.message}", where=_place(node)) from error
         bound, reason = None, f"has a sharding rule that does not fit it ({error})"
+    if bound is not None:
+        return bound
+    found = discover(node)
+    if found.rule is not None:
+        try:
+            return bind(parse(found.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
+        except RuleError as error:
+            found = Found(None, f"what was discovered does not fit it ({error})")
     name = target_name(node)
-    if bound is None and name not in warned:
+    if name not in warned:
         warned.add(name)
-        scope = node.meta.get(SCOPE) or ()
-        place = ", ".join(filter(None, [scope[-1][0] if scope else "", node.meta.get(PLACE, "")]))
-        message = f"{name} {reason}: it runs replicated{f' [at {place}]' if place else ''}"
-        warnings.warn(message, NoRuleWarning, stacklevel=4)
-    return bound
+        place = _place(node)
+        message = f"{name} {reason}, and {found.why}: it runs replicated{f' [at {place}]' if place else ''}"
+        warnings.warn(message, NoRuleWarning, stacklevel=5)
+    return None
+
+
+def _place(node: fx.Node) -> str:
+    scope = node.meta.get(SCOPE) or ()
+    return ", ".join(filter(None, [scope[-1][0] if scope else "", node.meta.get(PLACE, "")]))
 
 
 def _signature(node: fx.Node) -> Hashable:

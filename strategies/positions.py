@@ -56,7 +56,7 @@ def useful_positions(
         positions = found[node]
         for t, ref in enumerate(tensors):
             for spot in spots[ref]:
-                position = _position(bound, t, spot)
+                position = position_at(bound, t, spot)
                 if position is not None and position not in positions and _divides(bound, position, mesh_shape):
                     positions.add(position)
         for t, ref in enumerate(tensors):
@@ -74,7 +74,7 @@ def useful_positions(
     return {node: tuple(sorted(positions)) for node, positions in found.items()}
 
 
-def _position(bound: Bound, tensor: int, spot: Spot) -> Position | None:
+def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:
     """The factor of the op that a digit of one of its tensors falls into, and where in it."""
     for f, lies in enumerate(bound.spots[tensor]):
         if lies is not None and lies.dim == spot.dim and spot.outer % lies.outer == 0:

@@ -7,16 +7,30 @@ from functools import cache
 from types import ModuleType
 
 from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
 
 from autopar.errors import RuleError
-from autopar.strategies.arguments import Writer, op_name, output_shapes, tensors
+from autopar.strategies.arguments import Writer, op_name, output_shapes, qualified_name, tensors
 from autopar.strategies.bind import Bound, bind
-from autopar.strategies.ops import attention, elementwise, indexing, layers, losses, matrix, pieces, reductions, views
+from autopar.strategies.ops import (
+    attention,
+    elementwise,
+    indexing,
+    layers,
+    losses,
+    matrix,
+    pieces,
+    recurrent,
+    reductions,
+    routing,
+    spectral,
+    views,
+)
 from autopar.strategies.rule import ShardingRule
 
 # ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
-_ANCHORS = (matrix, attention, layers, losses)
-_FOLLOWERS = (elementwise, reductions, views, pieces, indexing)
+_ANCHORS = (matrix, attention, layers, losses, recurrent, routing)
+_FOLLOWERS = (elementwise, reductions, views, pieces, indexing, spectral)
 
 
 @dataclass(frozen=True)
@@ -48,9 +62,23 @@ TABLE = _collect()
 parse = cache(ShardingRule.parse)
 
 
+REGISTERED: dict[str, str] = {}  # the users' own, by qualified name: see registering.py
+
+
 def entry(node: fx.Node) -> Entry | None:
-    """The table's line for a node's op."""
-    return TABLE.get(op_name(node))
+    """The line for a node's op: the user's own, or the table's."""
+    name = qualified_name(node)
+    if name in REGISTERED:
+        return Entry(name, REGISTERED[name], anchor=True)
+    found = TABLE.get(op_name(node))
+    if found and isinstance(node.target, (OpOverload, OpOverloadPacket)) and not isinstance(found.rule, str):
+        return None  # an ATen operator may take its arguments in another order than the function of its name
+    return found
+
+
+def is_registered(node: fx.Node) -> bool:
+    """Whether the node's rule is a user's own."""
+    return qualified_name(node) in REGISTERED
 
 
 def rule_text(node: fx.Node) -> str | None:
@@ -59,6 +87,14 @@ def rule_text(node: fx.Node) -> str | None:
     if found is None:
         return None
     return found.rule if isinstance(found.rule, str) else found.rule(node)
+
+
+def bound_rule_or_none(node: fx.Node) -> Bound | None:
+    """As `bound_rule`, and None where the rule does not fit."""
+    try:
+        return bound_rule(node)
+    except RuleError:
+        return None
 
 
 def bound_rule(node: fx.Node) -> Bound | None:

@@ -21,6 +21,7 @@ from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
+from autopar.tracing.experts import experts_as_one
 from autopar.tracing.flex import flex_attention_recorded
 from autopar.tracing.functionalize import functionalize
 from autopar.tracing.guards import take_guards
@@ -122,6 +123,7 @@ class Attempt:
             stack.enter_context(compiled_functions(recorder))
             stack.enter_context(flex_attention_recorded(recorder))
             stack.enter_context(one_node_functions(recorder, options.one_node))
+            stack.enter_context(experts_as_one(recorder))
             stack.enter_context(numbers_of_math.recorded())
             stack.enter_context(bodies_recorded(recorder))
             stack.enter_context(batched_bodies(recorder))

@@ -31,13 +31,15 @@ from autopar.sizes import parse_bytes
 
 
 class Worker:
-    """A process that traces; a new one takes its place when it dies, hangs or has grown too large."""
+    """A process that runs `script`; a new one takes its place when it dies, hangs or has grown too large."""
+
+    script = "zoo_worker.py"
 
     def __init__(self, options: dict[str, Any], wall_seconds: float) -> None:
         self.options, self.wall_seconds = options, wall_seconds
         self.process: subprocess.Popen[str] | None = None
 
-    def trace(self, family: str, name: str) -> dict[str, Any]:
+    def record(self, family: str, name: str) -> dict[str, Any]:
         """The record of one architecture, whatever happens to the process."""
         process = self._running()
         stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
@@ -64,7 +66,7 @@ class Worker:
     def _running(self) -> subprocess.Popen[str]:
         if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("zoo_worker.py")), json.dumps(self.options)],
+                [sys.executable, str(Path(__file__).with_name(self.script)), json.dumps(self.options)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -141,7 +143,7 @@ def main() -> None:
     try:
         with given.out.open("a", buffering=1) as out:
             for number, (family, name) in enumerate(todo, 1):
-                record = worker.trace(family, name)
+                record = worker.record(family, name)
                 records[family, name] = record
                 out.write(json.dumps(record) + "\n")
                 print(told(record, number, len(todo)), flush=True)

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -221,7 +221,8 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main() -> None:
+def serve(examine: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer each line of standard input with what `examine(family, name, options)` says."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
     options = json.loads(sys.argv[1])
@@ -233,4 +234,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(examine)

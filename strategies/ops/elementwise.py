@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, tensors, value
+from autopar.strategies.arguments import Writer, argument, input_shape, letters, tensors, value
 
 EACH = "[...]* -> ..."
 
@@ -27,8 +27,10 @@ def quotient(node: fx.Node) -> str:
 
 
 def where(node: fx.Node) -> str:
-    """Linear in the two choices together."""
-    return f"{EACH} | linear:1+2" if len(tensors(node)) == 3 else EACH
+    """Linear in the two choices together, and in one where the other is zero."""
+    if len(tensors(node)) == 3:
+        return f"{EACH} | linear:1+2"
+    return f"{EACH} | linear:1" if 0 in node.args[1:] else EACH
 
 
 def masked_fill(node: fx.Node) -> str:
@@ -49,9 +51,28 @@ def type_as(node: fx.Node) -> str:
     return "... -> ... | linear" if other is None else f"..., {other} -> ... | linear:0"
 
 
+def glu(node: fx.Node) -> str:
+    """One half of a dim gates the other: what splits is an index of both halves."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1, -1) % len(names)
+    before = " ".join(f"(half=2! {n})" if i == dim else n for i, n in enumerate(names))
+    return f"{before} -> {' '.join(names)}"
+
+
+def one_hot(node: fx.Node) -> str | None:
+    """A new last dim; its length must be given, else it depends on data."""
+    return "... -> ... _" if argument(node, "num_classes", 1, -1) > 0 else None
+
+
+def masked_scatter(node: fx.Node) -> str:
+    """`masked_scatter(input, mask, source)`: which element of the source goes where is told by the whole mask."""
+    _, mask, source = tensors(node)
+    return f"..., {'_ ' * mask.dim()}, {'_ ' * source.dim()} -> ... | linear:0+2 @masked_scatter"
+
+
 _UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu6 elu selu celu leaky_relu softplus
- softsign logsigmoid threshold exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs absolute sign sgn
- sin cos tan
+ softsign logsigmoid log_sigmoid threshold exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs
+ absolute sign sgn sin cos tan
  asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv floor ceil round trunc frac logit isnan isinf isfinite
  isneginf isposinf logical_not bitwise_not invert not_ nan_to_num clamp clip clamp_min clamp_max lgamma digamma
  zeros_like ones_like full_like empty_like signbit deg2rad rad2deg softshrink hardshrink tanhshrink"""
@@ -72,5 +93,9 @@ RULES: dict[str, str | Writer] = {
     "where": where,
     "masked_fill": masked_fill,
     "dropout dropout1d dropout2d dropout3d": dropout,
-    "glu": "... k! -> ... _",
+    "glu": glu,
+    "one_hot": one_hot,
+    "view_as_complex": "... _ -> ... | linear",
+    "view_as_real": "... -> ... _ | linear",
+    "masked_scatter": masked_scatter,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, input_shape, letters
+from autopar.strategies.arguments import Writer, argument, input_shape, letters, op_name, tensors
 
 
 def gather(node: fx.Node) -> str:
@@ -23,6 +23,28 @@ def index_select(node: fx.Node) -> str:
     before = " ".join("_" if i == dim else n for i, n in enumerate(names))
     after = " ".join("j" if i == dim else n for i, n in enumerate(names))
     return f"{before}, j -> {after} | linear:0"
+
+
+def scatter(node: fx.Node) -> str:
+    """`scatter(input, dim, index, source or value)`: dims other than `dim` in which index and source are as long."""
+    before, index, *source = (input_shape(node, i) for i in range(len(tensors(node))))
+    dim = argument(node, "dim", 1) % max(len(before), 1)
+    same = [i != dim and all(s[i] == n for s in (index, *source)) for i, n in enumerate(before)]
+    side = " ".join(n if same[i] else "_" for i, n in enumerate(letters(len(before))))
+    reduces = argument(node, "reduce", 4) is not None
+    value = argument(node, "value", 3, argument(node, "src", 3))
+    linear = "" if reduces else "linear:0+2" if source else "linear:0" if value == 0 else ""
+    return f"{', '.join([side] * (2 + len(source)))} -> {side}{' | ' + linear if linear else ''}"
+
+
+def index_write(node: fx.Node) -> str:
+    """`index_add(input, dim, index, source)` and its like: all dims but `dim`."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1) % max(len(names), 1)
+    side = " ".join("_" if i == dim else n for i, n in enumerate(names))
+    if len(tensors(node)) == 2:
+        return f"{side}, _ -> {side}"
+    return f"{side}, _, {side} -> {side}{' | linear:0+2' if op_name(node) != 'index_reduce' else ''}"
 
 
 def pad(node: fx.Node) -> str:
@@ -46,6 +68,8 @@ def new_tensor(node: fx.Node) -> str:
 RULES: dict[str, str | Writer] = {
     "gather take_along_dim": gather,
     "index_select": index_select,
+    "scatter scatter_add scatter_reduce": scatter,
+    "index_add index_copy index_fill": index_write,
     "tril triu": "... m! n! -> ... m! n! | linear",
     "pad": pad,
     "new_zeros new_ones new_full new_empty": new_tensor,

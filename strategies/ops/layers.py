@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, by_name, integers, tensors
+from autopar.strategies.arguments import Writer, argument, by_name, integers, letters, tensors
 
 
 def over_last_dims(signature: str) -> Writer:
@@ -82,6 +82,20 @@ def _grouped(text: str, groups: int) -> str:
     return f"{text} | g @groups"
 
 
+def interpolate(node: fx.Node) -> str:
+    """The spatial dims, which stay whole, change their lengths."""
+    blank = " ".join("_" * (tensors(node)[0].dim() - 2))
+    return f"b c {blank} -> b c {blank}"
+
+
+def grid_sample(node: fx.Node) -> str:
+    """Samples and channels split, and the places that are asked for."""
+    blank = " ".join("_" * (tensors(node)[0].dim() - 2))
+    places = " ".join(letters(tensors(node)[0].dim() - 2))
+    places = " ".join(f"p{name}" for name in places.split())
+    return f"n c {blank}, n {places} _ -> n c {places}"
+
+
 def pooling(spatial: int, *, notes: str = "") -> Writer:
     """Windows over the last dims, which stay whole; with indices there are two outputs."""
 
@@ -114,5 +128,6 @@ RULES: dict[str, str | Writer] = {
     "avg_pool3d adaptive_avg_pool3d": pooling(3, notes="linear"),
     "adaptive_max_pool1d": pooling(1),
     "adaptive_max_pool2d": pooling(2),
-    "interpolate": "b c ...! -> b c ...!",
+    "interpolate upsample": interpolate,
+    "grid_sample": grid_sample,
 }

@@ -43,8 +43,46 @@ def elementwise_loss(position: int) -> Writer:
     return write
 
 
+def nll(node: fx.Node) -> str | None:
+    """`nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)`: rows split."""
+    logits, _, *weight = tensors(node)
+    if argument(node, "size_average", 3) is not None or argument(node, "reduce", 5) is not None:
+        return None
+    reduction = argument(node, "reduction", 6, "mean")
+    rows = [f"x{k}" for k in range(logits.dim() - 1)]
+    operands = [[*rows[:1], "v!", *rows[1:]], rows] + [["v!"]] * len(weight)
+    notes = [f"{n} @cross_entropy" for n in rows] if reduction == "mean" else []
+    text = f"{', '.join(map(' '.join, operands))} -> {' '.join(rows) if reduction == 'none' else ''}"
+    return f"{text} | {', '.join(notes)}" if notes else text
+
+
+def divergence(node: fx.Node) -> str | None:
+    """`kl_div(input, target, size_average, reduce, reduction, log_target)`; "batchmean" divides by the rows alone."""
+    if argument(node, "size_average", 2) is not None or argument(node, "reduce", 3) is not None:
+        return None
+    reduction = argument(node, "reduction", 4, "mean")
+    if reduction == "batchmean":
+        return "b ...!, b ...! -> | b @mean"
+    return {"none": "..., ... -> ...", "sum": "..., ... -> ", "mean": "..., ... -> | ... @mean"}[reduction]
+
+
+def ctc(node: fx.Node) -> str | None:
+    """`ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction)` on the batch.
+
+    Targets that are put one after the other, and lengths that are no tensors, cannot be cut.
+    """
+    shapes = [t.dim() for t in tensors(node)]
+    reduction = argument(node, "reduction", 5, "mean")
+    if shapes != [3, 2, 1, 1]:
+        return None
+    return f"_ n _, n _, n, n -> {'n' if reduction == 'none' else '| n @mean' if reduction == 'mean' else ''}"
+
+
 RULES: dict[str, str | Writer] = {
     "cross_entropy": cross_entropy,
+    "nll_loss": nll,
+    "kl_div": divergence,
+    "ctc_loss": ctc,
     "mse_loss l1_loss": elementwise_loss(4),
     "smooth_l1_loss huber_loss": elementwise_loss(4),
     "binary_cross_entropy binary_cross_entropy_with_logits": elementwise_loss(5),

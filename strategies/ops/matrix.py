@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, input_shape, tensors, value
+from autopar.strategies.arguments import Writer, argument, input_shape, tensors, value
 
 
 def matmul(node: fx.Node) -> str:
@@ -22,17 +22,40 @@ def linear(node: fx.Node) -> str:
 
 
 def einsum(node: fx.Node) -> str | None:
-    """The equation is the rule."""
+    """The equation is the rule; an index that stands twice in one operand (a diagonal) stays whole."""
     equation = value(node.args[0])
     if not isinstance(equation, str):
         return None
-    equation = equation.replace(" ", "").replace(".", "")
-    inputs, arrow, output = equation.partition("->")
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
     if not arrow:
-        output = "".join(sorted(c for c in set(inputs) - {","} if inputs.count(c) == 1))
-    if "..." in value(node.args[0]) or any(len(set(part)) < len(part) for part in [*inputs.split(","), output]):
-        return None
-    return f"{', '.join(' '.join(part) for part in inputs.split(','))} -> {' '.join(output)}"
+        once = sorted(c for c in set(inputs) - set(",.") if inputs.count(c) == 1)
+        output = ("..." if "..." in inputs else "") + "".join(once)
+    parts = [*inputs.split(","), output]
+    diagonal = {c for part in parts for c in part if c != "." and part.count(c) > 1}
+
+    def side(part: str) -> str:
+        before, dots, after = part.partition("...")
+        return " ".join(
+            ["_" if c in diagonal else c for c in before]
+            + [dots] * bool(dots)
+            + ["_" if c in diagonal else c for c in after]
+        )
+
+    return f"{', '.join(map(side, parts[:-1]))} -> {side(output)}"
+
+
+def grouped_product(node: fx.Node) -> str | None:
+    """`grouped_mm(rows, weights, offs)`: rows in groups one after the other, each with a weight of its own.
+
+    Where a group begins is counted in all rows, so these stay whole; see `experts` for what splits them.
+    """
+    shapes = [t.dim() for t in tensors(node)]
+    return "_ k, _ k n, _ -> _ n" if shapes == [2, 3, 1] else None
+
+
+def triangular(node: fx.Node) -> str | None:
+    """`solve_triangular(A, B)`: one solution for each column of B."""
+    return "... _ _, ... _ n -> ... _ n | linear:1" if argument(node, "left", 3, True) else None
 
 
 RULES: dict[str, str | Writer] = {
@@ -45,4 +68,6 @@ RULES: dict[str, str | Writer] = {
     "outer": "m, n -> m n",
     "addmm": "_ _, m k!, k! n -> m n",
     "einsum": einsum,
+    "grouped_mm": grouped_product,
+    "linalg_solve_triangular": triangular,
 }

@@ -38,7 +38,12 @@ def cat(node: fx.Node) -> str:
     full = [i for i, part in enumerate(parts) if 0 not in part]
     unit = math.gcd(*(parts[i][dim] for i in full))
     names = letters(len(whole))
-    before = [_units(names, dim, unit, p[dim]) if i in full else " ".join("_" * len(p)) for i, p in enumerate(parts)]
+    before = []
+    for i, part in enumerate(parts):
+        if i in full:
+            before.append(_units(names, dim, unit, part[dim]))
+        else:  # nothing of it lies anywhere; but where it lies as the others do, nothing has to be moved
+            before.append(_hidden(names, dim) if len(part) == len(whole) else " ".join("_" * len(part)))
     together = "+".join(map(str, full))
     return f"{', '.join(before)} -> {_units(names, dim, unit, whole[dim])}{f' | linear:{together}' if full else ''}"
 
@@ -115,6 +120,9 @@ def getitem(node: fx.Node) -> str | None:
 
 def write(node: fx.Node) -> str | None:
     """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three."""
+    mask = node.args[1][0] if isinstance(node.args[1], (tuple, list)) and len(node.args[1]) == 1 else node.args[1]
+    if _is_tensor(mask) and value(mask).dtype == torch.bool:
+        return _masked_write(node, value(mask).dim())
     found = _indexed(input_shape(node), node.args[1])
     if found is None:
         return None
@@ -125,6 +133,31 @@ def write(node: fx.Node) -> str | None:
         rank = value(node.args[2]).dim()
         texts.append(["_" if "(" in dim or dim not in before else dim for dim in after][len(after) - rank :])
     return f"{', '.join(map(' '.join, texts))} -> {' '.join(before)}"
+
+
+def _masked_write(node: fx.Node, masked: int) -> str | None:
+    """`base[mask] = value`: the mask's dims too, if the value is the same wherever the mask is true."""
+    names = letters(len(input_shape(node)))
+    texts = [names, names[:masked]]
+    if _is_tensor(node.args[2]):
+        shape = tuple(value(node.args[2]).shape)
+        if len(shape) > len(names) - masked:
+            return None
+        texts.append(names[len(names) - len(shape) :])
+    return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)}"
+
+
+def index_put(node: fx.Node) -> str | None:
+    """`index_put(input, indices, values)`: the dims behind those that are indexed."""
+    given = argument(node, "indices", 1)
+    if any(i.dtype == torch.bool for i in given):
+        return None
+    names = ["_" if i < len(given) else n for i, n in enumerate(letters(len(input_shape(node))))]
+    looked_up = max(i.dim() for i in given)
+    shape = tensors(node)[-1].dim()
+    values = [*["_"] * looked_up, *names[len(given) :]]
+    texts = [names, *(["_"] * i.dim() for i in given), values[len(values) - shape :]]
+    return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)}"
 
 
 def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list[list[str]]] | None:
@@ -181,4 +214,5 @@ RULES: dict[str, str | Writer] = {
     "narrow": narrow,
     "getitem": getitem,
     "write": write,
+    "index_put": index_put,
 }

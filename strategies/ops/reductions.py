@@ -26,7 +26,8 @@ def reduction(notes: str, *, factor_notes: str = "", split: bool = True, positio
     def write(node: fx.Node) -> str:
         rank = len(input_shape(node))
         names = letters(rank)
-        dims = set(dims_of(integers(node, "dim", position), rank))
+        name = "axis" if "axis" in node.kwargs else "dim"
+        dims = set(dims_of(integers(node, name, position), rank))
         kept = len(output_shapes(node)[0]) == rank and rank > 0
         inside = [n if split or i not in dims else f"{n}!" for i, n in enumerate(names)]
         outside = [n if i not in dims else "1" for i, n in enumerate(names) if kept or i not in dims]
@@ -49,12 +50,12 @@ def extremum(join: str) -> Writer:
     return write
 
 
-def along(position: int = 1, notes: str = "", name: str = "dim") -> Writer:
-    """Along `dim`, which stays whole; all other dims split."""
+def along(position: int = 1, notes: str = "", name: str = "dim", default: int | None = None) -> Writer:
+    """Along `dim`, which stays whole; all other dims split. Without a default, none given is all."""
 
     def write(node: fx.Node) -> str:
         rank = len(input_shape(node))
-        dims = dims_of(argument(node, name, position), rank)
+        dims = dims_of(argument(node, name, position, default), rank)
         side = " ".join(f"{n}!" if i in dims else n for i, n in enumerate(letters(rank)))
         return f"{side} -> {side}{' | ' + notes if notes else ''}"
 
@@ -69,6 +70,12 @@ def select_along(node: fx.Node) -> str:
     return f"{side} -> {side}, {side}"
 
 
+def histogram(node: fx.Node) -> str:
+    """Counts over parts add up where the bounds are given; else they are the whole tensor's."""
+    given = argument(node, "min", 2, 0) < argument(node, "max", 3, 0)
+    return "... -> _" if given else "...! -> _"
+
+
 RULES: dict[str, str | Writer] = {
     "sum": reduction("linear"),
     "mean": reduction("linear", factor_notes="@mean"),
@@ -77,12 +84,13 @@ RULES: dict[str, str | Writer] = {
     "max": extremum("max"),
     "min": extremum("min"),
     "var std prod all any argmax argmin logsumexp var_mean std_mean count_nonzero": reduction("", split=False),
-    "norm": reduction("", split=False, position=2),
+    "norm linalg_vector_norm": reduction("", split=False, position=2),
+    "histc": histogram,
     "softmax log_softmax softmin": along(),
     "cumsum": along(notes="linear"),
     "cumprod logcumsumexp": along(),
     "flip": along(notes="linear", name="dims"),
     "roll": along(2, notes="linear", name="dims"),
     "topk sort": select_along,
-    "normalize": along(2),
+    "normalize": along(2, default=1),
 }

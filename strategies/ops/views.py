@@ -73,7 +73,11 @@ def view(notes: str) -> Writer:
         before, after = input_shape(node), output_shapes(node)[0]
         if math.prod(before) != math.prod(after) or 0 in before:
             return None  # `view(dtype)` changes the number of elements
-        return f"{regroup(before, after)} | {notes}"
+        text = regroup(before, after)
+        if op_name(node) in ("view_as", "reshape_as"):  # the second tensor gives the shape alone
+            sides = text.partition(" -> ")
+            return f"{sides[0]}, {'_ ' * len(after)}-> {sides[2]} | linear:0 @shape"
+        return f"{text} | {notes}"
 
     return write
 
@@ -163,7 +167,7 @@ def repeat_interleave(node: fx.Node) -> str | None:
 
 
 RULES: dict[str, str | Writer] = {
-    "view reshape unflatten": view("linear @shape"),
+    "view reshape unflatten view_as reshape_as": view("linear @shape"),
     "flatten squeeze unsqueeze ravel": view("linear"),
     "permute": permute,
     "transpose": transpose("dim0", "dim1"),

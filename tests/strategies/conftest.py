@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from autopar.runtime import collectives
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.local import LocalContext, run_local
 from autopar.strategies import Strategy
-from autopar.strategies.check import LocalRun, callable_of
+from autopar.strategies.check import LocalRun
+from autopar.strategies.examples import callable_of
 
+sys.path.insert(0, str(Path(__file__).parent))
 EXCHANGING = {"cross_entropy", "batch_norm"}
 Coordinate = tuple[int, ...]
 

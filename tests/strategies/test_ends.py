@@ -78,13 +78,16 @@ def unknown(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_an_op_without_a_rule_is_replicated_with_one_warning() -> None:
+def test_an_op_without_a_rule_is_replicated_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOPAR_DISCOVERY", "0")
     graph = fx.Graph()
     x = node_of(graph, "placeholder", "x", val=meta(4, 6, grad=True))
     for _ in range(3):
         x = node_of(graph, "call_function", unknown, x, val=meta(4, 6, grad=True))
         x.meta["place"] = "model.py:7"
-    with pytest.warns(NoRuleWarning, match=r"unknown has no sharding rule.*\[at model.py:7\]") as caught:
+    with pytest.warns(
+        NoRuleWarning, match=r"unknown has no sharding rule, and discovery is off.*\[at model.py:7\]"
+    ) as caught:
         ways = strategies_for(graph, (2,))[x]
     assert len(caught) == 1
     assert layouts(ways) == ["R"]

@@ -15,8 +15,9 @@ from autopar.graph import TensorRef, output_tensors, resolve, target_name, tenso
 from autopar.layout import Layout
 from autopar.strategies import Strategy, only_replicated, strategies_for
 from autopar.strategies.arguments import value
-from autopar.strategies.check import check_strategy, example
+from autopar.strategies.check import check_strategy
 from autopar.strategies.derive import constants
+from autopar.strategies.examples import example
 from autopar.tracing import trace
 
 

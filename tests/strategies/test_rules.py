@@ -8,40 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from rule_tensors import const, ids, labels, lstm, mask, masked_self_attention, name_of, positive, single, weights, x
 
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
 from autopar.tracing.functional import write
 
 MESHES = [(2,), (3,), (2, 2)]
-
-
-def x(*shape: int) -> Tensor:
-    """A tensor that wants its gradient."""
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def const(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def positive(*shape: int) -> Tensor:
-    return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
-
-
-def ids(limit: int, *shape: int) -> Tensor:
-    return torch.randint(0, limit, shape)
-
-
-def mask(*shape: int) -> Tensor:
-    return torch.rand(*shape) > 0.4
-
-
-def labels(limit: int, *shape: int) -> Tensor:
-    """Labels of which some are ignored, unevenly over the batch."""
-    found = torch.randint(0, limit, shape)
-    found.view(-1)[:3] = -100
-    return found
 
 
 sdpa = F.scaled_dot_product_attention
@@ -65,6 +38,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.outer, x(6), x(12)),
         (torch.einsum, "bhqe,bhke->bhqk", x(6, 4, 3, 6), x(6, 4, 5, 6)),
         (torch.einsum, "bi, oi -> bo", x(6, 4), x(12, 4)),
+        (torch.einsum, "bi,oi", x(6, 4), x(12, 4)),
+        (torch.einsum, "...ij,...jk->...ik", x(6, 4, 3, 6), x(4, 6, 12)),
+        (torch.einsum, "...ij,jk", x(6, 4, 6), x(6, 12)),
+        (torch.einsum, "bii->bi", x(6, 4, 4)),
+        (torch.einsum, "b...,b...->b", x(6, 4, 3), x(6, 4, 3)),
+        (torch._grouped_mm, single(12, 48), single(6, 48, 48), {"offs": torch.tensor([2, 2, 4, 7, 9, 12]).int()}),
+        (torch.linalg.solve_triangular, x(6, 4, 4), x(6, 4, 12), {"upper": False, "unitriangular": True}),
     ],
     "elementwise": [
         (operator.add, x(6, 4, 12), x(12)),
@@ -90,6 +70,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.clamp, x(6, 12), {"min": 0.0}),
         (torch.where, mask(6, 12), x(6, 12), x(12)),
         (torch.where, mask(6, 1), x(6, 12), 0.0),
+        (torch.where, mask(6, 1), 0, x(6, 12)),
+        (torch.where, mask(6, 1), 1.0, x(6, 12)),
         ("masked_fill", x(6, 12), mask(6, 12), 0.0),
         ("masked_fill", x(6, 12), mask(12), -1e9),
         ("to", x(6, 12), torch.float64),
@@ -103,7 +85,14 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (operator.and_, mask(6, 12), mask(6, 12)),
         (F.dropout, x(6, 12), 0.5, True),
         (F.dropout, x(6, 12), 0.5, False),
-        (F.glu, x(6, 12)),
+        (F.glu, x(6, 24)),
+        (F.glu, x(6, 12, 4), 1),
+        (F.logsigmoid, x(6, 12)),
+        (F.one_hot, ids(4, 6, 12), 4),
+        (torch.view_as_complex, x(6, 12, 2)),
+        (torch.view_as_real, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
+        ("masked_scatter", x(6, 4, 2), mask(6, 4, 1), x(24, 2)),
+        ("masked_scatter", x(6, 4), mask(4), x(30)),
         (torch.zeros_like, x(6, 12)),
         (torch.lerp, x(6, 12), x(6, 12), 0.3),
     ],
@@ -120,6 +109,14 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.max, x(6, 12), 1),
         (torch.max, x(6, 12), x(12)),
         (torch.var, x(6, 12), 0),
+        (torch.mean, x(6, 12), {"axis": -1, "keepdim": True}),
+        (torch.linalg.vector_norm, x(6, 4, 12), {"ord": 2, "dim": (1,), "keepdim": True}),
+        (torch.histc, const(12, 6), {"bins": 5, "min": -1, "max": 1}),
+        (torch.histc, const(12), 5),
+        (torch.fft.fft, x(6, 4, 12)),
+        (torch.fft.fftn, x(6, 4, 12), {"dim": (1, 2)}),
+        (torch.fft.rfft, x(6, 4, 12), None, 1),
+        (torch.fft.irfft2, torch.view_as_complex(const(6, 4, 5, 2)).requires_grad_()),
         (torch.norm, x(6, 12), 2, 1),
         (torch.argmax, x(6, 12), -1),
         (F.softmax, x(6, 4, 12), -1),
@@ -132,6 +129,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.topk, x(6, 12), 3),
         (torch.sort, x(6, 12), 0),
         (F.normalize, x(6, 12)),
+        (F.normalize, x(6, 4, 12), 2.0, -1),
     ],
     "views": [
         ("view", x(6, 4, 12), 24, 12),
@@ -140,6 +138,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         ("reshape", x(6, 2, 36), 6, 2, 3, 4, 3),
         ("reshape", x(6, 4), 8, 3),
         ("reshape", x(6, 1, 4), (1, 24)),
+        ("reshape_as", x(6, 2, 12), const(6, 24)),
+        ("view_as", x(6, 24), const(6, 2, 12)),
         (torch.flatten, x(6, 4, 3, 2), 1),
         ("flatten", x(6, 4)),
         ("unflatten", x(6, 12), 1, (3, 4)),
@@ -185,11 +185,25 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (write, x(6, 4, 12), (Ellipsis, 0), x(4)),
         (write, x(6, 4, 12), (slice(None), slice(1, None)), x(3, 12)),
         (write, x(6, 12), (slice(None), slice(0, 6)), 1.0),
+        (write, x(6, 4, 12), mask(6, 4), x(12)),
+        (write, x(6, 4, 12), mask(6), 0.0),
+        (write, x(6, 4, 12), (mask(6, 4),), x(1)),
+        (torch.index_put, x(12, 6), (ids(12, 4),), x(4, 6)),
+        ("index_put", x(12, 6, 4), (torch.tensor([0, 3, 5]),), x(6, 4)),
+        (torch.index_put, x(12, 6), (ids(12, 4), ids(6, 4)), x(4), {"accumulate": True}),
     ],
     "indexing": [
         (torch.gather, x(6, 12), 1, ids(12, 6, 4)),
         ("gather", x(6, 12), -1, ids(12, 4, 4)),
         (torch.index_select, x(6, 12), 1, ids(12, 4)),
+        (torch.scatter, x(6, 12), 1, ids(12, 6, 1), 0.0),
+        ("scatter", x(6, 12), 1, ids(12, 6, 1), 1.0),
+        (torch.scatter, x(6, 12), 1, torch.stack([torch.randperm(12)[:4] for _ in range(6)]), x(6, 4)),
+        (torch.scatter_add, x(6, 12), 0, ids(6, 4, 12), x(4, 12)),
+        (torch.scatter_reduce, x(6, 12), 0, ids(6, 4, 12), x(4, 12), "amax"),
+        (torch.index_add, x(6, 12), 1, ids(12, 4), x(6, 4)),
+        (torch.index_copy, x(6, 12), 0, torch.tensor([0, 3]), x(2, 12)),
+        (torch.index_fill, x(6, 12), 0, torch.tensor([0, 3]), 2.0),
         (torch.tril, x(6, 4, 4)),
         (F.pad, x(6, 4), (0, 1)),
         (F.pad, x(6, 4), (0, 1), {"value": 3.0}),
@@ -218,6 +232,12 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.max_pool2d, x(6, 4, 6, 6), 3, 2, 1),
         (F.avg_pool2d, x(6, 4, 6, 6), 2),
         (F.adaptive_avg_pool2d, x(6, 4, 6, 6), 1),
+        (F.interpolate, x(6, 4, 3, 3), {"size": (6, 6), "mode": "bilinear", "align_corners": False}),
+        (F.grid_sample, x(6, 4, 5, 5), (x(6, 6, 2, 2) / 2).detach().requires_grad_(), {"align_corners": False}),
+        lstm(layers=2, batch_first=True),
+        lstm(layers=1, batch_first=False, bidirectional=True),
+        (torch._VF.gru, x(6, 3, 4), x(1, 6, 2), weights(6, 4, 2), True, 1, 0.0, True, False, True),
+        (torch._VF.rnn_tanh, x(3, 6, 4), x(1, 6, 2), weights(2, 4, 2), True, 1, 0.0, True, False, False),
     ],
     "attention": [
         (sdpa, x(6, 4, 6, 2), x(6, 4, 12, 2), x(6, 4, 12, 2)),
@@ -231,26 +251,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "whole attention": [
         (mha, x(3, 6, 4), x(5, 6, 4), x(5, 6, 4), 4, 2, x(12, 4), x(12), None, None, False, 0.0, x(4, 4), x(4)),
-        (
-            *(
-                mha,
-                x(3, 6, 4),
-                x(3, 6, 4),
-                x(3, 6, 4),
-                4,
-                2,
-                x(12, 4),
-                x(12),
-                None,
-                None,
-                False,
-                0.1,
-                x(4, 4),
-                x(4),
-                False,
-            ),
-            {"need_weights": False, "attn_mask": const(12, 3, 3), "key_padding_mask": const(6, 3)},
-        ),
+        masked_self_attention(),
     ],
     "losses": [
         (F.cross_entropy, x(12, 6), labels(6, 12)),
@@ -260,6 +261,13 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.cross_entropy, x(12, 6), labels(6, 12), {"label_smoothing": 0.1}),
         (F.cross_entropy, x(6, 12, 4), labels(12, 6, 4)),
         (F.cross_entropy, x(12, 6), const(12, 6).softmax(-1)),
+        (F.nll_loss, x(12, 6), labels(6, 12)),
+        (F.nll_loss, x(6, 12, 4), labels(12, 6, 4), {"reduction": "sum"}),
+        (F.nll_loss, x(12, 6), labels(6, 12), positive(6).detach()),
+        (F.kl_div, x(6, 12), positive(6, 12), {"reduction": "batchmean"}),
+        (F.kl_div, x(6, 12), positive(6, 12), {"reduction": "sum", "log_target": True}),
+        (F.ctc_loss, x(12, 6, 5), ids(4, 6, 3) + 1, torch.full((6,), 12), torch.tensor([3, 2, 1, 3, 2, 3])),
+        (F.ctc_loss, x(12, 6, 5), ids(4, 6, 3) + 1, torch.full((6,), 12), torch.full((6,), 3), 0, "sum"),
         (F.mse_loss, x(6, 12), const(6, 12)),
         (F.mse_loss, x(6, 12), x(6, 12), {"reduction": "sum"}),
         (F.l1_loss, x(6, 12), x(6, 12), {"reduction": "none"}),
@@ -268,18 +276,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-def _name(case: tuple[Any, ...]) -> str:
-    def text(part: Any) -> str:
-        if isinstance(part, Tensor):
-            return "x".join(map(str, part.shape))
-        if isinstance(part, (list, tuple)):
-            return "(" + ",".join(map(text, part)) + ")"
-        return getattr(part, "__name__", str(part))
-
-    return " ".join(map(text, case))
-
-
-ALL = [pytest.param(case, id=f"{family} {_name(case)}") for family, cases in CASES.items() for case in cases]
+ALL = [pytest.param(case, id=f"{family} {name_of(case)}") for family, cases in CASES.items() for case in cases]
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from autopar.errors import RuleError
 from autopar.strategies import table
-from autopar.strategies.check import check, example
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
 
 
 def x(*shape: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ shape             views, expansions and factories are given the output's local s
 split             sizes of the parts along a dim that is sharded inside each part
 slice             bounds on a sharded dim, divided by its number of pieces
 groups            grouped convolutions: groups divided by the number of pieces of the channels
+masked_scatter    the whole mask tells which elements of the source a part takes
 mean              a mean over a sharded dim: the summand of this rank (output P)
 embedding_vocab   rows of the weight sharded: masked lookup (output P)
 cross_entropy     rows sharded: local sum over the global count (output P); classes sharded: normalised over
@@ -14,6 +15,7 @@ cross_entropy     rows sharded: local sum over the global count (output P); clas
 batch_norm        statistics over all axes that shard the batch or space; running statistics alike everywhere
 dropout           mask from a counter over global indices
 sdpa_dropout      attention with such a mask
+experts           experts of a mixture that lie on several ranks (output P)
 sdpa_causal       causal attention on a part of the queries
 ================  ==========================================================================================
 """
@@ -25,7 +27,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.local import losses, masks, norms, shapes, vocabulary
+from autopar.runtime.local import experts, losses, masks, norms, shapes, vocabulary
 from autopar.runtime.local.context import LocalContext, LocalOp
 
 LOCAL_OPS: Mapping[str, LocalOp] = {
@@ -33,12 +35,14 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "split": shapes.split,
     "slice": shapes.sliced,
     "groups": shapes.groups,
+    "masked_scatter": shapes.masked_scatter,
     "mean": losses.mean,
     "embedding_vocab": vocabulary.embedding,
     "cross_entropy": losses.cross_entropy,
     "batch_norm": norms.batch_norm,
     "dropout": masks.dropout,
     "sdpa_dropout": masks.attention_dropout,
+    "experts": experts.experts,
     "sdpa_causal": masks.causal_attention,
 }
 NEEDS_KEY = frozenset({"dropout", "sdpa_dropout"})  # their code is handed the random key of the step

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from autopar.errors import LayoutError
 from autopar.runtime.local.context import LocalContext
@@ -23,17 +22,18 @@ def mean(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalC
 
 
 def cross_entropy(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.cross_entropy` of class indices.
+    """`F.cross_entropy` of class indices, or `F.nll_loss`, whose classes are whole.
 
     Where rows are sharded, a mean divides by the count (or weight) of all ranks' rows that are not ignored, and
     the output is partial. Where classes are sharded (contiguously, ragged or not), the maximum, the sum of
     exponentials and the label's logit are exchanged, and every rank has the loss.
     """
-    return _cross_entropy(ctx, *args, **kwargs)
+    return _cross_entropy(ctx, target, *args, **kwargs)
 
 
 def _cross_entropy(
     ctx: LocalContext,
+    function: Any,
     input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -55,9 +55,8 @@ def _cross_entropy(
         loss = loss if reduction == "none" else loss.sum()
     else:
         kind = "none" if reduction == "none" else "sum"
-        loss = F.cross_entropy(
-            input, target, weight, ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
-        )
+        smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
+        loss = function(input, target, weight, ignore_index=ignore_index, reduction=kind, **smoothing)
     if reduction == "mean":
         kept = target != ignore_index
         wide = torch.promote_types(loss.dtype, torch.float32)

@@ -92,6 +92,21 @@ def _dims_taken(item: Any) -> int:
     return item.ndim if isinstance(item, torch.Tensor) and item.dtype == torch.bool else 1
 
 
+def masked_scatter(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`masked_scatter` on a part: where in the source each element is, the whole mask tells."""
+    return _masked_scatter(ctx, *args, **kwargs)
+
+
+def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    mask = mask.expand(ctx.shapes[0])
+    place = (mask.flatten().cumsum(0) - 1).clamp(0, source.numel() - 1).view(ctx.shapes[0])
+    for dim, length in enumerate(ctx.shapes[0]):
+        if input.shape[dim] != length:
+            held = ctx.positions(ctx.outputs[0], dim, length, mask.device)
+            mask, place = mask.index_select(dim, held), place.index_select(dim, held)
+    return torch.where(mask, source.flatten()[place], input)
+
+
 def groups(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """A grouped convolution on a shard of its channels, which holds its part of the groups."""
     pieces = ctx.pieces(ctx.outputs[0], 1)

@@ -1,0 +1,135 @@
+"""Plans the models named on standard input, one a line, and answers each with a line of JSON; see plan_zoo.py."""
+
+from __future__ import annotations
+
+import collections
+import time
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from zoo_inputs import examples
+from zoo_models import build
+from zoo_worker import OutOfTime, cpu_limit, failure, peak_bytes, restart_peak, serve
+
+from autopar import Cluster, InfeasibleError
+from autopar.graph import COST
+from autopar.leaf_calls import LeafCall
+from autopar.planning import Prepared, Stopwatch, prepare, request_of
+from autopar.plans import Plan
+from autopar.strategies.arguments import qualified_name
+from autopar.strategies.coverage import coverage
+from autopar.tracing import Traced, trace
+from autopar.tracing.leaf_tensors import show_leaf_tensors
+
+
+def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Build one architecture, trace it and plan it on each mesh: its line of the table."""
+    record: dict[str, Any] = {"family": family, "name": name}
+    restart_peak()
+    limit = float(options["cpu_seconds"])
+    meshes = [tuple(mesh) for mesh in options["meshes"]]
+    stage = "not built"
+    try:
+        with cpu_limit(limit), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, _ = build(family, name)
+            guesses = examples(family, model, options["batch"], options["length"])
+            stage = "not traced"
+            watch = Stopwatch()
+            request = request_of(
+                Cluster.preset("h100", meshes[0]), "100TiB", "bf16", 1, "adamw", (), None, "global", limit
+            )
+            with watch.stage("trace"):
+                traced = first_traced(model, [guesses] if isinstance(guesses, dict) else guesses)
+            stage = "failed"
+            prepared = prepare(model, traced, request, watch)
+            record |= ruled(traced.graph, meshes[0])
+    except (Exception, OutOfTime) as error:
+        return record | {"status": stage, **failure(error, limit)}
+    record |= {"status": "planned", "nodes": len(traced.graph.nodes), "plans": {}}
+    for mesh in meshes:
+        record["plans"]["x".join(map(str, mesh))] = planned(prepared, mesh, limit)
+    if any("why" in plan for plan in record["plans"].values()):
+        record["status"] = "failed"
+        record["why"] = next(plan["why"] for plan in record["plans"].values() if "why" in plan)
+    return record | {"seconds": dict(watch.seconds), "peak_bytes": peak_bytes()}
+
+
+def first_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> Traced:
+    """The trace on the first examples that the model takes; the last one's error where it takes none."""
+    last: Exception = ValueError("no example is made for this model")
+    for inputs in guesses:
+        try:
+            traced = trace(model, inputs, parameter_dtype=torch.bfloat16, unsupported="leaf")
+            show_leaf_tensors(traced, torch.bfloat16)
+            return traced
+        except Exception as error:
+            last = error
+    raise last
+
+
+def ruled(graph: fx.Graph, mesh: tuple[int, ...]) -> dict[str, Any]:
+    """Shares of the FLOPs of one step: under a rule, discovered, neither; and what they can be split on."""
+    found = coverage(graph, mesh)
+    total = max(sum(map(flops, found)), 1)
+
+    def share(test: Any) -> float:
+        return round(sum(flops(node) for node, how in found.items() if test(how)) / total, 5)
+
+    def ops(source: str) -> dict[str, int]:
+        nodes = [node for node, how in found.items() if how.source == source]
+        return dict(collections.Counter("leaf" if isinstance(n.target, LeafCall) else qualified_name(n) for n in nodes))
+
+    return {
+        "ops": len(found),
+        "flops": total,
+        "under_rule": share(lambda how: how.source == "rule"),
+        "discovered": share(lambda how: how.source == "discovered"),
+        "none": share(lambda how: how.source == "none"),
+        "on_batch": share(lambda how: "batch" in how.kinds),
+        "on_inner": share(lambda how: "inner" in how.kinds),
+        "discovered_ops": ops("discovered"),
+        "ops_without": ops("none"),
+    }
+
+
+def planned(prepared: Prepared, mesh: tuple[int, ...], limit: float) -> dict[str, Any]:
+    """The unconstrained plan on one mesh: the share of FLOPs that it leaves replicated, and its CPU seconds."""
+    from dataclasses import replace
+
+    start = time.process_time()
+    try:
+        with cpu_limit(limit), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            request = replace(prepared.request, cluster=Cluster.preset("h100", mesh))
+            if mesh != prepared.request.cluster.shape:
+                prepared = prepare(prepared.model, prepared.traced, request, Stopwatch())
+            plan = prepared.solve(memory_budget_bytes=request.memory_budget_bytes)
+    except (Exception, OutOfTime) as error:
+        kind = "no plan fits" if isinstance(error, InfeasibleError) else failure(error, limit)["why"]
+        return {"why": kind, "cpu_seconds": round(time.process_time() - start, 2)}
+    return {
+        "cpu_seconds": round(time.process_time() - start, 2),
+        "replicated": replicated(prepared.traced.graph, plan),
+        "gap": round(plan.certificate.gap, 5),
+        "step_seconds": plan.predicted.step_seconds,
+    }
+
+
+def replicated(graph: fx.Graph, plan: Plan) -> float:
+    """The share of the FLOPs that every device does."""
+    nodes = list(graph.nodes)
+    total = max(sum(map(flops, nodes)), 1)
+    whole = [nodes[p.position] for p in plan.nodes if not any(f not in ("", "P", "R+") for f in p.factors)]
+    return round(sum(map(flops, whole)) / total, 5)
+
+
+def flops(node: fx.Node) -> int:
+    return node.meta[COST].flops_forward + node.meta[COST].flops_backward
+
+
+if __name__ == "__main__":
+    serve(examine)

@@ -1,0 +1,57 @@
+"""How far the rules of a graph reach: which ops are under one, and which of its indices each can be split on.
+
+An index is *batch-like* if it comes from dim 0 of an input, *sequence-like* if from another dim of one, and *inner*
+otherwise: heads, features, experts, a vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import fx
+
+from autopar.graph import VAL, TensorRef
+from autopar.strategies.bind import Spot
+from autopar.strategies.derive import constants, positions_of, unruled
+from autopar.strategies.positions import position_at
+from autopar.strategies.table import bound_rule_or_none
+
+Source = Literal["rule", "discovered", "none"]
+Kind = Literal["batch", "sequence", "inner"]
+
+
+class Coverage(NamedTuple):
+    """One op: where its rule is from, and the kinds of indices that some axis of the mesh can split it on."""
+
+    source: Source
+    kinds: frozenset[Kind]
+
+
+def coverage(graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[fx.Node, Coverage]:
+    """The ops of an annotated graph that inputs or parameters reach; those of constants are left out."""
+    members, positions = positions_of(graph, mesh_shape)
+    spots: dict[TensorRef, dict[Spot, Kind]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor):
+            dims = range(node.meta[VAL].dim())
+            spots[TensorRef(node, 0)] = {Spot(dim, 1): "sequence" if dim else "batch" for dim in dims}
+    found: dict[fx.Node, Coverage] = {}
+    for node, (bound, tensors, _) in members.items():
+        kinds: set[Kind] = set()
+        for position in positions[node]:
+            kind: Kind = "inner"
+            for t, ref in enumerate(tensors[: bound.inputs]):
+                for spot, known in spots.get(ref, {}).items():
+                    if position_at(bound, t, spot) == position and kind != "batch":
+                        kind = known
+            kinds.add(kind)
+            for ref, lies in zip(tensors[bound.inputs :], bound.spots[bound.inputs :], strict=True):
+                spot_of = lies[position.factor]
+                if spot_of is not None and kind != "inner":
+                    spots.setdefault(ref, {})[Spot(spot_of.dim, spot_of.outer * position.outer)] = kind
+        source: Source = "rule" if bound_rule_or_none(node) is not None else "discovered"
+        found[node] = Coverage(source, frozenset(kinds))
+    found.update(dict.fromkeys(unruled(graph, constants(graph), members), Coverage("none", frozenset())))
+    return found

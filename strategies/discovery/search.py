@@ -1,0 +1,156 @@
+"""The search: which dims of a tiny call's tensors are one index, found by splitting them and looking.
+
+A candidate says for each tensor which of its dims holds a factor, whole (`a`), as the outer digit of a merged dim
+(`(a _)`) or as the inner one (`(_ a)`), and how results without it join. Candidates that shard most are tried first;
+one that holds claims its places, so that later ones need not be tried on them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from autopar.graph import output_tensors
+from autopar.strategies.arguments import letters
+from autopar.strategies.bind import bind
+from autopar.strategies.check import check
+from autopar.strategies.discovery.apart import Try
+from autopar.strategies.discovery.tiny import Tiny
+from autopar.strategies.rule import ShardingRule
+
+_JOINS = ("", "whole idle", "mean", "max", "min")
+_MOST_CANDIDATES = 2000
+_MOST_OF_ONE_SIZE = 600
+
+
+class Held(NamedTuple):
+    """Where one tensor holds a factor."""
+
+    dim: int
+    part: Literal["whole", "outer", "inner"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One factor: its place in each tensor (inputs, then outputs), and the note on how results without it join."""
+
+    places: tuple[Held | None, ...]
+    note: str = ""
+
+
+def find_rule(first: Tiny, trial: Try) -> str | None:
+    """The rule of the call, as text, from all factors that hold (`trial` tells); None where none does."""
+    inputs = len(first.tensors)
+    ranks = [len(shape) for shape in first.shapes]
+    factors: list[Candidate] = []
+    for places in _candidates(first, inputs):
+        if write([*factors, Candidate(places)], ranks, inputs) is None:
+            continue  # its places are taken
+        whole = all(place is not None for place in places[inputs:])
+        for note in _JOINS[:1] if whole else _JOINS:
+            text = write([Candidate(places, note)], ranks, inputs)
+            if text is not None and trial(text):
+                factors.append(Candidate(places, note))
+                break
+    while factors:
+        text = write(factors, ranks, inputs)
+        if text is not None and trial(text):
+            return str(ShardingRule.parse(_with_linearity(text, first, trial)))
+        factors.pop()  # the one that shards least
+    return None
+
+
+def holds(text: str, tinies: Sequence[Tiny]) -> bool:
+    """Whether the rule passes the executed check on tiny calls, and splits the first of them at least."""
+    return all(_splits(text, made) > (0 if made is tinies[0] else -1) for made in tinies)
+
+
+def _splits(text: str, made: Tiny) -> int:
+    """How many ways of splitting the call were run and held; -1 where one did not, whatever the op raised on pieces."""
+    inputs = len(made.tensors)
+    try:
+        bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
+        several = made.ways == 2 and len(bound.factors) > 1
+        meshes = [(made.ways,), (made.ways, made.ways)] if several else [(made.ways,)]
+        return sum(check(made.node, made.tensors, mesh, bound=bound, most=20) - 1 for mesh in meshes)
+    except Exception:  # pieces of a wrong split have shapes that the op refuses in its own way
+        return -1
+
+
+def _candidates(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
+    found = set(itertools.islice(_all_places(made, inputs), _MOST_CANDIDATES))
+
+    def rank(places: tuple[Held | None, ...]) -> tuple[int, int, int, str]:
+        outside = sum(p is not None for p in places[inputs:])
+        merged = sum(p is not None and p.part != "whole" for p in places)
+        return (-outside, -sum(p is not None for p in places), merged, str(places))
+
+    return iter(sorted(found, key=rank))
+
+
+def _all_places(made: Tiny, inputs: int) -> Iterator[tuple[Held | None, ...]]:
+    """Every choice of a place or none in each tensor, of one size; some input has it, and some tensor whole."""
+    for size in sorted({n for shape in made.shapes for n in shape if n > 1}, reverse=True):
+        options: list[list[Held | None]] = []
+        for shape in made.shapes:
+            mine: list[Held | None] = [None]
+            for dim, length in enumerate(shape):
+                if length == size:
+                    mine.append(Held(dim, "whole"))
+                elif length and length % size == 0:
+                    mine += [Held(dim, "outer"), Held(dim, "inner")]
+            options.append(mine)
+        if math.prod(map(len, options)) > _MOST_OF_ONE_SIZE:
+            options = [[p for p in mine if p is None or p.part == "whole"] for mine in options]
+        for places in itertools.islice(itertools.product(*options), _MOST_OF_ONE_SIZE):
+            held = [p for p in places if p is not None]
+            if any(places[:inputs]) and any(p.part == "whole" for p in held):
+                yield places
+
+
+def write(factors: Sequence[Candidate], ranks: Sequence[int], inputs: int) -> str | None:
+    """The rule with these factors; None where two of them want the same place.
+
+    >>> whole, outer = Held(0, "whole"), Held(0, "outer")
+    >>> write([Candidate((outer, whole)), Candidate((Held(1, "whole"), None), "max")], [2, 1], 1)
+    '(a _) b -> a | b max'
+    """
+    names = letters(len(factors))
+    tensors: list[str] = []
+    for t, rank in enumerate(ranks):
+        dims: list[str] = []
+        for dim in range(rank):
+            claims = [(f.places[t], n) for f, n in zip(factors, names, strict=True)]
+            mine = {place.part: name for place, name in claims if place is not None and place.dim == dim}
+            claimed = sum(place is not None and place.dim == dim for place, _ in claims)
+            if len(mine) < claimed or ("whole" in mine and claimed > 1):
+                return None
+            if "whole" in mine:
+                dims.append(mine["whole"])
+            elif mine:
+                terms = " ".join(filter(None, [mine.get("outer"), "_", mine.get("inner")]))
+                dims.append(f"({terms})")
+            else:
+                dims.append("_")
+        tensors.append(" ".join(dims))
+    notes = ", ".join(f"{name} {f.note}" for f, name in zip(factors, names, strict=True) if f.note)
+    return f"{', '.join(tensors[:inputs])} -> {', '.join(tensors[inputs:])}{' | ' + notes if notes else ''}"
+
+
+def _with_linearity(text: str, first: Tiny, trial: Try) -> str:
+    """The rule with the most that can be said of partial values passing through it."""
+    if not all(tensor.is_floating_point() for tensor in output_tensors(first.node)):
+        return text
+    floating = [i for i, tensor in enumerate(first.tensors) if tensor.is_floating_point()]
+    each = [f"linear:{i}" for i in floating]
+    wanted = [["linear"]] if len(floating) == len(first.tensors) else []
+    wanted += [each] if len(floating) > 1 else []
+    wanted += [[word] for word in each]
+    for words in wanted:
+        more = f"{text}{', ' if '|' in text else ' | '}{' '.join(words)}"
+        if trial(more):
+            return more
+    return text

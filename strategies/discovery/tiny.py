@@ -1,0 +1,254 @@
+"""A node's call with tiny tensors in place of its own: the same op, ranks and constants, other sizes.
+
+Sizes that are equal stay equal, since they may have to be. How the others hang together is not known, so several ways
+to shrink them are tried, from the freest to leaving everything as it is, until the op runs and its outputs have the
+shapes that the tiny sizes imply.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.graph import output_tensors
+from autopar.strategies.arguments import tensors, value
+from autopar.strategies.examples import callable_of, example
+
+PRIMES = (3, 2, 5, 7, 11, 13, 17, 19)
+_MOST_ELEMENTS = 1 << 17  # of one tiny tensor
+_COUNTS = 4  # ints up to this are counts and flags, and not sizes, when they are no dims
+
+
+class NotTiny(Exception):
+    """Why an op cannot be tried on tiny tensors."""
+
+
+class Unrepeatable(NotTiny):
+    """The op does not do the same for the same, or for what has the same shapes."""
+
+
+@dataclass(frozen=True)
+class Shrinking:
+    """One way to make sizes tiny: sizes up to `kept` stay.
+
+    `products`: multiples stay multiples; `ints`: arguments that are sizes become tiny too; `counts`: sizes that are
+    multiples of an argument stay so.
+
+    >>> Shrinking(1).sizes([8, 512, 1024], ways=2, turn=0)
+    {8: 12, 512: 8, 1024: 20}
+    >>> Shrinking(8, products=True).sizes([8, 512, 1024], ways=2, turn=0)
+    {8: 8, 512: 12, 1024: 24}
+    >>> Shrinking(8, counts=True).sizes([8, 512, 768], ways=2, turn=0, given=(12,))
+    {8: 8, 512: 12, 768: 60}
+    """
+
+    kept: int
+    products: bool = False
+    ints: bool = False
+    counts: bool = False
+
+    def sizes(self, sizes: Sequence[int], ways: int, turn: int, given: Sequence[int] = ()) -> dict[int, int]:
+        """Each size with its tiny one: 2 * `ways` * a prime, so that a piece can still be halved by the op.
+
+        `given`: the ints among the arguments.
+        """
+        tiny = {size: size for size in sizes if size <= self.kept}
+        primes = (PRIMES[(i + turn) % len(PRIMES)] for i in itertools.count())
+        for size in sorted(set(sizes) - tiny.keys()):
+            base = next((b for b in sorted(tiny, reverse=True) if size % b == 0 and 2 <= size // b <= 8), None)
+            if self.products and base is not None:
+                tiny[size] = tiny[base] * (size // base)
+                continue
+            made = next(primes)
+            while 2 * ways * made in tiny.values() and made < max(PRIMES):
+                made = next(primes)
+            counts = [n for n in given if self.counts and n > _COUNTS and n not in sizes and size % n == 0]
+            tiny[size] = math.lcm(2 * ways, *counts) * made
+        return tiny
+
+
+SHRINKINGS = (
+    *(Shrinking(kept, products, ints) for kept in (1, 8) for products in (False, True) for ints in (True, False)),
+    *(Shrinking(kept, products, counts=True) for kept in (1, 8) for products in (False, True)),
+    Shrinking(1 << 62),
+)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny call: its node and tensors, as the executed check takes them."""
+
+    node: fx.Node
+    tensors: list[torch.Tensor]
+    ways: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the inputs, then of the outputs."""
+        return tuple(tuple(t.shape) for t in (*self.tensors, *output_tensors(self.node)))
+
+
+def shrinking_of(node: fx.Node) -> Shrinking:
+    """The freest shrinking with which the op runs; NotTiny says why there is none."""
+    problem: Exception = NotTiny("it has no tensor inputs")
+    for shrinking in SHRINKINGS if tensors(node) else ():
+        try:
+            made = tiny(node, shrinking, ways=2, turn=0, seed=1)
+            _check_repeatable(made, tiny(node, shrinking, ways=2, turn=0, seed=2))
+            _check_outputs(node, made, shrinking)
+            return shrinking
+        except Unrepeatable:
+            raise
+        except NotTiny as error:
+            problem = error
+        except Exception as error:  # whatever the op raises at sizes that it does not take
+            problem = NotTiny(f"it does not run on small tensors ({type(error).__name__}: {str(error)[:200]})")
+    raise problem
+
+
+def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int) -> Tiny:
+    """The op on tiny random tensors; raises what the op raises, or NotTiny where the tensors would not be tiny."""
+    given = tensors(node)
+    if any(t.is_complex() for t in given):
+        raise NotTiny("it reads complex numbers")
+    sizes = shrinking.sizes(_sizes(node), ways, turn, _ints(node))
+    generator = torch.Generator().manual_seed(seed)
+    limit = min((n for n in sizes.values() if n > 1), default=ways) // ways  # an index that is right in every piece
+    problem: Exception | None = None
+    for dtype in (torch.float64, torch.float32):
+
+        def leaf(item: Any, dtype: torch.dtype = dtype) -> Any:
+            if isinstance(item, torch.Tensor):
+                shape = [sizes.get(n, n) for n in item.shape]
+                if math.prod(shape) > _MOST_ELEMENTS:
+                    raise NotTiny("it runs only on tensors that are too large to try")
+                return _drawn(item, shape, dtype, limit, generator, positive=seed % 2 == 0)
+            if isinstance(item, int) and not isinstance(item, bool):
+                return sizes.get(int(item), int(item)) if shrinking.ints and item > _COUNTS else int(item)
+            return item
+
+        args, kwargs = pytree.tree_map(leaf, _plain(value((node.args, node.kwargs))))
+        target: Any = str(node.target) if node.op == "call_method" else node.target
+        try:
+            made = Tiny(*example(target, *args, **kwargs), ways)
+        except Exception as error:
+            problem = problem or error
+            continue
+        if not made.tensors:
+            raise NotTiny("it has no tensor inputs")
+        return made
+    assert problem is not None
+    raise problem
+
+
+def _sizes(node: fx.Node) -> list[int]:
+    return sorted({int(n) for t in tensors(node) for n in t.shape if n > 1})
+
+
+def _ints(node: fx.Node) -> list[int]:
+    leaves = pytree.tree_leaves(_plain(value((node.args, node.kwargs))))
+    return [int(leaf) for leaf in leaves if isinstance(leaf, int) and not isinstance(leaf, bool)]
+
+
+def _plain(arguments: Any) -> Any:
+    """Arguments in ordinary tuples, lists and dicts; slices and sizes too can then be mapped."""
+    if isinstance(arguments, Mapping):
+        return {key: _plain(item) for key, item in arguments.items()}
+    if isinstance(arguments, list):
+        return [_plain(item) for item in arguments]
+    if isinstance(arguments, tuple):
+        return tuple(_plain(item) for item in arguments)
+    return arguments
+
+
+def _drawn(
+    like: torch.Tensor, shape: list[int], dtype: torch.dtype, limit: int, generator: torch.Generator, *, positive: bool
+) -> torch.Tensor:
+    if like.is_floating_point():
+        drawn = torch.rand if positive else torch.randn
+        made = drawn(shape, generator=generator, dtype=dtype)
+        return (made + 0.1 if positive else made).requires_grad_(like.requires_grad)
+    if like.dtype == torch.bool:
+        return torch.rand(shape, generator=generator) > 0.5
+    return torch.randint(0, max(limit, 1), shape, generator=generator).to(like.dtype)
+
+
+def _check_outputs(node: fx.Node, made: Tiny, shrinking: Shrinking) -> None:
+    """Outputs are as many and have as many dims as the node's, and the sizes that the inputs' tiny ones imply."""
+    sizes = shrinking.sizes(_sizes(node), 2, 0, _ints(node))
+    own, theirs = output_tensors(node), output_tensors(made.node)
+    if any(t.is_complex() for t in own):
+        raise NotTiny("its results are complex")
+    if [t.dim() for t in own] != [t.dim() for t in theirs]:
+        raise NotTiny("on small tensors its results have other dims")
+    for mine, small in zip(own, theirs, strict=True):
+        for length, found in zip(mine.shape, small.shape, strict=True):
+            if (length in sizes and found != sizes[length]) or (length == 1) != (found == 1):
+                raise NotTiny("how its results' sizes follow from its inputs' is not to be seen")
+
+
+def _run_again(made: Tiny) -> list[torch.Tensor]:
+    """The results of the same call; Unrepeatable where it draws random numbers, or writes into its inputs."""
+    leaves = iter([t.detach().clone() for t in made.tensors])
+    kept: list[torch.Tensor] = []
+
+    def fill(_: fx.Node) -> torch.Tensor:
+        kept.append(next(leaves))
+        return kept[-1]
+
+    args, kwargs = fx.node.map_arg((made.node.args, made.node.kwargs), fill)
+    versions, state = [t._version for t in kept], torch.get_rng_state()
+    function: Callable[..., Any] = callable_of(made.node)
+    results = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+    if not torch.equal(state, torch.get_rng_state()):
+        raise Unrepeatable("its results are random")
+    if versions != [t._version for t in kept]:
+        raise Unrepeatable("it writes into its inputs")
+    return results
+
+
+def _check_repeatable(first: Tiny, second: Tiny) -> None:
+    """Unrepeatable unless the op gives the same for the same, and the same shapes for these two calls."""
+    if first.shapes != second.shapes:
+        raise Unrepeatable("the shapes of its results depend on data")
+    for made in (first, second):
+        once, again = _run_again(made), _run_again(made)
+        if any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(once, again, strict=True)):
+            raise Unrepeatable("its results differ from call to call")
+
+
+def describe(node: fx.Node) -> str:
+    """What a rule depends on: kinds and ranks of tensors, which sizes are equal, and constants.
+
+    Sizes are numbered as they come, so one rule serves every batch size.
+    """
+    numbers: dict[int, int] = {}
+
+    def size(n: int) -> str:
+        return "1" if n == 1 else f"n{numbers.setdefault(int(n), len(numbers))}"
+
+    def text(item: Any) -> str:
+        if isinstance(item, torch.Tensor):
+            kind = "f" if item.is_floating_point() else "b" if item.dtype == torch.bool else "i"
+            return f"{kind}{'g' if item.requires_grad else ''}[{' '.join(map(size, item.shape))}]"
+        if isinstance(item, Mapping):
+            return "{" + ", ".join(f"{key}: {text(entry)}" for key, entry in item.items()) + "}"
+        if isinstance(item, (tuple, list)):
+            return "(" + ", ".join(map(text, item)) + ")"
+        if isinstance(item, int) and not isinstance(item, bool):
+            return f"n{numbers[item]}" if item > _COUNTS and item in numbers else str(int(item))
+        if isinstance(item, slice):
+            return f"slice{text((item.start, item.stop, item.step))}"
+        return repr(item)
+
+    arguments = value((node.args, node.kwargs))
+    pytree.tree_map_only(torch.Tensor, text, _plain(arguments))  # dims are numbered before arguments that may name them
+    outputs = ", ".join(text(t) for t in output_tensors(node))
+    return f"{text(arguments[0])} {text(arguments[1]) if arguments[1] else ''}-> {outputs}"

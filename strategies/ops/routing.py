@@ -1,0 +1,33 @@
+"""The experts of a mixture, as one op: split on tokens, on experts, or within each expert."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from autopar.strategies.arguments import Writer
+
+
+def experts(node: fx.Node) -> str | None:
+    """`experts(hidden, index, weights, *parameters)`; see `autopar.tracing.experts` for the shapes.
+
+    On experts, each rank does what is routed to its own, and the results are summands. Within an expert, a bias of the
+    second product would be added once a rank.
+    """
+    target: Any = node.target
+    names, options = target.names, target.options
+    inner = "f!" if "down_proj_bias" in names else "f"
+    wide = f"(c=2! {inner})" if options["is_concatenated"] else f"({inner} c=2!)"
+    first = wide if options["has_gate"] else inner
+    operands = ["t d!", "t k!", "t k!"]
+    for name in names:
+        dims = [first, "d!"] if name in ("gate_up_proj", "up_proj") else ["d!", inner] if name == "down_proj" else None
+        if dims is not None:
+            operands.append(" ".join(["e", *(dims[::-1] if options["is_transposed"] else dims)]))
+        else:
+            operands.append("e d!" if name == "down_proj_bias" else f"e {first}")
+    return f"{', '.join(operands)} -> t d! | e @experts plain"
+
+
+RULES: dict[str, str | Writer] = {"experts": experts}

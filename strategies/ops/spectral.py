@@ -1,0 +1,23 @@
+"""Fourier transforms: along some dims, which stay whole."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.strategies.arguments import Writer, argument, dims_of, input_shape, letters, op_name
+
+
+def transform(node: fx.Node) -> str:
+    """`fft(input, n, dim)`, `fft2(input, s, dim)`, `fftn(input, s, dim)`, their inverses and real forms."""
+    rank, name = len(input_shape(node)), op_name(node).rpartition("_")[2]
+    default = (-2, -1) if name.endswith("fft2") else -1 if name.endswith("fft") else None
+    dims = dims_of(argument(node, "dim", 2, default), rank)
+    side = " ".join("_" if i in dims else n for i, n in enumerate(letters(rank)))
+    return f"{side} -> {side} | linear"
+
+
+_KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+RULES: dict[str, str | Writer] = {
+    " ".join(f"fft_{kind}{dims}" for kind in _KINDS for dims in ("", "2", "n")): transform,
+    "fft_fftshift fft_ifftshift": "...! -> ...!",
+}

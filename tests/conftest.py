@@ -1,0 +1,17 @@
+"""For all tests: what is discovered while they run stays theirs."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_discoveries() -> Iterator[None]:
+    """Also for the processes that tests start."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if "AUTOPAR_DISCOVERY_CACHE" not in os.environ:
+            patch.setenv("AUTOPAR_DISCOVERY_CACHE", str(Path(folder) / "discovered.json"))
+        yield

@@ -1,0 +1,141 @@
+"""Small models of many architectures of transformers, in float64 and without dropout, with examples of their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import nn
+
+Inputs = dict[str, torch.Tensor]
+BATCH, LENGTH, VOCABULARY = 8, 12, 64
+# What configs call the same thing; those that a config has are set.
+_SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim", "embedding_size"), 32),
+    **dict.fromkeys(("word_embed_proj_dim",), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_decoder_layers",), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("decoder_attention_heads",), 4),
+    "num_key_value_heads": 4,
+    **dict.fromkeys(("head_dim", "d_kv", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 24),
+    "n_inner": 48,
+    "vocab_size": VOCABULARY,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 32),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "top_k"), 2),
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 8),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+    "use_cache": False,
+    "image_size": 16,
+    "patch_size": 4,
+    **dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop"), 0.0),
+}
+
+
+def text(length: int = LENGTH) -> Inputs:
+    """Tokens, and labels of which many are ignored, unevenly over the batch."""
+    ids = torch.randint(3, VOCABULARY, (BATCH, length), generator=torch.Generator().manual_seed(1))
+    rows, places = torch.arange(BATCH).unsqueeze(1), torch.arange(length)
+    return {"input_ids": ids, "labels": torch.where((rows * places) % 5 < 3, ids, -100)}
+
+
+def translation() -> Inputs:
+    return {**text(), "decoder_input_ids": text()["input_ids"].flip(1)}
+
+
+def classes() -> Inputs:
+    return {"input_ids": text()["input_ids"], "labels": torch.arange(BATCH) % 2}
+
+
+def picture(size: int = 16) -> Inputs:
+    pixels = torch.randn(BATCH, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return {"pixel_values": pixels, "labels": torch.arange(BATCH) % 2}
+
+
+def built(name: str, **given: Any) -> nn.Module:
+    """The model with a small config; the config's own names of things decide what is set."""
+    architecture = getattr(hf, name)
+    fresh = architecture.config_class()
+    own = {key for key in _SMALL if getattr(fresh, key, None) is not None and key not in fresh.attribute_map}
+    derived = {key for key in own if isinstance(getattr(type(fresh), key, None), property)}
+    small = {key: value for key, value in _SMALL.items() if key in own - derived}
+    small |= {key: 0.0 for key, value in fresh.to_dict().items() if "drop" in key and isinstance(value, float)}
+    small |= given
+    torch.manual_seed(0)
+    model = architecture(architecture.config_class(**small)).double()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("batched_mm")  # the grouped kernel has no float64
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.train()
+
+
+Make = Callable[[], tuple[nn.Module, Inputs]]
+
+
+def case(name: str, inputs: Callable[[], Inputs] = text, **given: Any) -> Make:
+    return lambda: (built(name, **given), inputs())
+
+
+def large_picture() -> Inputs:
+    return picture(32)
+
+
+_SWIN: dict[str, Any] = dict(embed_dim=8, depths=[1, 1], num_heads=[2, 4], window_size=2, patch_size=2)
+_RESNET: dict[str, Any] = dict(embedding_size=8, hidden_sizes=[16, 16], depths=[1, 1], layer_type="basic")
+MODELS: dict[str, Make] = {
+    # decoders
+    "gpt2": case("GPT2LMHeadModel"),
+    "gpt_neo": case("GPTNeoForCausalLM", attention_types=[[["global", "local"], 1]], window_size=4),
+    "gpt_neox": case("GPTNeoXForCausalLM"),
+    "gptj": case("GPTJForCausalLM", rotary_dim=4),
+    "bloom": case("BloomForCausalLM"),
+    "opt": case("OPTForCausalLM"),
+    "falcon": case("FalconForCausalLM"),
+    "mpt": case("MptForCausalLM"),
+    "llama": case("LlamaForCausalLM"),
+    "qwen3": case("Qwen3ForCausalLM"),
+    "gemma2": case("Gemma2ForCausalLM", sliding_window=4),
+    "phi3": case("Phi3ForCausalLM", pad_token_id=0),
+    "cohere": case("CohereForCausalLM"),
+    "olmo2": case("Olmo2ForCausalLM"),
+    "stablelm": case("StableLmForCausalLM"),
+    # mixtures of experts
+    "mixtral": case("MixtralForCausalLM"),
+    "qwen3_moe": case("Qwen3MoeForCausalLM"),
+    "deepseek_v3": case("DeepseekV3ForCausalLM"),
+    "gpt_oss": case("GptOssForCausalLM"),
+    # encoders
+    "bert": case("BertForMaskedLM"),
+    "roberta": case("RobertaForSequenceClassification", classes),
+    "albert": case("AlbertForMaskedLM"),
+    "electra": case("ElectraForMaskedLM"),
+    "deberta_v2": case("DebertaV2ForMaskedLM"),
+    "distilbert": case("DistilBertForSequenceClassification", classes),
+    "modernbert": case("ModernBertForMaskedLM"),
+    "fnet": case("FNetForMaskedLM"),
+    # encoder-decoders
+    "t5": case("T5ForConditionalGeneration", decoder_start_token_id=1),
+    "bart": case("BartForConditionalGeneration", translation),
+    "pegasus": case("PegasusForConditionalGeneration", translation),
+    # vision
+    "vit": case("ViTForImageClassification", picture),
+    "beit": case("BeitForImageClassification", picture),
+    "deit": case("DeiTForImageClassification", picture),
+    "swin": case("SwinForImageClassification", picture, **_SWIN),
+    "convnext": case("ConvNextForImageClassification", large_picture, hidden_sizes=[8, 16, 16, 16], depths=[1] * 4),
+    "resnet": case("ResNetForImageClassification", large_picture, **_RESNET),
+    # state-space and recurrent
+    "mamba": case("MambaForCausalLM", state_size=4, time_step_rank=4),
+    "mamba2": case("Mamba2ForCausalLM", state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
+    "rwkv": case("RwkvForCausalLM", attention_hidden_size=32, context_length=32),
+}

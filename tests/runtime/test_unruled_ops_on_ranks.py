@@ -1,0 +1,34 @@
+"""Discovered rules, and experts of a mixture, give one process' numbers on real ranks: see `unruled_cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return launch("unruled_cases.py", 2)
+
+
+def value(report: dict[str, Any], case: str) -> Any:
+    assert "error" not in report[case], report[case]["traceback"]
+    return report[case]["value"]
+
+
+@pytest.mark.parametrize("split", ["rows", "features"])
+def test_an_op_whose_rule_was_discovered(split: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        found = value(rank, f"discovered-{split}")
+        assert found["error"] < 1e-12
+        assert found["factors"] != [""], "it ran whole"
+
+
+@pytest.mark.parametrize("kind", ["t", "e", "f"])
+def test_experts_split_on(kind: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        found = value(rank, f"experts-{kind}")
+        assert found["error"] < 1e-12
+        assert found["factors"] == [kind]

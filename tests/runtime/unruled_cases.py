@@ -1,0 +1,124 @@
+"""Ops that the table does not know, and experts of a mixture, planned and run on real ranks; against one process."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autopar
+from autopar.runtime.model_class import ATTRIBUTE
+from autopar.strategies import NoRuleWarning
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
+from promotion import Promotion
+
+
+class Scaled(torch.autograd.Function):
+    """Each row times a weight; the gradient is its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum(0)
+
+
+class Unruled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.weight = nn.Parameter(torch.rand(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.down(Scaled.apply(self.up(x), self.weight)) ** 2).mean()
+
+
+def error(model: nn.Module, alone: nn.Module, losses: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """The largest difference from one process, of loss and gradients."""
+    found = [(losses[0] - losses[1]).abs().detach()]
+    for (name, mine), (_, right) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
+        assert (mine.grad is None) == (right.grad is None), name
+        if right.grad is not None:
+            whole = mine.grad.full_tensor() if isinstance(mine.grad, DTensor) else mine.grad
+            found.append((whole - right.grad).abs().max())
+    return torch.stack(found).max().item()
+
+
+def discovered(constraint: str) -> dict[str, Any]:
+    torch.manual_seed(3)
+    model = Unruled().double()
+    torch.manual_seed(3)
+    alone = Unruled().double()
+    x = torch.randn(8, 16, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoRuleWarning)
+        autopar.autoparallelize(
+            model, {"x": x}, init_device_mesh("cpu", (dist.get_world_size(),)), constraints=constraint
+        )
+    losses = model(x), alone(x)
+    for loss in losses:
+        loss.backward()
+    return {"error": error(model, alone, losses), "factors": factors(model, "Scaled")}
+
+
+def factors(model: nn.Module, op: str) -> list[str]:
+    """What the plan splits the ops of that name on."""
+    (program,) = getattr(model, ATTRIBUTE).programs
+    return sorted({name for node in program.plan.nodes if node.target.endswith(op) for name in node.factors})
+
+
+def mixture(count: int) -> Any:
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=32, num_local_experts=count, num_experts_per_tok=2, use_cache=False,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config).double()
+    model.set_experts_implementation("batched_mm")  # the grouped kernel has no float64
+    return model
+
+
+SPLITS = {"rows": "ddp", "features": "activation:up = S1"}
+SUMMANDS = "activation:model.layers.*.mlp.experts = P"
+KINDS: dict[str, tuple[int, list[str]]] = {  # what the experts split on -> how many there are, constraints
+    "t": (4, ["ddp"]),
+    "e": (4, [SUMMANDS, "param:*.experts.* = S0"]),
+    "f": (3, [SUMMANDS]),  # three experts do not go on two ranks
+}
+
+
+def experts(kind: str) -> dict[str, Any]:
+    count, constraints = KINDS[kind]
+    ids = torch.randint(0, 32, (4, 8), generator=torch.Generator().manual_seed(1))
+    with Promotion():
+        model, alone = mixture(count), mixture(count)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        autopar.autoparallelize(model, {"input_ids": ids, "labels": ids}, mesh, constraints=constraints)
+        losses = tuple(m(input_ids=ids, labels=ids).loss for m in (model, alone))
+        for loss in losses:
+            loss.backward()
+    return {"error": error(model, alone, losses), "factors": factors(model, "experts")}
+
+
+def _case(run: Callable[[str], Any], kind: str) -> Callable[[], Any]:
+    return lambda: run(kind)
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"discovered-{name}": _case(discovered, constraint) for name, constraint in SPLITS.items()}
+    | {f"experts-{kind}": _case(experts, kind) for kind in KINDS}
+}

@@ -1,0 +1,83 @@
+"""Tensors that the cases of rules are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def x(*shape: int) -> Tensor:
+    """A tensor that wants its gradient."""
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def const(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def single(*shape: int) -> Tensor:
+    """In float32, for kernels that know no float64."""
+    return torch.randn(*shape, requires_grad=True)
+
+
+def positive(*shape: int) -> Tensor:
+    return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
+
+
+def ids(limit: int, *shape: int) -> Tensor:
+    return torch.randint(0, limit, shape)
+
+
+def mask(*shape: int) -> Tensor:
+    return torch.rand(*shape) > 0.4
+
+
+def labels(limit: int, *shape: int) -> Tensor:
+    """Labels of which some are ignored, unevenly over the batch."""
+    found = torch.randint(0, limit, shape)
+    found.view(-1)[:3] = -100
+    return found
+
+
+def weights(rows: int, width: int, hidden: int, *, layers: int = 1, directions: int = 1) -> list[Tensor]:
+    """Those of a recurrent layer with so many `rows`: hidden units times gates."""
+    return [
+        tensor
+        for layer in range(layers)
+        for _ in range(directions)
+        for tensor in (x(rows, width if layer == 0 else hidden * directions), x(rows, hidden), x(rows), x(rows))
+    ]
+
+
+def lstm(*, layers: int, batch_first: bool, bidirectional: bool = False) -> tuple[Any, ...]:
+    directions = 1 + bidirectional
+    states = (x(layers * directions, 6, 2), x(layers * directions, 6, 2))
+    own = weights(8, 4, 2, layers=layers, directions=directions)
+    given = x(6, 3, 4) if batch_first else x(3, 6, 4)
+    return (torch._VF.lstm, given, states, own, True, layers, 0.0, True, bidirectional, batch_first)
+
+
+def masked_self_attention() -> tuple[Any, ...]:
+    """All of `nn.MultiheadAttention` in evaluation, with a mask for each head and one for padding."""
+    same, options = (
+        (x(3, 6, 4),) * 3,
+        {"need_weights": False, "attn_mask": const(12, 3, 3), "key_padding_mask": const(6, 3)},
+    )
+    bias = (None, None, False, 0.1)
+    return (F.multi_head_attention_forward, *same, 4, 2, x(12, 4), x(12), *bias, x(4, 4), x(4), False, options)
+
+
+def name_of(case: tuple[Any, ...]) -> str:
+    """A case as text."""
+
+    def text(part: Any) -> str:
+        if isinstance(part, Tensor):
+            return "x".join(map(str, part.shape))
+        if isinstance(part, (list, tuple)):
+            return "(" + ",".join(map(text, part)) + ")"
+        return getattr(part, "__name__", str(part))
+
+    return " ".join(map(text, case))

@@ -1,0 +1,119 @@
+"""Experts of a mixture are one op: split on tokens, on experts, or within each, they do what they do whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import fx
+
+import autopar
+from autopar.cost.annotation import annotate, total_flops
+from autopar.graph import target_name
+from autopar.strategies import strategies_for
+from autopar.strategies.check import check
+from autopar.strategies.examples import example
+from autopar.tracing import trace
+
+TINY = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, vocab_size=32)
+MODELS: dict[str, Any] = {
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            **TINY, intermediate_size=32, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
+        )
+    ),
+    "gpt_oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **TINY, intermediate_size=32, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, head_dim=4
+        )
+    ),
+    "deepseek": lambda: transformers.DeepseekV3ForCausalLM(
+        transformers.DeepseekV3Config(
+            **TINY,
+            intermediate_size=32,
+            moe_intermediate_size=32,
+            num_key_value_heads=4,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=0,
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=4,
+        )
+    ),
+}
+
+
+def traced(name: str, implementation: str, dtype: torch.dtype) -> fx.Graph:
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    model.set_experts_implementation(implementation)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ids = torch.randint(0, 32, (4, 6))
+    return trace(model, {"input_ids": ids, "labels": ids}).graph
+
+
+def experts_of(graph: fx.Graph) -> fx.Node:
+    (node,) = (n for n in graph.nodes if target_name(n).endswith("experts"))
+    return node
+
+
+@pytest.mark.parametrize("mesh_shape", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("name", MODELS)
+def test_split_equals_whole(name: str, implementation: str, mesh_shape: tuple[int, ...], ranks: Any) -> None:
+    dtype = torch.float32 if implementation == "grouped_mm" else torch.float64  # which has no float64 kernel
+    node = experts_of(traced(name, implementation, dtype))
+    generator = torch.Generator().manual_seed(1)
+    _, index, *_ = shapes = [tuple(source.meta["val"].shape) for source in node.args]
+    given = [torch.randn(s, generator=generator, dtype=dtype).div(4).requires_grad_() for s in shapes]
+    given[1] = torch.rand(index[0], 4, generator=generator).topk(index[1]).indices
+    alone, tensors = example(node.target, *given)
+    assert check(alone, tensors, mesh_shape, ranks=ranks) > (2 if name == "gpt_oss" else 3)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_work_is_that_of_the_routes(implementation: str) -> None:
+    graph = traced("mixtral", implementation, torch.float32)
+    node = experts_of(graph)
+    annotate(graph)
+    routes, width, inner = 4 * 6 * 2, 16, 32
+    assert node.meta["cost"].flops_forward == 2 * routes * 3 * width * inner
+    assert node.meta["cost"].flops_backward == 2 * node.meta["cost"].flops_forward
+    assert total_flops(graph)[0] > node.meta["cost"].flops_forward
+
+
+def test_the_ways_to_split() -> None:
+    graph = traced("mixtral", "grouped_mm", torch.float32)
+    strategies = strategies_for(graph, (2,))[experts_of(graph)]
+    ways = {s.factors[0]: (tuple(map(str, s.inputs)), str(s.outputs[0])) for s in strategies}
+    del ways["t@4"]  # the other half of the tokens: by position in place of by sample
+    assert ways == {
+        "": (("R",) * 5, "R"),
+        "t": (("S0", "S0", "S0", "R+", "R+"), "S0"),
+        "e": (("R+", "R", "R+", "S0", "S0"), "P"),
+        "f": (("R+", "R", "R+", "S1@2", "S2"), "P"),
+    }
+
+
+def test_experts_lie_on_the_devices_and_the_rest_is_data_parallel() -> None:
+    """Known answer A8, with a gather of the tokens and a scatter of the sums in place of the two all-to-alls."""
+    config = transformers.MixtralConfig(num_hidden_layers=2, use_cache=False)
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(config)
+    ids = torch.empty(64, 1024, dtype=torch.long, device="meta")
+    plan = autopar.plan(
+        model, {"input_ids": ids, "labels": ids}, autopar.Cluster.preset("h100", (8,)), precision="bf16"
+    )
+    factors = {n.target.rpartition(".")[2]: n.factors[0] for n in plan.nodes if n.scope.startswith("model.layers")}
+    assert factors["experts"] == "e"
+    assert factors["linear"] == "...0"
+    assert factors["scaled_dot_product_attention"] == "b0"
+    assert {str(p.storage) for p in plan.parameters if ".experts." in p.name} == {"S0"}

@@ -1,0 +1,83 @@
+"""Adapters of low rank on a frozen base: only what is trained, and what leads to it, moves anything backward."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from autopar import Cluster
+from autopar.graph import tensor_inputs, tensor_of
+from autopar.planning import Stopwatch, prepare, request_of, trace_for
+from autopar.plans import Plan
+
+
+class LowRank(nn.Module):
+    """A frozen layer and, beside it, two small trained matrices, scaled: the sum that peft's LoRA layer makes."""
+
+    def __init__(self, base: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False)
+        self.scaling = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.base_layer(x)
+        return result + self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scaling
+
+
+def adapted() -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=512, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8,
+        vocab_size=1024, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+        model.requires_grad_(False)
+        for layer in model.model.layers:
+            for owner, name in ((layer.self_attn, "q_proj"), (layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
+                setattr(owner, name, LowRank(getattr(owner, name)))
+    return model
+
+
+def planned(preset: str) -> tuple[nn.Module, Plan]:
+    model, ids = adapted(), torch.empty(16, 256, dtype=torch.long, device="meta")
+    cluster = Cluster.preset("h100", (4,))
+    request = request_of(cluster, None, "fp32", 1, "adamw", preset, None, "global", 60)
+    traced = trace_for(model, {"input_ids": ids, "labels": ids}, None, request, Stopwatch())
+    prepared = prepare(model, traced, request, Stopwatch())
+    for node, ways in prepared.strategies.items():
+        tensors = [tensor_of(ref) for ref in tensor_inputs(node)]
+        for way in ways:
+            for tensor, layout in zip(tensors, way.inputs, strict=True):
+                assert tensor.requires_grad or layout == layout.value(), "no gradient, no partial gradient"
+    return model, prepared.solve(constraints=request.constraints)
+
+
+@pytest.mark.parametrize("preset", ["ddp", "fsdp"])
+def test_only_the_adapters_gradients_are_reduced(preset: str) -> None:
+    model, plan = planned(preset)
+    trained = {name: 4 * p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    assert len(trained) == 12
+    backward = [c for c in plan.collectives if c.phase == "backward"]
+    reduced = [c for c in backward if c.kind in ("all_reduce", "reduce_scatter")]
+    assert sum(c.bytes * c.count for c in reduced) == sum(trained.values())
+    assert not [c for c in backward if c.kind == "all_to_all"]
+    if preset == "ddp":
+        assert backward == reduced
+
+
+def test_tensor_parallel_sums_no_more_than_activations() -> None:
+    """Backward, an all-reduce of the gradient of each trained branch's input at most; none for the frozen embedding."""
+    model, plan = planned("tp")
+    moved = sum(c.bytes * c.count for c in plan.collectives if c.phase == "backward")
+    activation = 4 * math.prod((16, 256, 512))
+    # three column-parallel inputs a layer (q with k and v, gate with up, the adapters beside), and the head's
+    assert moved <= activation * (3 * 2 + 1)
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    causes = {c.cause for c in plan.collectives if c.phase == "backward"}
+    assert not causes & {f"parameter {name}" for name in frozen}
