@@ -113,7 +113,7 @@ class _Search:
             return
 
     def _dive(self, root: Outcome) -> None:
-        """A first solution where relaxations are slow: counts as the root has them, rounded up; else as high as can be."""
+        """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
         for highest in (False, True):
             counts: dict[int, tuple[float, float]] = {}
             for count, whether in self.program.early:
