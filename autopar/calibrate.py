@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autopar.cluster import Axis, Cluster, Device
+from autopar.cluster import GPU_OVERLAP, Axis, Cluster, Device
 from autopar.cost.fitting import Sample, fit_axis
 from autopar.cost.seconds import shape_efficiency
 from autopar.errors import InputError
@@ -74,6 +74,7 @@ def _device(kind: str, seconds: float) -> Device:
         bytes_per_s=bandwidth,
         efficiency=1.0,  # the rates are what was reached
         launch_seconds=launch,
+        overlap=GPU_OVERLAP if kind == "cuda" else 0.0,
     )
 
 

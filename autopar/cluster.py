@@ -20,6 +20,7 @@ class Device:
 
     `flops_per_s` maps a dtype name ("bfloat16", "float32", ...) to the peak rate of matrix products;
     `efficiency` is the part of that peak a large product reaches; `launch_seconds` is the floor of one op.
+    `overlap` is the part of compute time behind which collectives can run: 0 where they take the same processors.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Device:
     bytes_per_s: float
     efficiency: float = 0.7
     launch_seconds: float = 5e-6
+    overlap: float = 0.0
 
     def __hash__(self) -> int:  # the mapping has no hash of its own; equality still compares it
         return hash((self.name, self.kind, self.memory_bytes, self.bytes_per_s, self.efficiency, self.launch_seconds))
@@ -238,6 +240,9 @@ def _preset_of_device(kind: str) -> str:
 
 
 GIB = 1024**3
+GPU_OVERLAP = 0.85
+"""NCCL's kernels hold some 16 of a hundred-odd processors while they run: an estimate, not a measurement. Ranks on the
+cores of one host have none to spare."""
 
 # Peak rates are dense and without TF32, which torch leaves off. `efficiency` is what large bf16 products reach of them;
 # of the memory's peak, pointwise kernels reach nine tenths.
@@ -254,6 +259,7 @@ PRESETS: dict[str, tuple[Device, Node]] = {
             flops_per_s={"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12},
             bytes_per_s=0.9 * 2.039e12,
             efficiency=0.75,
+            overlap=GPU_OVERLAP,
         ),
         Node(8, 210e9, 4e-6, 8 * 22.5e9, 1e-5, launch_seconds=2e-5),
     ),
@@ -267,6 +273,7 @@ PRESETS: dict[str, tuple[Device, Node]] = {
             flops_per_s={"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12},
             bytes_per_s=0.9 * 3.35e12,
             efficiency=0.7,
+            overlap=GPU_OVERLAP,
         ),
         Node(8, 360e9, 4e-6, 8 * 45e9, 1e-5, launch_seconds=2e-5),
     ),

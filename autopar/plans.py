@@ -64,11 +64,26 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """Parameters that move together: gathered by one collective before use, their gradients reduced by one.
+
+    Each of `names` is converted to its layout in `wanted`; the collectives of all of them, forward and backward, are
+    of the same kinds over the same axes in the same order. `segment`: the recomputed segment whose nodes read them, by
+    its number in the plan (-1: none).
+    """
+
+    names: tuple[str, ...]
+    wanted: tuple[Layout, ...]
+    segment: int = -1
+
+
+@dataclass(frozen=True)
 class Collective:
     """Collectives the plan announces, per device and step.
 
     `kind`: all_reduce, all_gather, reduce_scatter, all_to_all. `bytes`: what one device hands in to one call;
-    `count`: calls per step; `phase`: forward, backward or replay; `cause`: what it serves.
+    `count`: calls per step; `phase`: forward, backward or replay; `cause`: what it serves ("bucket 3": the plan's
+    bucket of that number).
     """
 
     kind: str
@@ -94,7 +109,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one optimizer step costs on one device; `parts` are the bytes at the peak."""
+    """What one optimizer step costs on one device; `parts` are the bytes at the peak.
+
+    `comm_seconds` are those of all collectives, of which `hidden_seconds` pass behind compute.
+    """
 
     step_seconds: float
     compute_seconds: float
@@ -105,6 +123,7 @@ class Prediction:
     parts: Mapping[str, int]
     moments: tuple[Moment, ...]
     flops: int  # model FLOPs of one step, all devices together, forward and backward
+    hidden_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +199,7 @@ class Plan(Shown):
     notes: tuple[str, ...] = ()
     comparison: tuple[Alternative, ...] = ()  # of `compare`
     tradeoff: tuple[TradeoffPoint, ...] = ()  # of `compare`, smallest budget first
+    buckets: tuple[Bucket, ...] = ()  # parameters that are in none move alone
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:
@@ -213,6 +233,11 @@ class Plan(Shown):
             )
         return plan
 
+    def served(self, collective: Collective) -> tuple[str, ...]:
+        """The parameters that a collective of this plan gathers, or whose gradients it reduces."""
+        kind, _, number = collective.cause.partition(" ")
+        return self.buckets[int(number)].names if kind == "bucket" else ()
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Layout):
@@ -228,6 +253,7 @@ _NESTED = {
     "nodes": NodePlan,
     "parameters": ParameterPlan,
     "recompute": Segment,
+    "buckets": Bucket,
     "collectives": Collective,
     "moments": Moment,
     "predicted": Prediction,
@@ -236,7 +262,7 @@ _NESTED = {
     "comparison": Alternative,
     "tradeoff": TradeoffPoint,
 }
-_LAYOUTS = {"inputs", "outputs", "storage"}
+_LAYOUTS = {"inputs", "outputs", "storage", "wanted"}
 
 
 def _revive(kind: type, data: dict[str, Any]) -> Any:

@@ -116,4 +116,4 @@ def _pay_regather(model: Model, flow: Flow, prices: Prices) -> None:
     for pair, variable in flow.pairs.items():
         if pair[0][1] and pair in prices:
             seconds = problem.memory.micro_batches * prices[pair].forward
-            model.pay(variable, model.conversions(flow.tensor) * seconds)
+            model.pay_again(flow.tensor, variable, model.conversions(flow.tensor) * seconds)

@@ -19,7 +19,7 @@ from autopar.layout import Layout
 from autopar.plans import Certificate, Moment, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.solver.constraints import Restricted, Strategies, restrict
-from autopar.solver.model import Model
+from autopar.solver.model import OBJECTIVE, Model
 from autopar.solver.problem import Problem, build_problem
 from autopar.solver.program import Outcome
 from autopar.solver.rows import UNIT, Rows
@@ -27,7 +27,6 @@ from autopar.solver.search import search
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
 
-_SCALE = 1000.0  # the objective's size in the program
 _PLAIN = 1e-5  # what one departure from the plainest plan costs there
 
 
@@ -81,7 +80,9 @@ def make_plan(
     repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
     watch = _Watch()
     problem, solution = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
-    predicted, collectives = predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
+    predicted, collectives, buckets = predict(
+        memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats
+    )
     objective = predicted.step_seconds
     bound = min(solution.bound, objective)
     nodes = node_plans(graph, solution.chosen)
@@ -100,6 +101,7 @@ def make_plan(
         parameters=tuple(solution.parameters.values()),
         recompute=solution.segments,
         collectives=collectives,
+        buckets=buckets,
         predicted=predicted,
         certificate=Certificate(
             solution.status, objective, bound, (objective - bound) / objective if objective else 0.0, solver
@@ -178,8 +180,8 @@ def _replicated_bytes(memory: StepMemory) -> int:
 def run(model: Model, solver: str, time_limit: float, gap: float) -> Outcome:
     """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds."""
     program = model.program
-    scale = _reference(model)
-    program.cost = {v: s / scale * _SCALE for v, s in model.seconds.items()}
+    scale = model.reference() / OBJECTIVE
+    program.cost = {v: s / scale for v, s in model.seconds.items()}
     plainness = model.plainness()
     for variable, departures in plainness.items():
         program.pay(variable, _PLAIN * departures)
@@ -188,18 +190,15 @@ def run(model: Model, solver: str, time_limit: float, gap: float) -> Outcome:
         return outcome
     slack = _PLAIN * model.most_departures(plainness)
     seconds = sum(s * outcome.values[v] for v, s in model.seconds.items())
-    bound = max(0.0, outcome.bound - slack) * scale / _SCALE
+    overlap = model.overlap
+    if overlap is not None and overlap.hidden in model.seconds:  # at its largest, whatever the solver stopped at
+        seconds += overlap.unit * outcome.values[overlap.hidden] - overlap.seconds(outcome.values)
+    bound = max(0.0, outcome.bound - slack) * scale
     return replace(outcome, objective=seconds, bound=min(bound, seconds))
 
 
-def _reference(model: Model) -> float:
-    """Seconds of about the size of the answer: the cheapest choice of every op, or the dearest of all prices."""
-    seconds = sum(min(model.seconds.get(v, 0.0) for v in ones) for ones in model.x)
-    return seconds or max(model.seconds.values(), default=0.0) or 1.0
-
-
 def _peak(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Moment:
-    predicted, _ = predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
+    predicted, *_ = predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
     return max(predicted.moments, key=lambda m: m.total_bytes)
 
 

@@ -17,7 +17,8 @@ outside) and once more in every block that recomputes::
 
     p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all of c recompute
 
-The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; `autopar.solver.rows` adds memory.
+The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; `autopar.solver.overlap` adds what hides
+behind compute, `autopar.solver.rows` memory.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from autopar.errors import InfeasibleError
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.solver.conversions import pay_conversions
+from autopar.solver.overlap import Overlap
 from autopar.solver.prices import Price, PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.program import Program
 from autopar.solver.replays import Expression, Flow, Pair, Port, counted
+
+OBJECTIVE = 1000.0
+"""The size of the objective in the program."""
 
 
 @dataclass
@@ -47,6 +52,8 @@ class Model:
     recomputed: dict[int, int] = field(default_factory=dict)  # r of a recomputable stage
     any_recomputed: dict[int, int] = field(default_factory=dict)  # q
     seconds: Expression = field(default_factory=dict)  # the objective, in seconds
+    movable: dict[tuple[str, int], Expression] = field(default_factory=dict)  # part of it, by kind and stretch
+    overlap: Overlap | None = None
 
     def __post_init__(self) -> None:
         self._tables: dict[TensorRef, PriceTable] = {}
@@ -68,6 +75,13 @@ class Model:
             by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
         for tensors in by_source.values():
             pay_conversions(self, tensors)
+        if self.movable and self.problem.cluster.device.overlap:
+            self.overlap = Overlap(self, self.reference() / OBJECTIVE)
+
+    def reference(self) -> float:
+        """Seconds of about the size of the answer: the cheapest choice of every op, or the dearest of all prices."""
+        seconds = sum(min(self.seconds.get(v, 0.0) for v in ones) for ones in self.x)
+        return seconds or max(self.seconds.values(), default=0.0) or 1.0
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -204,12 +218,29 @@ class Model:
             tensor = tensor_of(ref)
             sizes = tensor.dtype.itemsize, reduction_dtype(memory, ref).itemsize
             key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
-            shared = self._shared_tables.setdefault(key, PriceTable(ref, self.problem.cluster, *sizes, key[2]))
+            grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
+            own = (*key, grouping.part(ref.node) if grouping else None)
+            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping)
+            shared = self._shared_tables.setdefault(own, made)
             self._tables[ref] = shared
         return self._tables[ref]
+
+    def pay_again(self, tensor: Tensor, variable: int, seconds: float) -> None:
+        """Add seconds for converting a tensor again in backward, as a regather or in a replay."""
+        self.pay(variable, seconds)
+        self._movable("again", tensor, variable, seconds)
+
+    def _movable(self, kind: str, tensor: Tensor, variable: int, seconds: float) -> None:
+        """Note what could hide behind compute: what moves parameters and their gradients."""
+        node = self.problem.ops[tensor.source].node
+        if seconds and self.problem.memory.is_parameter(node):
+            terms = self.movable.setdefault((kind, self.problem.grouping.stretch(node)), {})
+            terms[variable] = terms.get(variable, 0.0) + seconds
 
     def pay_conversion(self, tensor: Tensor, variable: int, price: Price, count: float) -> None:
         """Add `count` conversions of a tensor; gradients of parameters move once a step, all else per micro-batch."""
         many = self.problem.memory.micro_batches
         times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
         self.pay(variable, count * (many * price.forward + times * price.backward))
+        self._movable("gathers", tensor, variable, count * many * price.forward)
+        self._movable("reductions", tensor, variable, count * times * price.backward)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster
+from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.traffic import conversion_moves
 from autopar.errors import LayoutError
@@ -25,13 +25,17 @@ class Price:
 
 @dataclass
 class PriceTable:
-    """What conversions of one tensor cost, looked up once for each pair of layouts."""
+    """What conversions of one tensor cost, looked up once for each pair of layouts.
+
+    `grouping`: given for a parameter, which shares collectives with others.
+    """
 
     ref: TensorRef
     cluster: Cluster
     itemsize: int
     gradient_itemsize: int
     needs_grad: bool
+    grouping: Grouping | None = None
     known: dict[tuple[Layout, Layout], Price | None] = field(default_factory=dict)
 
     def __call__(self, source: Layout, wanted: Layout) -> Price | None:
@@ -48,9 +52,11 @@ class PriceTable:
             )
         except LayoutError:
             return None
+        calls = 1.0 if self.grouping is None else self.grouping.calls(self.ref, wanted)
         live = sum(self.cluster.axes[m.axis].size > 1 for m in forward + backward)
-        return Price(self._seconds(forward, self.itemsize), self._seconds(backward, self.gradient_itemsize), live)
 
-    def _seconds(self, moves: Iterable[Move], itemsize: int) -> float:
-        axes = self.cluster.axes
-        return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis]) for m in moves)
+        def seconds(moves: list[Move], itemsize: int) -> float:
+            axes = self.cluster.axes
+            return sum(collective_seconds(m.kind, m.elements * itemsize, axes[m.axis], calls) for m in moves)
+
+        return Price(seconds(forward, self.itemsize), seconds(backward, self.gradient_itemsize), live)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
+from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
 from autopar.cost.traffic import in_segment, replay_end
@@ -89,6 +91,11 @@ class Problem:
     tensors: tuple[Tensor, ...]
     stages: tuple[Stage, ...]
     repeats: tuple[Repeat, ...]
+
+    @cached_property
+    def grouping(self) -> Grouping:
+        """How parameters share collectives."""
+        return Grouping(self.memory, self.repeats)
 
     def ref(self, tensor: Tensor) -> TensorRef:
         """The graph's tensor (of the first block)."""

@@ -76,13 +76,13 @@ def pay_replays(
             continue
         for pair, variable in zip(wanted, replays(model, flow, [[pair] for pair in wanted]), strict=True):
             if pair[0][1] and drops:
-                model.pay(variable, -many * prices[pair].forward)
+                model.pay_again(tensor, variable, -many * prices[pair].forward)
             if op.replayed:
                 repeated.setdefault(pair, []).append(variable)
             if again:
                 fresh.setdefault(pair, []).append(variable)
     for pair, variables in repeated.items():
-        model.pay(_largest(model.program, variables), many * prices[pair].forward)
+        model.pay_again(tensor, _largest(model.program, variables), many * prices[pair].forward)
     for pair, variables in fresh.items():
         model.pay_conversion(tensor, _largest(model.program, variables), prices[pair], 1.0)
 
@@ -99,7 +99,7 @@ def _pay_by_price(
     if groups:
         counts = replays(model, flow, list(groups.values()))
         for seconds, variable in zip(groups, counts, strict=True):
-            model.pay(variable, model.problem.memory.micro_batches * seconds)
+            model.pay_again(flow.tensor, variable, model.problem.memory.micro_batches * seconds)
 
 
 def _largest(program: Program, variables: list[int]) -> int:

@@ -13,6 +13,7 @@ less: a recomputed block's inputs count beside their copies in its replay, and g
 
 from __future__ import annotations
 
+from autopar.cost.step import moving_bytes
 from autopar.cost.traffic import conversion_moves, in_segment, needs_grad, reduction_dtype
 from autopar.graph import tensor_of
 from autopar.solver.model import Model
@@ -153,16 +154,8 @@ class Rows:
             op = self.problem.ops[member]
             own = [self.memory.transient_bytes(op.node, choice.strategy) for choice in op.choices]
             terms = {v: float(size) for v, size in zip(self.model.x[member], own, strict=True) if size}
-            gathered = 0.0
-            for flow in self.flows_into.get(member, ()):
-                node = self.problem.ops[flow.tensor.source].node
-                if self.memory.is_parameter(node):
-                    extra = {p: self.memory.read_bytes(node, p[0][0], p[1]) for p in flow.pairs if p[0][1]}
-                    gathered += max(extra.values(), default=0)
-                    for pair, size in extra.items():
-                        add(terms, flow.pairs[pair], size)
             if terms:
-                sizes.append((terms, float(min(own)), max(own) + gathered))
+                sizes.append((terms, float(min(own)), float(max(own))))
         if not sizes:
             return None
         floor = max(low for _, low, _ in sizes)
@@ -192,15 +185,32 @@ class Rows:
             workspace = self._workspace(i)
             held = self._sum("held", data.held, before)
             later, own = suffix[i] if self.memory.micro_batches == 1 else (total, total)
-            block = dict(data.block)
+            block = {**data.block}
+            for variable, size in self._moving(i).items():
+                add(block, variable, size)
             for variable, size in data.inputs.items():
                 add(block, variable, size)
             self._row(f"backward of stage {i}", [always, before, own, workspace], block)
             if stage.count > 1:
                 one = {**data.gradients, **data.shared_gradients} if self.memory.micro_batches == 1 else {}
+                for variable, size in self._moving(i).items():
+                    add(one, variable, size)
                 self._row(f"backward of stage {i}, last block", [always, held, later, workspace], one)
             before = held
         self._row("optimizer step", [always, total], self.optimizer)
+
+    def _moving(self, number: int) -> Expression:
+        """Buckets of parameters under way in the backward of one block of a stage."""
+        found: Expression = {}
+        for member in self.problem.stages[number].ops:
+            for flow in self.flows_into.get(member, ()):
+                ref = self.problem.ref(flow.tensor)
+                if self.memory.is_parameter(ref.node):
+                    for (port, wanted), variable in flow.pairs.items():
+                        grouping = self.problem.grouping
+                        again = port[1]
+                        add(found, variable, moving_bytes(self.memory, grouping, ref, port[0], wanted, regather=again))
+        return found
 
     def _gradients(self, stage: int) -> Expression:
         data, count = self.stages[stage], self.problem.stages[stage].count

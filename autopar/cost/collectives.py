@@ -23,10 +23,11 @@ from autopar.errors import InputError
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
+def collective_seconds(kind: str, input_bytes: float, axis: Axis, calls: float = 1.0) -> float:
     """Seconds from start to end of one collective, when nothing else uses the axis.
 
-    `input_bytes` is what one device hands in: all_gather's shard, the whole (local) tensor otherwise.
+    `input_bytes` is what one device hands in: all_gather's shard, the whole (local) tensor otherwise. `calls`: into how
+    many collectives it is cut; less than 1 for a part of one (`autopar.cost.buckets`).
     An axis of one device moves nothing and takes no time.
 
     >>> axis = Axis("tp", 8, latency_seconds=0.0, bytes_per_s=100e9)
@@ -46,4 +47,4 @@ def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
         rate = axis.all_to_all_bytes_per_s or rate
     elif kind != "reduce_scatter":
         raise InputError(f"collective {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    return axis.launch_seconds + rounds * axis.latency_seconds + sent / rate
+    return calls * (axis.launch_seconds + rounds * axis.latency_seconds) + sent / rate

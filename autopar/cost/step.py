@@ -3,7 +3,8 @@
 Nothing here knows how the plan was found; the solver's objective and peak are checked against it.
 
 Seconds: compute of every op forward and backward, collectives, and what recomputed segments run again, one after the
-other (nothing is assumed to overlap), `micro_batches` times; then the optimizer's step, bound by memory traffic.
+other, `micro_batches` times, less what hides behind compute (`autopar.cost.overlap`); then the optimizer's step, bound
+by memory traffic.
 
 Moments: the backward of every region of the graph (a repeated block, or what lies between two), and the optimizer's
 step. In the backward of a region live: parameters and states; what this region and those before it keep; gradients of
@@ -21,13 +22,15 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Region, Repeat, regions
+from autopar.cost.buckets import Grouping
 from autopar.cost.memory import Copy, StepMemory
 from autopar.cost.naming import stretch_name
+from autopar.cost.overlap import hidden_seconds
 from autopar.cost.seconds import node_seconds
 from autopar.cost.traffic import announced, conversion_moves, in_segment, needs_grad, reduction_dtype, replay_end
 from autopar.graph import COST, TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.plans import Collective, Moment, ParameterPlan, Prediction, Segment
+from autopar.plans import Bucket, Collective, Moment, ParameterPlan, Prediction, Segment
 
 if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
@@ -42,14 +45,18 @@ def predict(
     parameters: Mapping[str, ParameterPlan],
     segments: Sequence[Segment],
     repeats: Sequence[Repeat],
-) -> tuple[Prediction, tuple[Collective, ...]]:
+) -> tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]:
     """Predict one step. `chosen` has a strategy for every node with tensors, `repeats` are the graph's blocks."""
+    grouping = Grouping(memory, repeats)
     nodes, many = list(memory.graph.nodes), memory.micro_batches
     compute = recompute = optimizer = 0.0
     flops = 0
     seconds = {node: seconds_of(node, strategy, cluster) for node, strategy in chosen.items()}
+    before, behind = [0.0] * len(grouping.stretches), [0.0] * len(grouping.stretches)
     for node, (forward, backward) in seconds.items():
         compute += many * (forward + (backward if memory.train else 0.0))
+        before[grouping.stretch(node)] += cluster.device.overlap * forward
+        behind[grouping.stretch(node)] += cluster.device.overlap * (backward if memory.train else 0.0)
         cost = node.meta.get(COST)
         flops += many * (cost.flops_forward + (cost.flops_backward if memory.train else 0)) if cost else 0
         if memory.is_parameter(node):
@@ -59,13 +66,15 @@ def predict(
         inside = nodes[segment.first : segment.last + 1]
         again = (n for n in inside[: replay_end(memory, inside)] if in_segment(n) and n in seconds)
         recompute += many * sum(seconds[node][0] for node in again)
-    collectives = announced(memory, cluster, chosen, parameters, segments)
+    moved = announced(memory, cluster, chosen, parameters, segments, grouping)
+    hidden = hidden_seconds(grouping.stretches, moved.movable, before, behind, many)
+    collectives = moved.collectives
     communication = sum(c.seconds for c in collectives if c.phase != "replay")
     recompute += sum(c.seconds for c in collectives if c.phase == "replay")
-    moments = _Moments(memory, chosen, parameters, segments, regions(len(nodes), repeats)).all()
+    moments = _Moments(memory, chosen, parameters, segments, regions(len(nodes), repeats), grouping).all()
     peak = max(moments, key=lambda m: m.total_bytes)
     prediction = Prediction(
-        step_seconds=compute + communication + recompute + optimizer,
+        step_seconds=compute + communication + recompute + optimizer - hidden,
         compute_seconds=compute,
         comm_seconds=communication,
         recompute_seconds=recompute,
@@ -74,8 +83,9 @@ def predict(
         parts=peak.parts,
         moments=moments,
         flops=flops,
+        hidden_seconds=hidden,
     )
-    return prediction, collectives
+    return prediction, collectives, moved.buckets
 
 
 class _Moments:
@@ -88,8 +98,10 @@ class _Moments:
         parameters: Mapping[str, ParameterPlan],
         segments: Sequence[Segment],
         rows: Sequence[Region],
+        grouping: Grouping,
     ) -> None:
         self.memory, self.chosen, self.parameters, self.rows = memory, chosen, parameters, rows
+        self.grouping = grouping
         self.nodes = list(memory.graph.nodes)
         self.region_of = {n: i for i, r in enumerate(rows) for n in self.nodes[r.first : r.last + 1]}
         self.recomputed = {self.region_of[self.nodes[s.first]] for s in segments}
@@ -225,15 +237,16 @@ class _Moments:
         return found
 
     def _workspace(self, i: int) -> int:
-        """The largest short-lived tensors of one op, copies of its parameters among them if they are not kept."""
+        """The largest short-lived tensors of one op, and the buckets under way."""
         memory, largest = self.memory, 0
+        wanted: set[tuple[TensorRef, Layout]] = set()
         for node in self._members(i):
-            size = memory.transient_bytes(node, self.chosen[node])
-            for ref, wanted in zip(memory.inputs[node], self.chosen[node].inputs, strict=True):
-                parameter = self.parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
-                if parameter and parameter.regather:
-                    size += memory.read_bytes(ref.node, parameter.storage, wanted)
-            largest = max(largest, size)
+            largest = max(largest, memory.transient_bytes(node, self.chosen[node]))
+            inputs = zip(memory.inputs[node], self.chosen[node].inputs, strict=True)
+            wanted.update((ref, layout) for ref, layout in inputs if memory.is_parameter(ref.node))
+        for ref, layout in wanted:
+            parameter = self.parameters[str(ref.node.target)]
+            largest += moving_bytes(memory, self.grouping, ref, parameter.storage, layout, regather=parameter.regather)
         return largest
 
     def _readers(self, node: fx.Node) -> list[fx.Node]:
@@ -245,6 +258,26 @@ def seconds_of(node: fx.Node, strategy: Strategy, cluster: Cluster) -> tuple[flo
     if not in_segment(node) or COST not in node.meta:
         return 0.0, 0.0
     return node_seconds(node, strategy, cluster.device, cluster.shape)
+
+
+def moving_bytes(
+    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, *, regather: bool
+) -> int:
+    """A parameter's part of the buckets that are under way in the backward of a region that reads it.
+
+    Gathered again: its bucket, whole, and the next one that arrives. Reduced: the gradients of its bucket, which wait
+    for the last of them. (What is then handed in takes their place; no op runs meanwhile.)
+    """
+    own = tensor_of(ref).dtype.itemsize
+    found = 0
+    if regather and memory.read_bytes(ref.node, storage, wanted):
+        found += 2 * grouping.bucket_bytes(ref, wanted, own)
+    if (
+        memory.is_trainable(ref.node)
+        and conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))[1]
+    ):
+        found += grouping.bucket_bytes(ref, wanted, own)
+    return found
 
 
 def _parts(live: Counter[str]) -> dict[str, int]:

@@ -1,26 +1,29 @@
 """The collectives that a plan announces, found by walking the graph as the runtime does.
 
 A tensor is converted to a wanted layout where that is first needed, once outside recomputed segments and once inside
-each segment that needs it. A replay runs a segment again as far as its last node that saves something. Gradients of
-parameters are reduced once a step, everything else once a micro-batch. A parameter that is gathered again pays that
-for every saved use outside segments.
+each segment that needs it. A replay runs a segment again as far as its last node that saves something. Parameters move
+by buckets; their gradients are reduced once a step, everything else moves once a micro-batch. A parameter that is
+gathered again is so once for all saved uses outside segments, and is priced for each of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.cost.buckets import Conversion, Grouped, Grouping, group
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.memory import StepMemory
+from autopar.cost.overlap import Movable
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.plans import Collective, ParameterPlan, Segment
+from autopar.plans import Bucket, Collective, ParameterPlan, Segment
 from autopar.reshard import Move, steps
 
 if TYPE_CHECKING:
@@ -72,61 +75,151 @@ def replay_end(memory: StepMemory, nodes: Sequence[fx.Node]) -> int:
     return max((i + 1 for i, node in enumerate(nodes) if in_segment(node) and memory.saves(node)), default=0)
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What a plan moves in one step: its collectives, its buckets, and by stretch what could hide behind compute."""
+
+    collectives: tuple[Collective, ...]
+    buckets: tuple[Bucket, ...]
+    movable: Movable
+
+
 def announced(
     memory: StepMemory,
     cluster: Cluster,
     chosen: Mapping[fx.Node, Strategy],
     parameters: Mapping[str, ParameterPlan],
     segments: Sequence[Segment],
-) -> tuple[Collective, ...]:
+    grouping: Grouping,
+) -> Traffic:
     """Every collective of one optimizer step, per device, equal ones counted together."""
-    nodes = list(memory.graph.nodes)
-    segment_of: dict[fx.Node, int] = {}
-    replayed: set[fx.Node] = set()
-    for number, segment in enumerate(segments):
-        inside = nodes[segment.first : segment.last + 1]
-        segment_of.update((node, number) for node in inside if in_segment(node))
-        replayed.update(node for node in inside[: replay_end(memory, inside)] if in_segment(node))
-    calls: Counter[Call] = Counter()
-    paid: set[tuple[TensorRef, Layout, int | None]] = set()
-    many = memory.micro_batches
-    for node in nodes:
-        if node not in chosen:
-            continue
-        saved_inputs = memory.saved(node)[0]
-        for i, (ref, wanted) in enumerate(zip(memory.inputs[node], chosen[node].inputs, strict=True)):
-            parameter = parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
-            source = parameter.storage if parameter else chosen[ref.node].outputs[ref.index]
+    return _Walk(memory, cluster, chosen, parameters, segments, grouping).run()
+
+
+class _Walk:
+    def __init__(
+        self,
+        memory: StepMemory,
+        cluster: Cluster,
+        chosen: Mapping[fx.Node, Strategy],
+        parameters: Mapping[str, ParameterPlan],
+        segments: Sequence[Segment],
+        grouping: Grouping,
+    ) -> None:
+        self.memory, self.cluster, self.grouping = memory, cluster, grouping
+        self.chosen, self.parameters = chosen, parameters
+        self.nodes = list(memory.graph.nodes)
+        self.segment_of: dict[fx.Node, int] = {}
+        self.replayed: set[fx.Node] = set()
+        for number, segment in enumerate(segments):
+            inside = self.nodes[segment.first : segment.last + 1]
+            self.segment_of.update((node, number) for node in inside if in_segment(node))
+            self.replayed.update(node for node in inside[: replay_end(memory, inside)] if in_segment(node))
+        self.count: Counter[Call] = Counter()
+        self.seconds: Counter[Call] = Counter()
+        self.conversions: dict[tuple[TensorRef, Layout, int | None], Conversion] = {}
+        self.paid: set[tuple[TensorRef, Layout, int | None]] = set()
+        self.movable = Movable(len(grouping.stretches))
+
+    def run(self) -> Traffic:
+        for node in self.nodes:
+            if node in self.chosen:
+                self._inputs(node)
+                self._inner(node)
+        dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}
+        buckets = group(list(self.conversions.values()), self.grouping, self.memory, dtypes)
+        for number, bucket in enumerate(buckets):
+            self._bucket(number, bucket)
+        found = tuple(
+            Collective(kind, axis, size, count, self.seconds[kind, axis, size, phase, cause], phase, cause)
+            for (kind, axis, size, phase, cause), count in self.count.items()
+            if self.cluster.axes[axis].size > 1
+        )
+        return Traffic(found, tuple(bucket.planned() for bucket in buckets), self.movable)
+
+    def _inputs(self, node: fx.Node) -> None:
+        memory = self.memory
+        saved_inputs, segment = memory.saved(node)[0], self.segment_of.get(node)
+        for i, (ref, wanted) in enumerate(zip(memory.inputs[node], self.chosen[node].inputs, strict=True)):
+            parameter = self.parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
+            source = parameter.storage if parameter else self.chosen[ref.node].outputs[ref.index]
             grad = needs_grad(memory, ref)
             source, wanted = (source, wanted) if grad else (source.value(), wanted.value())
-            forward, backward = conversion_moves(ref, source, wanted, memory.mesh_shape, needs_grad=grad)
-            size = tensor_of(ref).dtype.itemsize
-            name = "activations" if parameter is None else f"parameter {parameter.name}"
-            if parameter and parameter.regather and i in saved_inputs and node not in segment_of:
-                for move in forward:
-                    calls[move.kind, move.axis, move.elements * size, "backward", name] += many
-            if (ref, wanted, segment_of.get(node)) in paid:
+            enters = gradient_enters(memory, node, ref)
+            if parameter is None:
+                if (ref, wanted, segment) not in self.paid:
+                    self.paid.add((ref, wanted, segment))
+                    self._activation(node, ref, source, wanted, grad=grad, enters=enters)
                 continue
-            paid.add((ref, wanted, segment_of.get(node)))
-            for move in forward:
-                calls[move.kind, move.axis, move.elements * size, "forward", name] += many
-                if node in replayed:
-                    calls[move.kind, move.axis, move.elements * size, "replay", name] += many
-            size, times = (size, many) if parameter is None else (reduction_dtype(memory, ref).itemsize, 1)
-            if not gradient_enters(memory, node, ref):
-                continue
-            for move in backward:
-                calls[move.kind, move.axis, move.elements * size, "backward", name] += times
-        for inner in chosen[node].inner:
+            one = self.conversions.get((ref, wanted, segment))
+            if one is None:
+                moves = conversion_moves(ref, source, wanted, memory.mesh_shape, needs_grad=grad)
+                number = -1 if segment is None else segment
+                one = Conversion(ref, wanted, number, node, *moves, regather=parameter.regather)
+                self.conversions[ref, wanted, segment] = one
+            one.enters |= enters
+            one.replayed |= node in self.replayed
+            one.kept += i in saved_inputs and segment is None
+
+    def _activation(
+        self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool
+    ) -> None:
+        """Once a micro-batch."""
+        many, size = self.memory.micro_batches, tensor_of(ref).dtype.itemsize
+        forward, backward = conversion_moves(ref, source, wanted, self.memory.mesh_shape, needs_grad=grad)
+        for move in forward:
+            self._call(move.kind, move.axis, move.elements * size, "forward", "activations", many)
+            if node in self.replayed:
+                self._call(move.kind, move.axis, move.elements * size, "replay", "activations", many)
+        for move in backward if enters else ():
+            self._call(move.kind, move.axis, move.elements * size, "backward", "activations", many)
+
+    def _inner(self, node: fx.Node) -> None:
+        many = self.memory.micro_batches
+        for inner in self.chosen[node].inner:
             if inner.forward_bytes:
-                calls[inner.kind, inner.axis, inner.forward_bytes, "forward", "ops"] += many
-                if node in replayed:
-                    calls[inner.kind, inner.axis, inner.forward_bytes, "replay", "ops"] += many
-            if inner.backward_bytes and memory.train:
-                calls[inner.kind, inner.axis, inner.backward_bytes, "backward", "ops"] += many
-    found = []
-    for (kind, axis, size, phase, cause), count in calls.items():
-        if cluster.axes[axis].size > 1:
-            seconds = count * collective_seconds(kind, size, cluster.axes[axis])
-            found.append(Collective(kind, axis, size, count, seconds, phase, cause))
-    return tuple(found)
+                self._call(inner.kind, inner.axis, inner.forward_bytes, "forward", "ops", many)
+                if node in self.replayed:
+                    self._call(inner.kind, inner.axis, inner.forward_bytes, "replay", "ops", many)
+            if inner.backward_bytes and self.memory.train:
+                self._call(inner.kind, inner.axis, inner.backward_bytes, "backward", "ops", many)
+
+    def _call(self, kind: str, axis: int, size: int, phase: str, cause: str, count: int) -> None:
+        self.count[kind, axis, size, phase, cause] += count
+        seconds = count * collective_seconds(kind, size, self.cluster.axes[axis])
+        self.seconds[kind, axis, size, phase, cause] += seconds  # type: ignore[assignment]
+
+    def _bucket(self, number: int, bucket: Grouped) -> None:
+        """A bucket's gathers run for every micro-batch, its reductions once."""
+        many, cause, members = self.memory.micro_batches, f"bucket {number}", bucket.members
+        self._together(members, [1] * len(members), "forward", "forward", cause, many, "gathers")
+        if any(one.replayed for one in members):
+            self._together(members, [one.replayed for one in members], "forward", "replay", cause, many, "again")
+        again = bucket.again
+        self._together(again, [one.kept for one in again], "forward", "backward", cause, many, "again")
+        if members[0].enters:
+            self._together(members, [1] * len(members), "backward", "backward", cause, 1, "reductions")
+
+    def _together(
+        self,
+        members: Sequence[Conversion],
+        uses: Sequence[int],
+        way: Literal["forward", "backward"],
+        phase: str,
+        cause: str,
+        count: int,
+        kind: Literal["gathers", "again", "reductions"],
+    ) -> None:
+        """One collective for each move of the members; `uses`: how often the solver's price counts each."""
+        for moves in zip(*(getattr(one, way) for one in members), strict=True):
+            sizes = []
+            for move, one in zip(moves, members, strict=True):
+                backward = reduction_dtype(self.memory, one.ref) if way == "backward" else tensor_of(one.ref).dtype
+                sizes.append(move.elements * backward.itemsize)
+            key = moves[0].kind, moves[0].axis, sum(sizes), phase, cause
+            self.count[key] += count
+            for size, one, times in zip(sizes, members, uses, strict=True):
+                calls = self.grouping.calls(one.ref, one.wanted)
+                seconds = collective_seconds(moves[0].kind, size, self.cluster.axes[moves[0].axis], calls)
+                self.seconds[key] += count * times * seconds  # type: ignore[assignment]
+                getattr(self.movable, kind)[self.grouping.stretch(one.ref.node)] += count * times * seconds

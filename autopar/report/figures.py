@@ -11,8 +11,6 @@ from typing import Any
 from autopar.plans import Alternative, Moment, Plan, Prediction, Segment
 from autopar.report.folding import ranges
 
-PARAMETER = "parameter "  # how a collective's cause begins that serves a parameter and its gradient
-
 
 @dataclass(frozen=True)
 class CollectiveSum:
@@ -39,7 +37,7 @@ def collective_sums(plan: Plan) -> list[CollectiveSum]:
     for key, members in groups.items():
         causes = Counter[str]()
         for c in members:
-            causes["parameters" if c.cause.startswith(PARAMETER) else c.cause] += c.bytes * c.count
+            causes["parameters" if plan.served(c) else c.cause] += c.bytes * c.count
         calls = sum(c.count for c in members)
         sums.append(
             CollectiveSum(*key, calls, causes.total(), sum(c.seconds for c in members), tuple(causes.most_common()))

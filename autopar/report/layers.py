@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from autopar.layout import Layout, Placement
 from autopar.plans import NodePlan, ParameterPlan, Plan
-from autopar.report.figures import PARAMETER
 from autopar.report.folding import Line, fold
 
 MEANING = {
@@ -83,9 +82,10 @@ def _ops(node: NodePlan) -> Iterable[Ops]:
 def parameter_tree(plan: Plan) -> list[Line[Stored]]:
     moved: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for c in sorted(plan.collectives, key=lambda c: c.axis):
-        axes = moved[c.cause.removeprefix(PARAMETER)].setdefault(c.kind.replace("_", "-"), [])
-        if plan.axis_names[c.axis] not in axes:
-            axes.append(plan.axis_names[c.axis])
+        for name in plan.served(c):
+            axes = moved[name].setdefault(c.kind.replace("_", "-"), [])
+            if plan.axis_names[c.axis] not in axes:
+                axes.append(plan.axis_names[c.axis])
     rows = [(p.name.rpartition(".")[0], _stored(p, moved[p.name])) for p in plan.parameters]
     return fold(rows)
 

@@ -14,7 +14,8 @@ from autopar.graph import fingerprint
 from autopar.plans import Plan
 from autopar.runtime.agreement import agree
 from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.lowering import Rank, dtype_named
+from autopar.runtime.conversions import dtype_named
+from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.parameters import distribute_state, tied_names
 from autopar.runtime.planned import Planned
@@ -38,7 +39,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
         precision = dtype_named(plan.precision.get("parameter"))
         rank = Rank(LocalMesh.of(device_mesh), device, _stored_dtypes(model, precision))
         storage = {p.name: p.storage for p in plan.parameters}
-        planned = Planned(type(model), device_mesh, rank, storage, replan)
+        planned = Planned(type(model), device_mesh, rank, storage, replan, plan.micro_batches)
         planned.add(traced, plan)
     except Exception as found:  # every rank must learn of it before any of them waits for a collective
         error = found

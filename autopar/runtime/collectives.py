@@ -1,9 +1,9 @@
 """The mesh as one rank sees it, and the collectives over one of its axes.
 
 Collectives are the traceable operators `torch.ops._c10d_functional`, which name a process group by a string,
-so that `torch.compile` sees them and whatever holds a group's name can be copied. Each returns a new
-tensor, ready to use. None of them is differentiable by itself: `convert` and the local ops pair each with
-its conjugate.
+so that `torch.compile` sees them and whatever holds a group's name can be copied. Those that do not begin
+with `begin` return a new tensor, ready to use. None of them is differentiable by itself: `convert`, the
+buckets and the local ops pair each with its conjugate.
 """
 
 from __future__ import annotations
@@ -44,20 +44,41 @@ def all_reduce(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
 
 def all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
     """The `size` ranks' tensors (of equal shape) in rank order along a new leading dim."""
-    functional = torch.ops._c10d_functional
-    whole = functional.wait_tensor(functional.all_gather_into_tensor(tensor.contiguous(), size, group))
-    return whole.view(size, *tensor.shape)
+    return wait(begin_all_gather(tensor, size, group))
 
 
 def reduce_scatter(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
     """Of a tensor with leading dim `size`: the ranks' sum of the part that bears this rank's number."""
-    functional = torch.ops._c10d_functional
-    part = functional.wait_tensor(functional.reduce_scatter_tensor(tensor.contiguous(), "sum", size, group))
-    return part.view(tensor.shape[1:])
+    return wait(begin_reduce_scatter(tensor, size, group))
 
 
 def all_to_all(tensor: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: str) -> torch.Tensor:
     """Exchange pieces of a 1-D tensor: `sent[r]` elements go to rank r, `received[r]` come from it."""
-    functional = torch.ops._c10d_functional
-    pieces = functional.all_to_all_single(tensor.contiguous(), list(received), list(sent), group)
-    return functional.wait_tensor(pieces)
+    return wait(begin_all_to_all(tensor, sent, received, group))
+
+
+# The same in the background. What they return may be read after `wait`, and what they were given must not change until.
+
+
+def wait(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, once the collective that writes its storage has ended (on a GPU: for what is queued behind)."""
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def begin_all_reduce_(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    """The sum, in place."""
+    return torch.ops._c10d_functional.all_reduce_(tensor, "sum", group)
+
+
+def begin_all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    whole = torch.ops._c10d_functional.all_gather_into_tensor(tensor.contiguous(), size, group)
+    return whole.view(size, *tensor.shape)
+
+
+def begin_reduce_scatter(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    part = torch.ops._c10d_functional.reduce_scatter_tensor(tensor.contiguous(), "sum", size, group)
+    return part.view(tensor.shape[1:])
+
+
+def begin_all_to_all(tensor: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: str) -> torch.Tensor:
+    return torch.ops._c10d_functional.all_to_all_single(tensor.contiguous(), list(received), list(sent), group)

@@ -3,7 +3,8 @@
 Every node keeps its torch function. Between two nodes whose layouts differ stands `convert(value, recipe)`;
 it is made where the wanted layout is first needed and shared by all who want the same. A recomputed segment
 becomes a submodule under `torch.utils.checkpoint`: its inputs are the tensors from outside as they lie there,
-parameter shards included, so conversions of them are inside it and a replay gathers again.
+parameter shards included, so conversions of them are inside it and a replay gathers again. Parameters are
+converted by buckets, those of the plan and one for each that is in none.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from torch.utils.checkpoint import checkpoint
 from autopar.errors import PlanMismatchError
 from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_of
 from autopar.layout import Layout
-from autopar.plans import NodePlan, Plan
+from autopar.plans import Plan
 from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.convert import convert, recipe
+from autopar.runtime.conversions import Conversions
 from autopar.runtime.emission import Modes, constant, emit
 from autopar.runtime.refusion import find_fusions
-from autopar.runtime.regather import Regather
 from autopar.runtime.scopes import Scope, readers, written_buffers
+from autopar.runtime.transit import Route
 
 
 @dataclass(frozen=True)
 class Lowered:
     """A graph for local tensors, and what to call it with.
 
-    `module(*values of placeholders, *local tensors of `state`, [random key])` returns the flat outputs as
-    local tensors and constants; `outputs` are their layouts and global shapes, None for what is no tensor.
+    `module(*values of placeholders, *local tensors of `state`, transit, [random key])` returns the flat outputs
+    as local tensors and constants; `outputs` are their layouts and global shapes, None for what is no tensor.
     """
 
     module: fx.GraphModule
     state: tuple[str, ...]
     takes_key: bool
     outputs: tuple[tuple[Layout, tuple[int, ...]] | None, ...]
-    regather: Regather | None
+    route: Route
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def lower(graph: fx.Graph, plan: Plan, rank: Rank) -> Lowered:
 class _Lowering:
     def __init__(self, graph: fx.Graph, plan: Plan, rank: Rank) -> None:
         self.nodes = list(graph.nodes)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
         self.rank = rank
-        self.plans = _plans_by_node(self.nodes, plan)
-        self.parameters = {p.name: p for p in plan.parameters}
-        self.reduction_dtype = dtype_named(plan.precision.get("reduction"))
+        self.conversions = Conversions(self.nodes, plan, rank.mesh, rank.stored)
+        self.plans = self.conversions.plans
         self.written = {ref for node in self.nodes for ref in written_buffers(node)}
         self.casts_inputs = plan.precision.get("compute") is not None
         self.segment_of = _segments_by_node(self.nodes, plan)
@@ -75,8 +76,8 @@ class _Lowering:
         self.fused = find_fusions(self.nodes, self.plans, self.segment_of, beyond_replay)
         self.absorbed = {fused.product for fused in self.fused.values()}
         self.modes = Modes(self.nodes)
-        self.regather = Regather()
         self.outer = Scope(fx.Graph())
+        self.replayed = [segment.replayed for segment in plan.recompute]
         self.state: list[str] = []
         self.outputs: list[tuple[Layout, tuple[int, ...]] | None] = []
 
@@ -93,7 +94,7 @@ class _Lowering:
             tuple(self.state),
             self.outer.has_random_key,
             tuple(self.outputs),
-            self.regather if self.regather.used else None,
+            Route.of(self.conversions.stops),
         )
 
     def _inputs(self) -> None:
@@ -113,11 +114,14 @@ class _Lowering:
                 assert isinstance(node.target, str)
                 self.outer.values[TensorRef(node, 0)] = self.outer.placeholder("state_" + node.target.replace(".", "_"))
                 self.state.append(node.target)
+        self.conversions.places.update((name, place) for place, name in enumerate(self.state))
+        self.outer.transit()
 
     # -- one node, and the values it wants ---------------------------------------------------------
 
     def _place(self, node: fx.Node, scope: Scope) -> None:
         """One node of the trace, after the conversions that it needs."""
+        self.at = self.position[node]
         if node.op == "output":
             self._output(node)
             return
@@ -125,7 +129,7 @@ class _Lowering:
             return
         if not output_tensors(node):
             return  # integers are constants of the plan's shapes
-        plan, fused = self._plan(node), self.fused.get(node)
+        plan, fused = self.conversions.plan_of(node), self.fused.get(node)
         arguments, inputs = (fused.arguments, fused.inputs) if fused else ((node.args, node.kwargs), plan.inputs)
         args, kwargs = self._arguments(arguments, inputs, scope)
         autocast = self.modes.enter(node, scope.graph)
@@ -144,57 +148,20 @@ class _Lowering:
             whole, refs = source.meta.get(VAL), resolve(source)
             if len(refs) > len(wanted):
                 raise PlanMismatchError(f"the plan has too few layouts for what reads '{source.name}': plan again")
-            values = iter([self._value(ref, wanted.pop(0), scope) for ref in refs])
+            values = iter([self.conversions.value(ref, wanted.pop(0), scope, self.at) for ref in refs])
             if isinstance(whole, torch.Tensor):
                 return next(values)
             return pytree.tree_map(lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, whole)
 
         return constant(fx.node.map_arg(arguments, one), self.rank.device)
 
-    def _value(self, ref: TensorRef, layout: Layout, scope: Scope) -> fx.Node:
-        """Tensor `ref` as `layout`, converted at its first use in this scope."""
-        data = tensor_of(ref)
-        layout = layout if data.requires_grad else layout.value()
-        if (ref, layout) not in scope.converted:
-            local = scope.value(ref)
-            name = str(ref.node.target) if ref.node.op == "get_attr" else None
-            steps = recipe(
-                self._layout(ref),
-                layout,
-                tuple(data.shape),
-                self.rank.mesh,
-                needs_grad=data.requires_grad,
-                dtype=data.dtype if name and self.rank.stored.get(name, data.dtype) != data.dtype else None,
-                reduction_dtype=self.reduction_dtype if name else None,
-            )
-            if not steps.is_identity:
-                shard, constant_recipe = local, scope.attribute("recipe", steps)
-                local = scope.graph.call_function(convert, (shard, constant_recipe))
-                if name in self.parameters and self.parameters[name].regather and scope is self.outer:
-                    self.regather.used = True
-                    local = scope.graph.call_function(self.regather, (local, shard, constant_recipe))
-            scope.converted[ref, layout] = local
-        return scope.converted[ref, layout]
-
-    def _layout(self, ref: TensorRef) -> Layout:
-        """The layout in which `ref` is produced, or stored."""
-        if ref.node.op == "get_attr":
-            parameter = self.parameters.get(str(ref.node.target))
-            return parameter.storage if parameter else Layout.replicated(len(self.rank.mesh.shape))
-        layout = self._plan(ref.node).outputs[ref.index]
-        return layout if tensor_of(ref).requires_grad else layout.value()
-
-    def _plan(self, node: fx.Node) -> NodePlan:
-        if node not in self.plans:
-            raise PlanMismatchError(f"the plan says nothing about node '{node.name}' of the graph: plan again")
-        return self.plans[node]
-
     # -- segments and outputs ----------------------------------------------------------------------
 
-    def _segment(self, name: str, members: list[fx.Node]) -> None:
+    def _segment(self, number: int, members: list[fx.Node]) -> None:
         """Nodes that are recomputed in backward: a submodule, called under `checkpoint`."""
         updated = {ref for node in members for ref in written_buffers(node)}
         inside = Scope(fx.Graph(), parent=self.outer, copied=self.written, updated=updated)
+        inside.segment, inside.replayed = number, self.replayed[number]
         for node in members:
             self._place(node, inside)
         own = {node for node in members if node.op not in ("placeholder", "get_attr")}
@@ -203,7 +170,7 @@ class _Lowering:
         inside.graph.output((*(inside.values[ref] for ref in results), *written))
         call = self.outer.graph.call_function(
             checkpoint,
-            (self.outer.attribute(name, inside.module()), *inside.outer_inputs),
+            (self.outer.attribute("segment", inside.module()), *inside.outer_inputs),
             {"use_reentrant": False, "preserve_rng_state": False},
         )
         outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(results) + len(written))]
@@ -225,31 +192,9 @@ class _Lowering:
         self.outer.graph.output(self._arguments(tuple(leaves), inputs, self.outer))
 
 
-def dtype_named(name: str | None) -> torch.dtype | None:
-    """
-    >>> dtype_named("torch.float32"), dtype_named("bfloat16"), dtype_named(None)
-    (torch.float32, torch.bfloat16, None)
-    """
-    if name is None:
-        return None
-    dtype = getattr(torch, name.removeprefix("torch."))
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _plans_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, NodePlan]:
-    if any(p.position >= len(nodes) for p in plan.nodes):
-        raise PlanMismatchError(f"the plan names a node past the {len(nodes)} of this graph: plan again")
-    return {nodes[p.position]: p for p in plan.nodes}
-
-
-def _segments_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, str]:
+def _segments_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, int]:
     """The recomputed segment of each node that is in one; what a segment reads first of all stays outside."""
-    return {
-        node: f"segment_{i}"
-        for i, segment in enumerate(plan.recompute)
-        for node in nodes[segment.first : segment.last + 1]
-    }
+    return {node: i for i, segment in enumerate(plan.recompute) for node in nodes[segment.first : segment.last + 1]}
 
 
 def _paths(node: fx.Node) -> list[tuple[TensorRef, pytree.KeyPath]]:

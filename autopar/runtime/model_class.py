@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,15 +36,26 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     }
     if not hasattr(user_class, "no_sync"):
         members["no_sync"] = no_sync
+    members["zero_grad"] = _zero_grad(user_class)
     made: type[nn.Module] = type(user_class)(user_class.__name__, (user_class,), members)  # type: ignore[misc]
     return made
 
 
 @contextmanager
 def no_sync(self: nn.Module) -> Iterator[None]:
-    """For loops that accumulate gradients. Gradients are complete after every backward, inside as well:
-    each micro-batch moves its own, so what is accumulated is right, and movement is not saved yet."""
-    yield
+    """For loops that accumulate gradients: those of calls made inside are kept as they are and move together with those
+    of the first backward outside. Once it was used, the plan's `micro_batches` no longer counts."""
+    with getattr(self, ATTRIBUTE).accumulation.no_sync():
+        yield
+
+
+def _zero_grad(user_class: type[nn.Module]) -> Callable[..., None]:
+    @functools.wraps(user_class.zero_grad)
+    def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        getattr(self, ATTRIBUTE).accumulation.forget()
+        user_class.zero_grad(self, *args, **kwargs)
+
+    return zero_grad
 
 
 def _with_keywords(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:

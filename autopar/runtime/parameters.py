@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 
 from autopar.errors import InputError
 from autopar.layout import Layout
+from autopar.runtime.transit import Transit
 
 
 def placements(layout: Layout) -> tuple[DTensorPlacement, ...]:
@@ -66,26 +67,32 @@ class _Local(torch.autograd.Function):
     """The local part of a parameter; its gradient is a DTensor that lies as the parameter does.
 
     As `DTensor.to_local`, without working out the gradient's layout anew for each parameter in each step: hence
-    the private `_spec`.
+    the private `_spec`. What ops give directly and what the transit brings reduced are added up.
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: DTensor) -> torch.Tensor:
-        ctx.spec = tensor._spec
+    def forward(ctx: Any, tensor: DTensor, transit: Transit, place: int, name: str) -> torch.Tensor:
+        ctx.spec, ctx.transit, ctx.place, ctx.name = tensor._spec, transit, place, name
+        ctx.set_materialize_grads(False)
         return tensor._local_tensor.view_as(tensor._local_tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> DTensor:
-        return DTensor(gradient, ctx.spec, requires_grad=False)
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
+        for arrived in ctx.transit.arrived(ctx.place, ctx.name):
+            gradient = arrived if gradient is None else gradient + arrived
+        if gradient is None:
+            return None, None, None, None
+        gradient = gradient.to(ctx.spec.tensor_meta.dtype)
+        return DTensor(gradient, ctx.spec, requires_grad=False), None, None, None
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter or buffer."""
+def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: str) -> torch.Tensor:
+    """This rank's part of a parameter or buffer; `transit` brings its gradients (None in compiled graphs)."""
     if not isinstance(tensor, DTensor):
         return tensor
-    if torch.compiler.is_compiling() or not (tensor.requires_grad and torch.is_grad_enabled()):
+    if transit is None or not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor.to_local()
-    return _Local.apply(tensor)
+    return _Local.apply(tensor, transit, place, name)
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

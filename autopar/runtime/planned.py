@@ -21,12 +21,14 @@ from autopar.errors import AutoparError, InputError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
+from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.traces import Replan, Traced
+from autopar.runtime.transit import Transit
 
 MAX_GRAPHS = 16
 """How many graphs of one model are kept; the one that was not used for longest goes first."""
@@ -56,8 +58,9 @@ class Planned:
         rank: Rank,
         storage: Mapping[str, Layout],
         replan: Replan,
+        micro_batches: int,
     ) -> None:
-        self.user_class = user_class
+        self.user_class, self.micro_batches = user_class, micro_batches
         self.device_mesh, self.rank, self.storage, self.replan = device_mesh, rank, storage, replan
         self.random: RandomState | None = None
         self.programs: list[Program] = []
@@ -72,6 +75,7 @@ class Planned:
         return copied
 
     def _forget_model(self) -> None:
+        self.accumulation = Accumulation(self.micro_batches)
         self._modules: tuple[nn.Module, ...] = ()
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
@@ -93,12 +97,21 @@ class Planned:
         lowered = program.lowered
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(program, inputs)
-        state = [local_of(holder[name]) for holder, name in self._state_of(model, program)]
+        held = [holder[name] for holder, name in self._state_of(model, program)]
+        transit = self._transit(lowered, held)
+        state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        hooked = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # hooks do not compile
-        with lowered.regather.watching() if lowered.regather and hooked else nullcontext():
-            outputs = lowered.module(*inputs, *state, *random)
+        watched = transit is not None and lowered.route.again and torch.is_grad_enabled()
+        with transit.watching() if transit is not None and watched else nullcontext():
+            outputs = lowered.module(*inputs, *state, transit, *random)
         return program.traced.rebuild([self._whole(*pair) for pair in zip(outputs, lowered.outputs, strict=True)])
+
+    def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
+        """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""
+        if torch.compiler.is_compiling():
+            return None
+        shards = [(t._local_tensor if isinstance(t, DTensor) else t).detach() for t in state]
+        return Transit(lowered.route, shards, state, self.accumulation)
 
     def add(self, traced: Traced, plan: Plan) -> Program:
         """Make a graph with its plan ready to run."""

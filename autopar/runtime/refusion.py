@@ -58,7 +58,7 @@ _BIAS_FIRST: dict[Any, Callable[..., Any]] = {torch.mm: torch.addmm, torch.bmm: 
 def find_fusions(
     nodes: Sequence[fx.Node],
     plans: Mapping[fx.Node, NodePlan],
-    segment_of: Mapping[fx.Node, str],
+    segment_of: Mapping[fx.Node, int],
     beyond_replay: AbstractSet[fx.Node] = frozenset(),
 ) -> dict[fx.Node, Fused]:
     """The additions that can be fused with their product again.

@@ -21,8 +21,12 @@ class Scope:
     `values` holds tensors as they are produced or stored, `converted` the same in other layouts. A tensor
     that a segment needs from outside becomes an input of the segment, in the layout it has outside. `copied`
     are buffers that the graph writes: a segment is given a copy, so that its replay finds what it found. Those
-    that it writes itself, `updated`, it copies once more and hands out: see `updates`.
+    that it writes itself, `updated`, it copies once more and hands out: see `updates`. `segment` is the segment's
+    number in the plan and `replayed` the position of the last node that its replay runs; -1 outside.
     """
+
+    segment = -1
+    replayed = -1
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Scope:
         self._attributes: dict[str, Any] = {}
         self._attribute_nodes: dict[tuple[str, Any], fx.Node] = {}
         self._key: fx.Node | None = None
+        self._transit: fx.Node | None = None
         self._copied, self._updated = copied, updated
         self.updates: list[tuple[fx.Node, fx.Node]] = []  # buffer outside, its new value inside
         self._last_placeholder: fx.Node | None = None
@@ -71,6 +76,12 @@ class Scope:
         if self._key is None:
             self._key = self._input(self.parent.random_key()) if self.parent else self.placeholder("random_key")
         return self._key
+
+    def transit(self) -> fx.Node:
+        """What moves parameters and gradients of this call: `autopar.runtime.transit`."""
+        if self._transit is None:
+            self._transit = self._input(self.parent.transit()) if self.parent else self.placeholder("transit")
+        return self._transit
 
     @property
     def has_random_key(self) -> bool:

@@ -41,9 +41,8 @@ class Job:
 
 def gathers_parameters(plan: Plan) -> bool:
     """Whether a trainable parameter is stored sharded and gathered before its use."""
-    readers = {
-        c.cause.removeprefix("parameter ") for c in plan.collectives if c.kind == "all_gather" and c.phase == "forward"
-    }
+    gathered = {c.cause for c in plan.collectives if c.kind == "all_gather" and c.phase == "forward"}
+    readers = {n for i, bucket in enumerate(plan.buckets) if f"bucket {i}" in gathered for n in bucket.names}
     return any(p.trainable and not p.storage.is_replicated and p.name in readers for p in plan.parameters)
 
 

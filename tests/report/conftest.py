@@ -6,6 +6,7 @@ import pytest
 
 from autopar.layout import Layout
 from autopar.plans import (
+    Bucket,
     Certificate,
     Collective,
     Moment,
@@ -74,7 +75,7 @@ def plan() -> Plan:
         collectives=(
             Collective("all_reduce", 1, 2**20, 4, 0.008, "forward", "activations"),
             *(
-                Collective("all_gather", 0, 2**12, 2, 0.001, phase, f"parameter transformer.h.{i}.mlp.c_fc.weight")
+                Collective("all_gather", 0, 2**12, 2, 0.001, phase, f"bucket {i}")
                 for i in range(BLOCKS)
                 for phase in ("forward", "backward")
             ),
@@ -93,5 +94,6 @@ def plan() -> Plan:
         certificate=Certificate("optimal", 0.25, 0.25, 0.0, "HiGHS"),
         size=PlanSize(2096, 41, 305, 5500),
         planning_seconds={"trace": 0.3, "solve": 0.5},
+        buckets=tuple(Bucket((f"transformer.h.{i}.mlp.c_fc.weight",), (Layout.parse("R+,S0"),)) for i in range(BLOCKS)),
         notes=("torch.foo has no rule: replicated [at model.py:3]",),
     )

@@ -15,7 +15,7 @@ from torch.nn import functional
 from autopar.errors import InputError
 from autopar.graph import BIAS_OF, VAL, fingerprint, output_tensors, target_name, tensor_inputs, tensor_of
 from autopar.layout import Layout
-from autopar.plans import Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
+from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.reshard import steps
 
 
@@ -145,6 +145,8 @@ def plan(
     precision: Mapping[str, str | None] | None = None,
     output: str = "R",
     inputs: str = "global",
+    micro_batches: int = 1,
+    buckets: Sequence[Bucket] = (),
 ) -> Plan:
     """One style an axis. `recompute`: segments by the names of their first and last nodes; `output`: on each axis."""
     nodes = list(traced.graph.nodes)
@@ -185,7 +187,7 @@ def plan(
         cluster={},
         fingerprints={"graph": fingerprint(traced.graph), "model": "", "mesh": ""},
         precision=precision or {},
-        micro_batches=1,
+        micro_batches=micro_batches,
         optimizer="adamw",
         inputs=inputs,
         memory_budget_bytes=None,
@@ -198,6 +200,7 @@ def plan(
         certificate=Certificate("by hand", 0, 0, 0, ""),
         size=PlanSize(len(nodes), 0, 0, 0),
         planning_seconds={},
+        buckets=tuple(buckets),
     )
 
 

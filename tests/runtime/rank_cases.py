@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -12,95 +11,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import moving_cases
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from hand_made import HandTraced, Net, announced, batch, plan, trace
+from applying import SEGMENT, applied, equals_one_process, error_of, mesh_of, no_replan, reference, train
+from hand_made import Net, batch, plan, trace
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.errors import InfeasibleError
 from autopar.layout import Layout
-from autopar.plans import Plan
 from autopar.runtime import apply
 from autopar.runtime.agreement import agree, from_rank_zero
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
-from counting import CollectiveCounter
 
-STEPS = 3
-
-
-@functools.lru_cache
-def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
-    return init_device_mesh("cpu", shape)
-
-
-def no_replan(*_: Any) -> Any:
-    raise AssertionError("this case has one kind of call")
-
-
-def applied(shape: tuple[int, ...], styles: tuple[str, ...], **options: Any) -> tuple[nn.Module, HandTraced, Plan]:
-    torch.manual_seed(dist.get_rank())  # ranks start with different weights: rank 0's count
-    model = Net().double()
-    traced = trace(model, batch(0))
-    made = plan(traced, shape, styles, **options)
-    return apply(model, traced, made, mesh_of(shape), replan=no_replan), traced, made
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None = None) -> list[float]:
-    losses = []
-    for step in range(STEPS):
-        loss = model(**batch(step))
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def reference() -> nn.Module:
-    torch.manual_seed(0)
-    return Net().double()
-
-
-def whole(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
-
-
-def error_of(model: nn.Module, alone: nn.Module) -> float:
-    want = alone.state_dict()
-    state = whole(model)
-    assert list(state) == list(want)
-    return max((state[k] - want[k]).abs().max().item() for k in want)
-
-
-def equals_one_process(shape: tuple[int, ...], styles: tuple[str, ...], **options: Any) -> dict[str, Any]:
-    """Losses and parameters after several steps against one process; the collectives of one step."""
-    alone = reference()
-    losses_alone = train(alone, torch.optim.AdamW(alone.parameters(), lr=1e-2), clip=0.5)
-    model, traced, made = applied(shape, styles, **options)
-    losses = train(model, torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True), clip=0.5)
-    with CollectiveCounter(mesh_of(shape)) as counter:
-        model(**batch(0)).backward()
-    placements = {n: (p.grad.placements == p.placements) for n, p in model.named_parameters()}  # type: ignore[union-attr]
-    return {
-        "loss_error": max(abs(a - b) for a, b in zip(losses, losses_alone, strict=True)),
-        "parameter_error": error_of(model, alone),
-        "counted": counter.table(),
-        "announced": announced(traced, made),
-        "gradients_lie_as_parameters": all(placements.values()),
-    }
-
-
-SEGMENT = (("linear_1", "tanh_1"),)
 KINDS: dict[str, dict[str, Any]] = {"": {}, "+recompute": {"recompute": SEGMENT}, "+regather": {"regather": True}}
 
 
@@ -127,18 +56,6 @@ def fused_optimizer() -> float:
     train(alone, torch.optim.AdamW(alone.parameters(), lr=1e-2))
     model, *_ = applied((2,), ("fsdp",))
     train(model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True))
-    return error_of(model, alone)
-
-
-def accumulation() -> float:
-    """Two backwards before a step, one of them inside `no_sync`."""
-    alone, (model, *_) = reference(), applied((2,), ("dp",))
-    for trained in (alone, model):
-        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
-        with trained.no_sync() if trained is model else contextlib.nullcontext():
-            trained(**batch(0)).backward()
-        trained(**batch(1)).backward()
-        optimizer.step()
     return error_of(model, alone)
 
 
@@ -387,7 +304,7 @@ def on_square() -> dict[str, Callable[[], Any]]:
 ALONE = (
     model_stays_the_users,
     fused_optimizer,
-    accumulation,
+    *moving_cases.CASES,
     other_calls,
     local_inputs,
     sharded_output,

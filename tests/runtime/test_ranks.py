@@ -56,9 +56,46 @@ def test_the_model_stays_the_users_object(two: list[dict[str, Any]]) -> None:
     assert found["buffer"] == [2.0] * 4
 
 
-def test_fused_optimizer_and_accumulation(two: list[dict[str, Any]]) -> None:
+def test_fused_optimizer(two: list[dict[str, Any]]) -> None:
     assert value(two, "fused_optimizer") < EXACT
-    assert value(two, "accumulation") < EXACT
+
+
+def test_buckets_move_together(two: list[dict[str, Any]]) -> None:
+    for name, found in value(two, "in_buckets").items():
+        check = dict(found)
+        alone, together = check.pop("counted_alone"), check.pop("counted")
+        assert found["loss_error"] < EXACT and found["parameter_error"] < EXACT, name
+        assert found["gradients_lie_as_parameters"]
+        assert together.keys() == alone.keys()
+        assert {kind: volume for kind, (_, volume) in together.items()} == {k: v for k, (_, v) in alone.items()}
+        assert sum(calls for calls, _ in together.values()) < sum(calls for calls, _ in alone.values())
+
+
+def test_gradients_move_once_a_step(two: list[dict[str, Any]]) -> None:
+    found = value(two, "accumulation")
+    assert found["error"] < EXACT
+    for key, moved in found["moved"].items():
+        assert moved == (2 if key.endswith("2") else 0), f"two buckets, in the last backward of a step: {key}"
+    assert value(two, "accumulation_over_shapes") < EXACT
+
+
+def test_an_optimizer_does_not_step_past_gradients_that_wait(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        found = rank["steps_too_early"]["value"]
+        assert list(found) == ["early"] and "1 of the plan's 2 backward passes" in found["early"]
+
+
+def test_unusual_backwards(two: list[dict[str, Any]]) -> None:
+    for name, error in value(two, "unusual_backwards").items():
+        assert error < EXACT, name
+
+
+def test_compiled_with_graph_breaks(two: list[dict[str, Any]]) -> None:
+    assert all(error < EXACT for error in value(two, "compiled").values())
+
+
+def test_second_derivatives_are_refused(two: list[dict[str, Any]]) -> None:
+    assert "cannot be differentiated again" in value(two, "differentiated_twice")
 
 
 def test_other_calls_are_planned_once_each(two: list[dict[str, Any]]) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import fx, nn
 from torch.nn import functional
 from toys import Stack, Toy, cluster, on_meta, toy
 
+from autopar import Cluster, InfeasibleError, Plan, plan
+from autopar.cost.buckets import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import target_name
 from autopar.solver.constraints import Restricted
@@ -81,11 +87,64 @@ def test_a2_megatron() -> None:
     assert budget < 4 * weight, "a whole weight with its states does not fit"
     solution = problem.solve(budget)
     assert _weights(problem, solution) == ["S0", "S1"]
-    calls = announced(problem.memory, problem.cluster, solution.chosen, solution.parameters, solution.segments)
-    moved = [c for c in calls if c.bytes > 64]
+    grouping = Grouping(problem.memory, problem.repeats)
+    given = problem.memory, problem.cluster, solution.chosen, solution.parameters, solution.segments, grouping
+    moved = [c for c in announced(*given).collectives if c.bytes > 64]
     assert max(c.bytes for c in moved) <= tokens * WIDTH * 4, "the 4h activation moves"
     all_reduce = 2 * (RANKS - 1) / RANKS * tokens * WIDTH * 4 / 1e9  # or a reduce-scatter and an all-gather
     assert sum(c.seconds for c in moved) == pytest.approx(2 * all_reduce)
+
+
+def test_a5_gpt2_on_eight_large_devices_is_plain_data_parallel() -> None:
+    """As the answer is stated: memory traffic, so also the optimizer, costs nothing, and nothing overlaps."""
+    preset = Cluster.preset("h100-80", (8,))
+    device = replace(preset.device, bytes_per_s=float("inf"), overlap=0.0)
+    made = _gpt2(replace(preset, device=device))
+    assert {str(p.storage) for p in made.parameters} == {"R"} and not made.recompute
+    assert _products(made) == {"S0"}, "every product works on its part of the batch"
+    [sums] = {c.kind for c in made.collectives if c.cause.startswith("bucket")}
+    assert sums == "all_reduce"
+    parameters = sum(math.prod(p.shape) for p in made.parameters)
+    summed = sum(c.bytes * c.count for c in made.collectives if c.phase == "backward")
+    assert summed == pytest.approx(2 * parameters, rel=1e-3)  # that of the positions as an activation's
+
+
+def test_a5_fast_links_do_not_turn_it_away() -> None:
+    """With everything counted the batch is still split; storage is sharded too, for the optimizer's traffic."""
+    made = _gpt2(Cluster.preset("h100-80", (8,)))
+    assert _products(made) == {"S0"}
+    assert 0 < made.predicted.hidden_seconds <= made.predicted.comm_seconds
+
+
+def test_a5_less_memory_never_is_faster() -> None:
+    """From a budget that binds nothing down to the smallest: data parallel, sharded states, recompute."""
+    preset = Cluster.preset("h100-80", (8,))
+    with pytest.raises(InfeasibleError) as refused:
+        _gpt2(preset, budget=1)
+    least, most = refused.value.smallest_budget_bytes, _gpt2(preset).predicted.peak_bytes
+    assert least is not None
+    seconds = []
+    for part in (1.0, 0.5, 0.2, 0.0):
+        budget = int(least + part * (most - least)) + 1
+        made = _gpt2(preset, budget=budget)
+        assert made.predicted.peak_bytes <= budget
+        seconds.append(made.predicted.step_seconds)
+    assert made.recompute
+    assert all(less >= more * (1 - 2e-3) for more, less in itertools.pairwise(seconds))
+
+
+def _gpt2(on: Cluster, budget: int | None = None) -> Plan:
+    """GPT-2 124M, 64 sequences of 1024, in bf16."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(GPT2Config())
+    ids = torch.empty(64, 1024, dtype=torch.long, device="meta")
+    return plan(model, {"input_ids": ids, "labels": ids}, on, precision="bf16", memory_budget=budget)
+
+
+def _products(made: Plan) -> set[str]:
+    return {str(n.outputs[0]) for n in made.nodes if n.target.endswith(("linear", "mm", "attention")) and n.outputs}
 
 
 def test_a12_trivial_meshes_and_axes_that_divide_nothing() -> None:

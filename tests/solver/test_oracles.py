@@ -9,6 +9,10 @@ import pytest
 import torch
 from toys import Beside, Random, Stack, Toy, cluster, on_meta, toy
 
+from autopar.cost import buckets
+from autopar.solver.make import run
+from autopar.solver.model import Model
+
 MESHES = [(2,), (2, 2)]
 
 
@@ -44,6 +48,26 @@ def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[
     solution = problem.solve()
     assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
     assert solution.seconds == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_optimum_where_communication_hides(seed: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of some elements, so that reductions begin before the end of backward."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    problem = _random(seed, (2,), micro_batches)
+    problem.cluster = replace(problem.cluster, device=replace(problem.cluster.device, overlap=0.7))
+    plans = list(problem.every_plan())
+    assert any(p.hidden_seconds for p in plans)
+    for p in plans:
+        assert 0 <= p.hidden_seconds <= p.comm_seconds * (1 + 1e-9) and p.hidden_seconds <= 0.7 * p.compute_seconds
+    model = Model(problem.problem())
+    outcome = run(model, "highs", 60.0, 1e-9)
+    assert outcome.objective == pytest.approx(min(p.step_seconds for p in plans), rel=1e-6)
+    overlap = model.overlap
+    assert overlap is not None
+    saved = overlap.unit * outcome.values[overlap.hidden]
+    assert saved == pytest.approx(overlap.seconds(outcome.values), abs=1e-6 * outcome.objective)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -42,6 +42,7 @@ def cluster(*sizes: int, seed: int | None = None, compute: bool = True, kind: st
         bytes_per_s=rate * 1e9 if compute else fast,
         efficiency=1.0,
         launch_seconds=1e-7 if compute else 0.0,
+        overlap=draw.choice((0.0, 0.5, 1.0)) if draw else 0.0,
     )
     axes = [
         Axis(f"axis{i}", n, draw.uniform(0, 1e-7) if draw else 0.0, (draw.uniform(0.1, 10.0) if draw else 1.0) * 1e9)

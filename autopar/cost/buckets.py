@@ -1,0 +1,177 @@
+"""Buckets: which parameters' collectives run as one, and what part of a bucket each parameter accounts for.
+
+A bucket lies within one region of the graph (a repeated block, or what lies between), or, where blocks are smaller than
+`LEAST_BYTES` and not recomputed, within several neighbouring blocks of a repeat. Its members are converted by
+collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first uses them.
+What exceeds `BUCKET_BYTES` is cut into buckets of about that size.
+
+The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
+the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
+or its bytes over `BUCKET_BYTES` where that is more. Where all of them move alike, the parts add up to the buckets that
+run; where they move in several ways, or small blocks are recomputed, some latency is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar.cost.blocks import Repeat, regions
+from autopar.cost.memory import StepMemory
+from autopar.graph import TensorRef, tensor_of
+from autopar.layout import Layout
+from autopar.plans import Bucket
+from autopar.reshard import Move
+
+BUCKET_BYTES = 64 << 20
+"""Large enough that latency is a small part of the time, small enough that the last reduction, which nothing hides,
+is too."""
+LEAST_BYTES = 25 << 20
+"""What the blocks of one bucket have at least, as in DistributedDataParallel, if there are so many."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The blocks of one repeat, or the nodes between two: `count` groups whose parameters fill `buckets` each."""
+
+    first: int
+    count: int
+    buckets: int
+
+
+class Grouping:
+    """What the graph alone says about buckets, whatever is chosen."""
+
+    def __init__(self, memory: StepMemory, repeats: Sequence[Repeat]) -> None:
+        nodes = list(memory.graph.nodes)
+        self._position = {node: i for i, node in enumerate(nodes)}
+        rows = regions(len(nodes), repeats)
+        self._first = [row.first for row in rows]
+        self._parts: dict[fx.Node, float] = {}
+        self._home: dict[fx.Node, int] = {}  # region in which a parameter is read first
+        self._memory = memory
+        filled: dict[int, list[fx.Node]] = {}
+        for node in nodes:
+            if memory.is_parameter(node):
+                read = sorted({self.region(user) for user in node.users}) or [self.region(node)]
+                self._home[node] = read[0]
+                if len(read) == 1:
+                    filled.setdefault(read[0], []).append(node)
+        total = [sum(tensor_of(TensorRef(n, 0)).nbytes for n in filled.get(i, ())) or 1 for i in range(len(rows))]
+        self.stretches: list[Stretch] = []
+        self._stretch: list[int] = []  # of each region
+        self._group: list[tuple[int, int]] = []
+        self._share: list[float] = []  # of a bucket's bytes, what one region's parameters have
+        for i, row in enumerate(rows):
+            blocks = repeats[row.repeat].count if row.repeat is not None else 1
+            if row.repeat is None or row.instance == 0:
+                together = min(blocks, max(1, LEAST_BYTES // total[i]))
+                self.stretches.append(Stretch(row.first, -(-blocks // together), max(1, total[i] // BUCKET_BYTES)))
+            stretch = self.stretches[-1]
+            self._stretch.append(len(self.stretches) - 1)
+            self._group.append((len(self.stretches) - 1, row.instance // together))
+            self._share.append(together / stretch.buckets)
+            for node in filled.get(i, ()):
+                self._parts[node] = tensor_of(TensorRef(node, 0)).nbytes / total[i] * stretch.count / blocks
+
+    def region(self, node: fx.Node) -> int:
+        """The number of the region that a node lies in."""
+        return bisect_right(self._first, self._position[node]) - 1
+
+    def group(self, node: fx.Node, segment: int) -> tuple[int, int]:
+        """Equal for nodes whose parameters may share buckets; in a segment (not -1): those of its block alone."""
+        region = self.region(node)
+        return (-1, region) if segment >= 0 else self._group[region]
+
+    def stretch(self, node: fx.Node) -> int:
+        """The number of the stretch that a node lies in; of a parameter: that reads it first."""
+        return self._stretch[self._home[node] if node in self._home else self.region(node)]
+
+    def part(self, node: fx.Node) -> float:
+        """The part of a bucket's latency that a parameter pays; 1 where several regions read it."""
+        return self._parts.get(node, 1.0)
+
+    def calls(self, ref: TensorRef, wanted: Layout) -> float:
+        """How many collectives, mostly a part of one, the conversion of a parameter accounts for."""
+        return max(self.part(ref.node), self._memory.local_bytes(ref, wanted) / BUCKET_BYTES)
+
+    def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
+        """What parameters like this one have of the bytes of one bucket, in all blocks that share it."""
+        tensor, share = tensor_of(ref), self._share[self._home[ref.node]]
+        local = self._memory.local_bytes(ref, wanted) // tensor.dtype.itemsize
+        return math.ceil(min(local * max(1.0, share), tensor.numel() * share)) * itemsize
+
+
+@dataclass
+class Conversion:
+    """A parameter as some ops want it, outside segments (-1) or in one, first of all by the node `first`.
+
+    `kept`: how many uses outside segments keep it for backward; `replayed`: whether a replay reads it; `enters`:
+    whether a gradient comes back.
+    """
+
+    ref: TensorRef
+    wanted: Layout
+    segment: int
+    first: fx.Node
+    forward: list[Move]
+    backward: list[Move]
+    regather: bool
+    kept: int = 0
+    replayed: bool = False
+    enters: bool = False
+
+
+@dataclass
+class Grouped:
+    """Conversions that are one bucket; `again`: those whose gathered copies backward needs."""
+
+    members: list[Conversion] = field(default_factory=list)
+
+    @property
+    def again(self) -> list[Conversion]:
+        return [one for one in self.members if one.kept and one.regather]
+
+    def planned(self) -> Bucket:
+        names = tuple(str(one.ref.node.target) for one in self.members)
+        return Bucket(names, tuple(one.wanted for one in self.members), self.members[0].segment)
+
+
+def group(
+    conversions: Sequence[Conversion], grouping: Grouping, memory: StepMemory, dtypes: Mapping[fx.Node, torch.dtype]
+) -> list[Grouped]:
+    """The buckets of `conversions`, which come in the order of their first uses; `dtypes`: of the gradients' sums."""
+    moving = [one for one in conversions if one.forward or one.backward]
+    keys = [_key(one, grouping, memory, dtypes) for one in moving]
+    again = {key for key, one in zip(keys, moving, strict=True) if one.kept and one.regather}
+    alike: dict[tuple[object, ...], list[Conversion]] = {}
+    for key, one in zip(keys, moving, strict=True):  # what nobody keeps goes with what is gathered again
+        together = key in again and (one.regather or not one.kept)
+        alike.setdefault((*key, together), []).append(one)
+    found: list[Grouped] = []
+    for members in alike.values():
+        sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
+        total = max(1, sum(sizes))
+        count = max(1, total // BUCKET_BYTES)
+        cut = [Grouped() for _ in range(count)]
+        before = 0
+        for one, size in zip(members, sizes, strict=True):
+            cut[min(count - 1, (2 * before + size) * count // (2 * total))].members.append(one)
+            before += size
+        found += [bucket for bucket in cut if bucket.members]
+    return found
+
+
+def _key(
+    one: Conversion, grouping: Grouping, memory: StepMemory, dtypes: Mapping[fx.Node, torch.dtype]
+) -> tuple[object, ...]:
+    """Equal for what can move together."""
+    ways = tuple(tuple((move.kind, move.axis) for move in moves) for moves in (one.forward, one.backward))
+    tensor = tensor_of(one.ref)
+    kinds = tensor.dtype, memory.stored_dtype(one.ref.node), dtypes[one.ref.node], tensor.requires_grad
+    return (grouping.group(one.first, one.segment), one.segment, ways, one.enters, *kinds)

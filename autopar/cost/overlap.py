@@ -1,0 +1,63 @@
+"""What hides behind compute: gathers of parameters and reductions of their gradients, never more than there is time.
+
+By stretch c of the graph (`autopar.cost.buckets`; m groups of n buckets each), with forward and backward compute F and
+B of one micro-batch of k (only `device.overlap` of it counts), gathers G and (again) A, and reductions R of a step::
+
+    g_c <= G_c      g_c <= k (1 - 1 / m n) F_c                     the first bucket has nothing before it
+    a_c <= A_c      a_c <= k (1 - 1 / m n) B_c
+    t_c <= t_(c-1) + R_c                                           t_c: hidden reductions of stretches up to c,
+    t_c <= B_1 + ... + B_(c-1) + (1 - 1 / m n) B_c                 behind what the backward pass does after them
+    t_c <= B_1 + ... + B_(c-1) + (1 - 1 / n) B_c / m + (1 - 1 / m) R_c     (of the first group: R_c / m)
+    b   <= t_last + sum a_c         b <= k sum B_c                 both hide behind the same backward
+
+Hidden are sum g_c + b, at their largest. `autopar.solver.overlap` states the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autopar.cost.buckets import Stretch
+
+
+@dataclass
+class Movable:
+    """Seconds a step by stretch: gathers forward, gathers again in backward, reductions."""
+
+    stretches: int
+    gathers: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    reductions: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gathers, self.again, self.reductions = ([0.0] * self.stretches for _ in range(3))
+
+
+def hidden_seconds(
+    stretches: Sequence[Stretch],
+    movable: Movable,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    micro_batches: int,
+) -> float:
+    """Seconds that communication takes behind compute; `forward` and `backward`: compute that counts, by stretch.
+
+    >>> movable = Movable(2)
+    >>> movable.reductions = [1.0, 1.0]
+    >>> hidden_seconds([Stretch(0, 1, 1), Stretch(5, 1, 1)], movable, [3.0, 3.0], [0.5, 6.0], 1)
+    0.5
+    """
+    gathers = again = before = reduced = 0.0
+    for c, stretch in enumerate(stretches):
+        own = 1 - 1 / (stretch.count * stretch.buckets)
+        gathers += min(movable.gathers[c], micro_batches * own * forward[c])
+        again += min(movable.again[c], micro_batches * own * backward[c])
+        first = (1 - 1 / stretch.buckets) * backward[c] / stretch.count
+        reduced = min(
+            reduced + movable.reductions[c],
+            before + own * backward[c],
+            before + first + (1 - 1 / stretch.count) * movable.reductions[c],
+        )
+        before += backward[c]
+    return gathers + min(reduced + again, micro_batches * before)

@@ -1,0 +1,107 @@
+"""Gradient accumulation: which backward moves gradients, and those that wait for one that does.
+
+Gradients move once per optimizer step: at every backward outside `no_sync`, once that was used, and otherwise
+at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
+`.grad` never holds a part of a sum. An optimizer that steps while some wait would miss them: that is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from autopar.errors import InputError
+from autopar.runtime.convert import Stage
+
+
+class Accumulation:
+    """The state of one model; `held` says that calls made now do not move gradients."""
+
+    def __init__(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        self.held = False
+        self._by_hand = False  # no_sync was used, so it alone decides
+        self._waiting: dict[str, dict[Stage, torch.Tensor]] = {}
+        self._parameters: dict[int, str] = {}  # those that have gradients waiting, by id
+        self._backwards = 0  # since gradients moved
+        self._pass, self._moves = -1, True
+        _refuse_early_steps(self)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Calls made inside leave their gradients here."""
+        before, self.held, self._by_hand = self.held, True, True
+        try:
+            yield
+        finally:
+            self.held = before
+
+    def moves(self) -> bool:
+        """Whether the backward pass that is running moves gradients of calls that are not held."""
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:
+            self._pass = number
+            self._backwards += 1
+            self._moves = self._by_hand or self._backwards >= self.micro_batches
+            self._backwards = 0 if self._moves else self._backwards
+        return self._moves
+
+    def add(self, name: str, stage: Stage, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Keep an unreduced gradient of a parameter, which `stage` would reduce."""
+        own = self._waiting.setdefault(name, {})
+        self._parameters[id(parameter)] = name
+        if stage in own:
+            own[stage] += gradient
+        else:
+            own[stage] = gradient.to(stage.reduction_dtype or gradient.dtype, copy=True)
+
+    def waits_for(self, name: str) -> bool:
+        """Whether gradients of the parameter wait, or did until this pass took them."""
+        return name in self._waiting
+
+    def take(self, name: str, stage: Stage) -> torch.Tensor | None:
+        """What waits for this reduction, no longer kept here."""
+        return self._waiting.get(name, {}).pop(stage, None)
+
+    def take_rest(self, name: str, parameter: torch.Tensor) -> dict[Stage, torch.Tensor]:
+        """What still waits for other reductions of the parameter, no longer kept here."""
+        self._parameters.pop(id(parameter), None)
+        return self._waiting.pop(name, {})
+
+    def forget(self) -> None:
+        """Drop what waits, as zeroing gradients does."""
+        self._waiting, self._parameters, self._backwards = {}, {}, 0
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise InputError if the optimizer is about to step past gradients that wait."""
+        if not self._parameters:
+            return
+        names = [
+            self._parameters[id(p)] for g in optimizer.param_groups for p in g["params"] if id(p) in self._parameters
+        ]
+        if names:
+            so_far = f"{self._backwards} of the plan's {self.micro_batches} backward passes were made"
+            why = "all backward passes ran inside no_sync()" if self._by_hand else so_far
+            raise InputError(
+                f"gradients of {len(names)} parameters ('{names[0]}' is one) are not summed over the ranks yet: {why}; "
+                "make the last forward and backward before optimizer.step() outside no_sync(), or plan with "
+                "micro_batches=1, or drop them with model.zero_grad()"
+            )
+
+
+def _refuse_early_steps(accumulation: Accumulation) -> None:
+    """Before every optimizer's step, look whether gradients wait; for as long as `accumulation` lives."""
+    reference = weakref.ref(accumulation)
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.check(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    weakref.finalize(accumulation, handle.remove)

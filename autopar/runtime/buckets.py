@@ -1,0 +1,93 @@
+"""Buckets: parameters that one rank gathers together and whose gradients it reduces together.
+
+A bucket is one node of the local graph and one of the autograd graph: its backward runs once the gradients of all
+its members are there. Both directions are in the background (`autopar.runtime.transit`): a gather begins while
+the bucket before computes, and a reduction is waited for where the parameter's own gradient is handed out, after all
+other nodes of the backward pass. Compiled graphs have plain conversions in place of that, for the compiler to order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.errors import PlanMismatchError
+from autopar.runtime.convert import Recipe, Stage, convert
+from autopar.runtime.flights import COLLECTIVES, Flight
+
+if TYPE_CHECKING:
+    from autopar.runtime.transit import Transit
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Members by the places of their shards in the state.
+
+    `in_segment`: a recomputed segment holds it, and its replay gathers again; `again`: outside of one, gathered copies
+    are freed after their use and gathered again in backward (ZeRO-3).
+    """
+
+    places: tuple[int, ...]
+    names: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    again: bool
+    in_segment: bool
+    __name__: str = "bucket"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether something moves in forward."""
+        return any(action.kind in COLLECTIVES for action in self.stages[0].forward)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether something moves in backward."""
+        return any(action.kind in COLLECTIVES for action in self.stages[0].backward)
+
+    def check(self) -> None:
+        """Raise PlanMismatchError for members that cannot move together."""
+        first, *others = [_signature(stage) for stage in self.stages]
+        if any(other != first for other in others):
+            raise PlanMismatchError(f"the plan has parameters in one bucket that move in other ways: {self.names}")
+
+    def __call__(self, transit: Transit | None, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The members as they are wanted."""
+        if transit is None:
+            return tuple(convert(s, Recipe((stage,))) for s, stage in zip(shards, self.stages, strict=True))
+        made: tuple[torch.Tensor, ...] = _Exchange.apply(self, transit, *shards)
+        return made
+
+
+def moves(recipe: Recipe) -> bool:
+    """Whether a conversion is for a bucket: one stage, with collectives in it."""
+    return len(recipe.stages) == 1 and any(_signature(recipe.stages[0])[:2])
+
+
+def _signature(stage: Stage) -> tuple[object, ...]:
+    """What is alike for members of a bucket: collectives forward and backward, and dtypes."""
+    forward, backward = (
+        tuple((action.kind, action.group) for action in actions if action.kind in COLLECTIVES)
+        for actions in (stage.forward, stage.backward)
+    )
+    return forward, backward, stage.dtype, stage.reduction_dtype
+
+
+class _Exchange(torch.autograd.Function):
+    """Gathers forward; backward hands the gradients to the transit, which brings them to the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, bucket: Bucket, transit: Transit, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.bucket, ctx.transit = bucket, transit
+        ctx.set_materialize_grads(False)
+        if bucket.gathers:
+            values = transit.gather(bucket)
+        else:
+            values = Flight(shards, [stage.forward for stage in bucket.stages], bucket.stages[0].dtype).finish()
+        return tuple(v.view_as(v) if v is shard else v for v, shard in zip(values, shards, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
+        ctx.transit.reduce(ctx.bucket, gradients)
+        return (None, None, *(None for _ in gradients))

@@ -1,0 +1,137 @@
+"""Values of the trace as ops want them: converted where they are first needed, parameters by buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.errors import PlanMismatchError
+from autopar.graph import TensorRef, tensor_of
+from autopar.layout import Layout
+from autopar.plans import Bucket as PlannedBucket
+from autopar.plans import NodePlan, Plan
+from autopar.runtime.buckets import Bucket, moves
+from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.convert import Recipe, convert, recipe
+from autopar.runtime.scopes import Scope
+from autopar.runtime.transit import Stop
+
+
+class Conversions:
+    """Puts conversions into scopes. `places` of parameters in the state are known once all inputs are.
+
+    `stored`: dtypes of parameters and buffers; `stops`: the buckets so far, in the order of the graph.
+    """
+
+    def __init__(
+        self, nodes: Sequence[fx.Node], plan: Plan, mesh: LocalMesh, stored: Mapping[str, torch.dtype]
+    ) -> None:
+        self.plans = _plans_by_node(nodes, plan)
+        self.places: dict[str, int] = {}
+        self.stops: list[Stop] = []
+        self._mesh, self._stored = mesh, stored
+        self._attributes = {str(node.target): node for node in nodes if node.op == "get_attr"}
+        self._parameters = {p.name: p for p in plan.parameters}
+        self._reduction_dtype = dtype_named(plan.precision.get("reduction"))
+        self._buckets = _buckets(plan)
+
+    def value(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
+        """Tensor `ref` as `layout`, for the node at `position`; converted at its first use in this scope."""
+        layout = layout if tensor_of(ref).requires_grad else layout.value()
+        if (ref, layout) not in scope.converted:
+            steps = self._recipe(ref, layout)
+            if ref.node.op == "get_attr" and moves(steps):
+                self._bucket(ref, layout, scope, position)
+            else:
+                local = scope.value(ref)
+                if not steps.is_identity:
+                    local = scope.graph.call_function(convert, (local, scope.attribute("recipe", steps)))
+                scope.converted[ref, layout] = local
+        return scope.converted[ref, layout]
+
+    def plan_of(self, node: fx.Node) -> NodePlan:
+        if node not in self.plans:
+            raise PlanMismatchError(f"the plan says nothing about node '{node.name}' of the graph: plan again")
+        return self.plans[node]
+
+    def _recipe(self, ref: TensorRef, layout: Layout) -> Recipe:
+        data, name = tensor_of(ref), str(ref.node.target) if ref.node.op == "get_attr" else None
+        return recipe(
+            self._layout(ref),
+            layout,
+            tuple(data.shape),
+            self._mesh,
+            needs_grad=data.requires_grad,
+            dtype=data.dtype if name and self._stored.get(name, data.dtype) != data.dtype else None,
+            reduction_dtype=self._reduction_dtype if name else None,
+        )
+
+    def _bucket(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> None:
+        """Convert the members of the bucket that has this tensor, all at its first use in this scope."""
+        name = str(ref.node.target)
+        planned = self._buckets.get((name, layout, scope.segment)) if ref.node is self._attributes.get(name) else None
+        members = [(ref, layout)]
+        if planned is not None:
+            if not self._attributes.keys() >= set(planned.names):
+                raise PlanMismatchError(
+                    f"the plan has '{name}' in a bucket with parameters of another graph: plan again"
+                )
+            members = [
+                (TensorRef(self._attributes[n], 0), w) for n, w in zip(planned.names, planned.wanted, strict=True)
+            ]
+        recipes = [self._recipe(*member) for member in members]
+        if not all(map(moves, recipes)):
+            raise PlanMismatchError(f"the plan has '{name}' in a bucket with parameters that do not move: plan again")
+        names = tuple(str(member.node.target) for member, _ in members)
+        again = any(n in self._parameters and self._parameters[n].regather for n in names)
+        bucket = Bucket(
+            tuple(self.places[n] for n in names),
+            names,
+            tuple(one.stages[0] for one in recipes),
+            again=again and scope.parent is None,
+            in_segment=scope.parent is not None,
+        )
+        bucket.check()
+        shards = [scope.value(member) for member, _ in members]
+        made = scope.graph.call_function(bucket, (scope.transit(), *shards))
+        for number, member in enumerate(members):
+            scope.converted[member] = scope.pick(made, (pytree.SequenceKey(number),))
+        self.stops.append(Stop(bucket, scope.segment, position <= scope.replayed))
+
+    def _layout(self, ref: TensorRef) -> Layout:
+        """The layout in which `ref` is produced, or stored."""
+        if ref.node.op == "get_attr":
+            parameter = self._parameters.get(str(ref.node.target))
+            return parameter.storage if parameter else Layout.replicated(len(self._mesh.shape))
+        layout = self.plan_of(ref.node).outputs[ref.index]
+        return layout if tensor_of(ref).requires_grad else layout.value()
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """
+    >>> dtype_named("torch.float32"), dtype_named("bfloat16"), dtype_named(None)
+    (torch.float32, torch.bfloat16, None)
+    """
+    if name is None:
+        return None
+    dtype = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _buckets(plan: Plan) -> dict[tuple[str, Layout, int], PlannedBucket]:
+    """The plan's buckets by their members: name, wanted layout, segment."""
+    return {
+        (name, wanted, bucket.segment): bucket
+        for bucket in plan.buckets
+        for name, wanted in zip(bucket.names, bucket.wanted, strict=True)
+    }
+
+
+def _plans_by_node(nodes: Sequence[fx.Node], plan: Plan) -> dict[fx.Node, NodePlan]:
+    if any(p.position >= len(nodes) for p in plan.nodes):
+        raise PlanMismatchError(f"the plan names a node past the {len(nodes)} of this graph: plan again")
+    return {nodes[p.position]: p for p in plan.nodes}

@@ -1,0 +1,164 @@
+"""Moves of several tensors at once, in the background: local actions tensor by tensor, collectives coalesced.
+
+The tensors go through lists of actions (`autopar.runtime.convert`) whose collectives are of the same kinds
+over the same groups in the same order. For each of those, what all tensors hand in is copied into one
+buffer, one collective runs on it, and the parts of what arrives are the tensors again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from autopar.runtime import collectives
+from autopar.runtime.convert import Action
+from autopar.runtime.cuts import Cut, Regrouping
+
+Landing = Callable[[], list[torch.Tensor]]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_REDUCING = ("all_reduce", "reduce_scatter")
+
+
+class Flight:
+    """Tensors on their way through `actions` (a list for each), of which the next collective is under way.
+
+    `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        actions: Sequence[Sequence[Action]],
+        dtype: torch.dtype | None = None,
+        reduction_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._tensors = list(tensors)
+        self._left = [list(some) for some in actions]
+        self._dtype, self._reduction_dtype = dtype, reduction_dtype
+        self._landing: Landing | None = None
+        self._in_place = False
+        self._launch()
+
+    def advance(self) -> None:
+        """Wait for the collective under way, and begin the next one."""
+        if self._landing is not None:
+            self._tensors = self._landing()
+            self._landing = None
+            self._launch()
+
+    def finish(self) -> list[torch.Tensor]:
+        """The tensors at the end of their ways."""
+        while self._landing is not None:
+            self.advance()
+        return self._tensors
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether the collective under way keeps more memory than its result, or another one follows it."""
+        return self._landing is not None and (not self._in_place or any(map(_collectives, self._left)))
+
+    def _launch(self) -> None:
+        for i, left in enumerate(self._left):
+            if not left or left[0].kind not in COLLECTIVES:
+                if self._dtype is not None:
+                    self._tensors[i] = self._tensors[i].to(self._dtype)
+                while left and left[0].kind not in COLLECTIVES:
+                    self._tensors[i] = left.pop(0).apply(self._tensors[i])
+        if any(self._left):
+            actions = [left.pop(0) for left in self._left]
+            kind, group = actions[0].kind, actions[0].group
+            assert all(a.kind == kind and a.group == group for a in actions), "a bucket's collectives differ"
+            reduces = self._reduction_dtype is not None and kind in _REDUCING
+            dtype = self._reduction_dtype if reduces else self._dtype or self._tensors[0].dtype
+            assert dtype is not None
+            self._landing, self._in_place = _BEGIN[kind](actions, self._tensors, dtype), kind == "all_reduce"
+            self._tensors = []
+
+
+def _collectives(actions: Sequence[Action]) -> bool:
+    return any(action.kind in COLLECTIVES for action in actions)
+
+
+def _all_reduce(actions: Sequence[Action], tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Landing:
+    sizes = [t.numel() for t in tensors]
+    shapes = [t.shape for t in tensors]
+    buffer = tensors[0].new_empty(sum(sizes), dtype=dtype)
+    parts = [part.view(shape) for part, shape in zip(buffer.split(sizes), shapes, strict=True)]
+    torch._foreach_copy_(parts, list(tensors))
+    collectives.begin_all_reduce_(buffer, actions[0].group)
+
+    def land() -> list[torch.Tensor]:
+        collectives.wait(buffer)
+        return parts
+
+    return land
+
+
+def _all_gather(actions: Sequence[Action], tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Landing:
+    cuts = [_given(a.cut) for a in actions]
+    pieces = [cut.pad(t) for cut, t in zip(cuts, tensors, strict=True)]
+    shapes, sizes = [p.shape for p in pieces], [p.numel() for p in pieces]
+    buffer = pieces[0].new_empty(sum(sizes), dtype=dtype)
+    torch._foreach_copy_([b.view(s) for b, s in zip(buffer.split(sizes), shapes, strict=True)], pieces)
+    ranks = actions[0].ranks
+    arriving = collectives.begin_all_gather(buffer, ranks, actions[0].group)
+
+    def land() -> list[torch.Tensor]:
+        parts = collectives.wait(arriving).split(sizes, 1)
+        stacked = [part.view(ranks, *shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [cut.unstack(part).contiguous() for cut, part in zip(cuts, stacked, strict=True)]
+
+    return land
+
+
+def _reduce_scatter(actions: Sequence[Action], tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Landing:
+    cuts, ranks = [_given(a.cut) for a in actions], actions[0].ranks
+    stacked = [cut.stack(t) for cut, t in zip(cuts, tensors, strict=True)]
+    shapes, sizes = [s.shape for s in stacked], [s.numel() // ranks for s in stacked]
+    buffer = stacked[0].new_empty((ranks, sum(sizes)), dtype=dtype)
+    torch._foreach_copy_([b.view(s) for b, s in zip(buffer.split(sizes, 1), shapes, strict=True)], stacked)
+    arriving = collectives.begin_reduce_scatter(buffer, ranks, actions[0].group)
+
+    def land() -> list[torch.Tensor]:
+        parts = collectives.wait(arriving).split(sizes)
+        pieces = [part.view(shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
+        found = zip(pieces, cuts, actions, strict=True)
+        return [piece.narrow(cut.dim, 0, cut.count(action.rank)).contiguous() for piece, cut, action in found]
+
+    return land
+
+
+def _all_to_all(actions: Sequence[Action], tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Landing:
+    rank, ranks, group = actions[0].rank, actions[0].ranks, actions[0].group
+    ways = [Regrouping(_given(a.cut), _given(a.new_cut)) for a in actions]
+    sent = [way.blocks(t, rank) for way, t in zip(ways, tensors, strict=True)]
+    shapes = [[w.block_shape(t.shape, r, rank) for r in range(ranks)] for w, t in zip(ways, tensors, strict=True)]
+    sizes = [[torch.Size(shape).numel() for shape in some] for some in shapes]
+    buffer = torch.cat([blocks[r].reshape(-1) for r in range(ranks) for blocks in sent]).to(dtype)
+    out = [sum(blocks[r].numel() for blocks in sent) for r in range(ranks)]
+    received = [sum(some[r] for some in sizes) for r in range(ranks)]
+    arriving = collectives.begin_all_to_all(buffer, out, received, group)
+
+    def land() -> list[torch.Tensor]:
+        parts = iter(collectives.wait(arriving).split([some[r] for r in range(ranks) for some in sizes]))
+        blocks: list[list[torch.Tensor]] = [[] for _ in ways]
+        for r in range(ranks):
+            for own, some in zip(blocks, shapes, strict=True):
+                own.append(next(parts).view(some[r]))
+        return [way.join(own, rank) for way, own in zip(ways, blocks, strict=True)]
+
+    return land
+
+
+_BEGIN = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+def _given(cut: Cut | None) -> Cut:
+    assert cut is not None
+    return cut

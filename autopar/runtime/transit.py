@@ -1,0 +1,225 @@
+"""What is under way for one call of a model: gathers ahead of use, gathers again in backward, reductions behind it.
+
+A gather begins when the bucket before it in the order of the call has arrived, in backward likewise. Outside
+recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy (the copy
+itself, or a view of it such as its transpose) is replaced by its place in the bucket. Reductions begin when a bucket's
+gradients are there and are waited for by the parameters: their nodes were made before all others of the call, so
+autograd runs them after all others that are ready.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autopar.errors import InputError
+from autopar.runtime.accumulation import Accumulation
+from autopar.runtime.buckets import Bucket
+from autopar.runtime.flights import Flight
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A bucket where a call meets it; `segment` -1: outside; `replayed`: whether a replay of its segment does too."""
+
+    bucket: Bucket
+    segment: int
+    replayed: bool
+
+
+@dataclass
+class Route:
+    """The buckets that gather, in the order in which a call and its backward gather them."""
+
+    forward: dict[Bucket, Bucket] = field(default_factory=dict)  # by the one before
+    backward: dict[Bucket, Bucket] = field(default_factory=dict)
+    again: bool = False  # whether any outside segments is gathered again
+
+    @staticmethod
+    def of(stops: Sequence[Stop]) -> Route:
+        gathering = [stop for stop in stops if stop.bucket.gathers]
+        there = [stop.bucket for stop in gathering]
+        runs: list[list[Stop]] = []
+        for stop in gathering:
+            if runs and runs[-1][0].segment == stop.segment:
+                runs[-1].append(stop)
+            else:
+                runs.append([stop])
+        back: list[Bucket] = []
+        for run in reversed(runs):
+            if run[0].segment < 0:
+                back += [stop.bucket for stop in reversed(run) if stop.bucket.again]
+            else:
+                back += [stop.bucket for stop in run if stop.replayed]
+        again = any(stop.bucket.again and stop.segment < 0 for stop in gathering)
+        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again)
+
+
+class _Gathered(NamedTuple):
+    """Where a gathered copy came from. The weak reference keeps the storage's address from being used again."""
+
+    storage: StorageWeakRef
+    bucket: Bucket
+    member: int
+
+
+class _Saved(NamedTuple):
+    """What is kept in place of a saved view of a gathered copy."""
+
+    transit: Transit
+    bucket: Bucket
+    member: int
+    version: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Transit:
+    """One call. `shards`: local tensors of the state by place, without history; `parameters`: what holds them."""
+
+    def __init__(
+        self,
+        route: Route,
+        shards: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        accumulation: Accumulation,
+    ) -> None:
+        self._route, self._shards, self._parameters = route, shards, parameters
+        self._accumulation, self._held = accumulation, accumulation.held
+        self._begun: dict[Bucket, Flight] = {}
+        self._live: dict[int, _Gathered] | None = None
+        self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
+        self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
+        self._unread: dict[Bucket, int] = {}
+        self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
+        self._reductions: list[Flight] = []
+        self._arriving: dict[int, list[tuple[Flight, int]]] = {}
+
+    # -- gathers -----------------------------------------------------------------------------------
+
+    def gather(self, bucket: Bucket) -> list[torch.Tensor]:
+        """All members, whole; the next bucket's gather is under way then."""
+        flight = self._begun.pop(bucket, None) or self._begin(bucket, range(len(bucket.places)))
+        whole = flight.finish()
+        if self._live is not None and bucket.again:
+            for member, tensor in enumerate(whole):
+                storage = StorageWeakRef(tensor.untyped_storage())
+                self._live[storage.cdata] = _Gathered(storage, bucket, member)
+        self._begin_next(bucket)
+        return whole
+
+    def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
+        """A member that backward needs; kept for as long as others that were saved are not read."""
+        if bucket not in self._whole:
+            packed = self._packed[bucket]
+            flight = self._begun.pop(bucket, None) or self._begin(bucket, list(packed))
+            self._whole[bucket] = dict(zip(packed, flight.finish(), strict=True))
+            self._unread[bucket] = sum(packed.values())
+            self._begin_next(bucket)
+        whole = self._whole[bucket][member]
+        self._unread[bucket] -= 1
+        if not self._unread[bucket]:
+            del self._whole[bucket]
+            self._read[bucket] = torch._C._current_graph_task_id()
+        return whole
+
+    def _begin(self, bucket: Bucket, members: Sequence[int]) -> Flight:
+        stages = [bucket.stages[i] for i in members]
+        shards = [self._shards[bucket.places[i]] for i in members]
+        with torch.no_grad():
+            return Flight(shards, [stage.forward for stage in stages], stages[0].dtype)
+
+    def _begin_next(self, bucket: Bucket) -> None:
+        backward = torch._C._current_graph_task_id() != -1
+        following = self._route.backward if backward else self._route.forward
+        after = following.get(bucket)
+        while backward and after is not None and not after.in_segment and not self._wanted(after):
+            after = following.get(after)
+        if after is None or after in self._begun or after in self._whole:
+            return
+        members = list(self._packed[after]) if backward and after in self._packed else range(len(after.places))
+        self._begun[after] = self._begin(after, members)
+
+    def _wanted(self, bucket: Bucket) -> bool:
+        """Whether the backward pass that is running still has to read what was saved of a bucket."""
+        return bucket in self._packed and self._read.get(bucket) != torch._C._current_graph_task_id()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """For the duration of one forward: gathered copies that autograd saves are saved as their places."""
+        self._live = {}
+        try:
+            with saved_tensors_hooks(self._pack, _unpack):
+                yield
+        finally:
+            self._live = None
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
+        found = self._live.get(tensor.untyped_storage()._cdata) if self._live else None
+        if found is None:
+            return tensor
+        _, bucket, member = found
+        packed = self._packed.setdefault(bucket, {})
+        packed[member] = packed.get(member, 0) + 1
+        version = self._shards[bucket.places[member]]._version
+        return _Saved(self, bucket, member, version, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def unpack(self, saved: _Saved) -> torch.Tensor:
+        """What was saved, from a copy gathered again."""
+        if self._shards[saved.bucket.places[saved.member]]._version != saved.version:
+            raise RuntimeError("a parameter was changed in place between forward and backward")
+        whole = self.gathered_again(saved.bucket, saved.member)
+        return whole.as_strided(saved.size, saved.stride, saved.offset)
+
+    # -- reductions --------------------------------------------------------------------------------
+
+    def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Begin to reduce the gradients of a bucket (None: none came), or keep them where this pass moves none."""
+        accumulation, given = self._accumulation, list(gradients)
+        if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in given):
+            raise InputError(f"gradients of '{bucket.names[0]}' cannot be differentiated again: leave out create_graph")
+        if bucket.reduces:
+            holds = self._held or not accumulation.moves()
+            for i, (name, stage) in enumerate(zip(bucket.names, bucket.stages, strict=True)):
+                gradient = given[i]
+                if holds and gradient is not None:
+                    accumulation.add(name, stage, gradient, self._parameters[bucket.places[i]])
+                elif not holds and (waiting := accumulation.take(name, stage)) is not None:
+                    given[i] = waiting if gradient is None else waiting.add_(gradient)
+            if holds:
+                return
+        there = [(i, gradient) for i, gradient in enumerate(given) if gradient is not None]
+        if not there:
+            return
+        stages = [bucket.stages[i] for i, _ in there]
+        flight = Flight(
+            [gradient for _, gradient in there],
+            [stage.backward for stage in stages],
+            reduction_dtype=stages[0].reduction_dtype,
+        )
+        for one in self._reductions:  # behind the new one, so that what they were given is freed, and the next begins
+            one.advance()
+        self._reductions = [one for one in (*self._reductions, flight) if one.holds_more]
+        for number, (i, _) in enumerate(there):
+            self._arriving.setdefault(bucket.places[i], []).append((flight, number))
+
+    def arrived(self, place: int, name: str) -> list[torch.Tensor]:
+        """The reduced gradients of one parameter, waited for."""
+        found = [flight.finish()[number] for flight, number in self._arriving.pop(place, ())]
+        if self._accumulation.waits_for(name) and not self._held and self._accumulation.moves():
+            rest = self._accumulation.take_rest(name, self._parameters[place])
+            for stage, gradient in rest.items():
+                found += Flight([gradient], [stage.backward], reduction_dtype=stage.reduction_dtype).finish()
+        return found
+
+
+def _unpack(saved: torch.Tensor | _Saved) -> torch.Tensor:
+    return saved if isinstance(saved, torch.Tensor) else saved.transit.unpack(saved)

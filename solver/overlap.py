@@ -1,0 +1,107 @@
+"""What hides behind compute, as savings in the objective: the rows of `autopar.cost.overlap`, with its letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autopar.cost.overlap import Movable, hidden_seconds
+from autopar.solver.replays import Expression
+
+if TYPE_CHECKING:
+    from autopar.solver.model import Model
+
+
+class Overlap:
+    """Savings of a model; `unit` seconds are one in its variables, so that the solver sees numbers near those of it."""
+
+    def __init__(self, model: Model, unit: float) -> None:
+        self.model, self.program, self.unit = model, model.program, unit
+        self.stretches = model.problem.grouping.stretches
+        self.micro_batches = model.problem.memory.micro_batches
+        self.forward: list[Expression] = [{} for _ in self.stretches]
+        self.backward: list[Expression] = [{} for _ in self.stretches]
+        self._compute()
+        self.hidden = self._sum(self._rows())
+        model.pay(self.hidden, -unit)
+
+    def seconds(self, values: Sequence[float]) -> float:
+        """What is hidden where the program's variables have these values, at its largest."""
+        movable = Movable(len(self.stretches))
+        for (kind, c), terms in self.model.movable.items():
+            getattr(movable, kind)[c] = _value(terms, values)
+        forward, backward = ([_value(terms, values) for terms in some] for some in (self.forward, self.backward))
+        return hidden_seconds(self.stretches, movable, forward, backward, self.micro_batches)
+
+    def _compute(self) -> None:
+        problem = self.model.problem
+        part = problem.cluster.device.overlap
+        for number, op in enumerate(problem.ops):
+            c, count = problem.grouping.stretch(op.node), self.model.count(op)
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True):
+                for target, seconds in (
+                    (self.forward[c], choice.forward_seconds),
+                    (self.backward[c], choice.backward_seconds),
+                ):
+                    if seconds:
+                        target[variable] = target.get(variable, 0.0) + part * count * seconds
+
+    def _rows(self) -> list[int]:
+        """Variables g_c and b, whose sum is hidden."""
+        hidden: list[int] = []
+        again: list[int] = []
+        reduced: int | None = None
+        before: list[int] = []
+        for c, stretch in enumerate(self.stretches):
+            own = 1 - 1 / (stretch.count * stretch.buckets)
+            forward, backward = self._of(self.forward[c]), self._of(self.backward[c])
+            for kind, compute, found in (("gathers", forward, hidden), ("again", backward, again)):
+                moved = self._of(self.model.movable.get((kind, c), {}))
+                if moved is not None and compute is not None and own:
+                    limits = [[(moved, 1.0)], [(compute, self.micro_batches * own)]]
+                    found.append(self._least(limits))
+            moved = self._of(self.model.movable.get(("reductions", c), {}))
+            if moved is not None:
+                sooner = [(b, 1.0) for b in before]
+                late = [(backward, own)] if backward is not None else []
+                first = [(backward, (1 - 1 / stretch.buckets) / stretch.count)] if backward is not None else []
+                reduced = self._least(
+                    [
+                        [(moved, 1.0), *([(reduced, 1.0)] if reduced is not None else [])],
+                        [*sooner, *late],
+                        [*sooner, *first, (moved, 1 - 1 / stretch.count)],
+                    ]
+                )
+            if backward is not None:
+                before.append(backward)
+        both = [*again, *([reduced] if reduced is not None else [])]
+        if both:
+            hidden.append(self._least([[(v, 1.0) for v in both], [(b, float(self.micro_batches)) for b in before]]))
+        return hidden
+
+    def _of(self, terms: Expression) -> int | None:
+        """A variable equal to seconds, in units; None where there are none."""
+        if not any(terms.values()):
+            return None
+        found = self._variable()
+        self.program.equal("seconds", [(found, 1.0)] + [(v, -s / self.unit) for v, s in terms.items()], 0.0)
+        return found
+
+    def _least(self, limits: Sequence[Sequence[tuple[int, float]]]) -> int:
+        """A variable that is at most each of `limits`."""
+        found = self._variable()
+        for limit in limits:
+            self.program.at_most("hidden", [(found, 1.0)] + [(v, -s) for v, s in limit], 0.0)
+        return found
+
+    def _sum(self, parts: Sequence[int]) -> int:
+        found = self._variable()
+        self.program.equal("hidden", [(found, 1.0)] + [(v, -1.0) for v in parts], 0.0)
+        return found
+
+    def _variable(self) -> int:
+        return self.program.variable("hidden", upper=None, whole=False)
+
+
+def _value(terms: Expression, values: Sequence[float]) -> float:
+    return sum(seconds * values[variable] for variable, seconds in terms.items())

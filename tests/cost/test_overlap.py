@@ -1,0 +1,54 @@
+"""What hides behind compute, by its properties."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autopar.cost.buckets import Stretch
+from autopar.cost.overlap import Movable, hidden_seconds
+
+
+def _drawn(draw: random.Random) -> tuple[list[Stretch], Movable, list[float], list[float], int]:
+    stretches = [Stretch(i, draw.choice((1, 1, 4)), draw.choice((1, 3))) for i in range(draw.randint(1, 4))]
+    movable = Movable(len(stretches))
+    for kind in (movable.gathers, movable.again, movable.reductions):
+        kind[:] = [draw.choice((0.0, draw.uniform(0, 3))) for _ in stretches]
+    forward, backward = ([draw.uniform(0, 3) for _ in stretches] for _ in range(2))
+    return stretches, movable, forward, backward, draw.choice((1, 3))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_never_more_than_there_is(seed: int) -> None:
+    stretches, movable, forward, backward, many = _drawn(random.Random(seed))
+    hidden = hidden_seconds(stretches, movable, forward, backward, many)
+    moved = sum(movable.gathers) + sum(movable.again) + sum(movable.reductions)
+    assert 0 <= hidden <= min(moved, many * (sum(forward) + sum(backward))) + 1e-12
+    nothing = [0.0] * len(stretches)
+    assert hidden_seconds(stretches, movable, nothing, nothing, many) == 0
+    assert hidden_seconds(stretches, Movable(len(stretches)), forward, backward, many) == 0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_more_compute_hides_more_and_more_traffic_never_takes_less_time(seed: int) -> None:
+    draw = random.Random(seed)
+    stretches, movable, forward, backward, many = _drawn(draw)
+    hidden = hidden_seconds(stretches, movable, forward, backward, many)
+    c = draw.randrange(len(stretches))
+    backward[c] += 1.0
+    assert hidden_seconds(stretches, movable, forward, backward, many) >= hidden - 1e-12
+    backward[c] -= 1.0
+    for kind in (movable.gathers, movable.again, movable.reductions):
+        kind[c] += 1.0
+        more = hidden_seconds(stretches, movable, forward, backward, many)
+        assert more <= hidden + 1.0 + 1e-12
+        kind[c] -= 1.0
+
+
+def test_the_last_reduction_is_seen() -> None:
+    """One stretch of four blocks: each hides behind the blocks before it, the first block's behind nothing."""
+    movable = Movable(1)
+    movable.reductions[0] = 4.0
+    assert hidden_seconds([Stretch(0, 4, 1)], movable, [0.0], [40.0], 1) == pytest.approx(3.0)
+    assert hidden_seconds([Stretch(0, 4, 1)], movable, [0.0], [2.0], 1) == pytest.approx(1.5)

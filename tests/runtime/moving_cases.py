@@ -1,0 +1,163 @@
+"""Cases on real ranks: how parameters and gradients move, by buckets, once a step, and under unusual backwards."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from applying import SEGMENT, applied, equals_one_process, error_of, mesh_of, reference
+from hand_made import Net, batch, plan, trace
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.layout import Layout
+from autopar.plans import Bucket
+from autopar.runtime import apply
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
+from counting import CollectiveCounter
+
+
+def bucket(*names: str) -> Bucket:
+    return Bucket(names, (Layout.parse("R+"),) * len(names))
+
+
+BUCKETS = {
+    "dp": [bucket("up.weight", "up.bias", "down.bias"), bucket("down.weight", "head.weight", "head.bias")],
+    "fsdp": [bucket("up.weight", "down.weight"), bucket("head.weight", "head.bias"), bucket("down.bias")],
+}
+
+
+def in_buckets() -> dict[str, Any]:
+    """Parameters that the plan puts together move together: calls go down, bytes and results stay."""
+    found = {}
+    for style, buckets in BUCKETS.items():
+        for name, options in (("", {}), ("+regather", {"regather": True})):
+            together = equals_one_process((2,), (style,), buckets=buckets, **options)
+            alone = equals_one_process((2,), (style,), **options)
+            found[style + name] = together | {"counted_alone": alone["counted"]}
+    return found
+
+
+def reductions(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
+    """How many collectives a forward and backward run; the loss's one apart."""
+    with CollectiveCounter(mesh_of((2,))) as counter:
+        model(**inputs).backward()
+    return counter.calls.total() - 1
+
+
+def accumulation() -> dict[str, Any]:
+    """Backwards before a step, the first ones in `no_sync` or by the plan's count: gradients move in the last."""
+    moved, errors = {}, []
+    for how, micro_batches in (("no_sync", 1), ("counted", 3)):
+        alone = reference()
+        model, *_ = applied((2,), ("dp",), buckets=BUCKETS["dp"], micro_batches=micro_batches)
+        optimizers = [torch.optim.AdamW(trained.parameters(), lr=1e-2) for trained in (alone, model)]
+        for step in range(2):
+            for micro in range(3):
+                inputs = batch(3 * step + micro)
+                alone(**inputs).backward()
+                with model.no_sync() if how == "no_sync" and micro < 2 else contextlib.nullcontext():
+                    moved[how, step, micro] = reductions(model, inputs)
+            for trained, optimizer in zip((alone, model), optimizers, strict=True):
+                nn.utils.clip_grad_norm_(trained.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        errors.append(error_of(model, alone))
+    return {"error": max(errors), "moved": {" ".join(map(str, key)): count for key, count in moved.items()}}
+
+
+def accumulation_over_shapes() -> float:
+    """Micro-batches of another shape are another graph: what waits from one is reduced with the other."""
+    alone, small = reference(), {k: v[:4] for k, v in batch(1).items()}
+
+    def replan(args: Any, kwargs: Any, storage: Mapping[str, Layout]) -> Any:
+        traced = trace(model, kwargs)
+        return traced, plan(traced, (2,), ("dp",))
+
+    torch.manual_seed(0)
+    model = Net().double()
+    traced = trace(model, batch(0))
+    apply(model, traced, plan(traced, (2,), ("dp",), buckets=BUCKETS["dp"]), mesh_of((2,)), replan=replan)
+    for trained in (alone, model):
+        with trained.no_sync() if trained is model else contextlib.nullcontext():
+            trained(**batch(0)).backward()
+        trained(**small).backward()
+    return gradient_error(model, alone)
+
+
+def gradient_error(model: nn.Module, alone: nn.Module) -> float:
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((p.grad.full_tensor() - q.grad).abs().max().item() for p, q in pairs)
+
+
+def steps_too_early() -> dict[str, str]:
+    """An optimizer that would miss gradients; dropped ones are no gradients."""
+    model, *_ = applied((2,), ("dp",), micro_batches=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = {}
+    for name in ("early", "dropped"):
+        model(**batch(0)).backward()
+        if name == "dropped":
+            model.zero_grad()
+        try:
+            optimizer.step()
+        except InputError as error:
+            found[name] = str(error)
+    return found
+
+
+def unusual_backwards() -> dict[str, float]:
+    """One graph twice, two calls in one backward, gradients of some parameters alone."""
+    found = {}
+    for style, options in (("dp", {}), ("fsdp", {"regather": True}), ("fsdp", {"recompute": SEGMENT})):
+        alone = reference()
+        model, *_ = applied((2,), (style,), buckets=[] if "recompute" in options else BUCKETS[style], **options)
+        for trained in (alone, model):
+            loss = trained(**batch(0))
+            loss.backward(retain_graph=True)
+            loss.backward()
+            (trained(**batch(1)) + 2.0 * trained(**batch(2))).backward()
+        name = f"{style} {' '.join(options)}"
+        found[name] = gradient_error(model, alone)
+        [want] = torch.autograd.grad(alone(**batch(0)), [alone.down.weight])
+        [got] = torch.autograd.grad(model(**batch(0)), [model.down.weight])
+        found[f"{name} one"] = (got.full_tensor() - want).abs().max().item()
+    return found
+
+
+def differentiated_twice() -> str:
+    """Second derivatives do not pass the collectives: that is said."""
+    model, *_ = applied((2,), ("dp",))
+    try:
+        torch.autograd.grad(model(**batch(0)), [model.down.weight], create_graph=True)
+    except InputError as error:
+        return str(error)
+    return "no error"
+
+
+def compiled() -> dict[str, float]:
+    """`torch.compile` of a planned model, with the graph breaks that it needs."""
+    alone, found = reference(), {}
+    alone(**batch(0)).backward()
+    for style in ("dp", "fsdp"):
+        torch.compiler.reset()
+        model, *_ = applied((2,), (style,), buckets=BUCKETS[style])
+        torch.compile(model, backend="aot_eager")(**batch(0)).backward()
+        found[style] = gradient_error(model, alone)
+    return found
+
+
+CASES = (
+    in_buckets,
+    accumulation,
+    accumulation_over_shapes,
+    steps_too_early,
+    unusual_backwards,
+    differentiated_twice,
+    compiled,
+)
