@@ -59,6 +59,9 @@ class _Search:
                 self._solve(node)
                 continue
             for bounds in self._split(node):
+                if self._closed(node.objective):
+                    heappush(heap, (node.objective, next(order), replace(node, counts=bounds)))
+                    continue
                 child = self.program.relax_again(node, max(self._left(), 1.0), bounds)
                 if child.status != "infeasible":
                     objective = max(child.objective, node.objective)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from deviation import deviation
 from promotion import Promotion
 from random_plans import random_plan
-from small_zoo import MODELS
+from small_architectures import MODELS
 
 from autopar import Cluster
 from autopar.planning import Stopwatch, prepare, request_of
