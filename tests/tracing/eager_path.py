@@ -8,12 +8,16 @@ gradient, to do without the mode: there `detach` is left out on both sides.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils import _pytree as pytree
+from transformers.integrations.moe import ExpertsInterface
 
 from autopar.graph import GRAD_MODE, VAL, output_tensors
 from autopar.tracing.cleaning import WRITES
@@ -59,6 +63,28 @@ class EagerCalls(TorchFunctionMode):
             facts = tuple((tuple(v.shape), v.dtype) for v in made)
             self._calls.append(((spelled(name), facts), read, made, writes))
         return result
+
+    @contextlib.contextmanager
+    def experts_as_one(self) -> Iterator[None]:
+        """While inside, the experts of a mixture are one call, as they are one node of a graph."""
+        interface = ExpertsInterface
+        find = interface.get_interface
+
+        def get_interface(library: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+            forward = find(library, implementation, default)
+
+            def run(module: Any, *args: Any) -> torch.Tensor:
+                with _pop_mode_temporarily():
+                    result: torch.Tensor = forward(module, *args)
+                facts = ((tuple(result.shape), result.dtype),)
+                self._calls.append((("experts", facts), _tensors(args), [result], False))
+                return result
+
+            return run
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(interface, "get_interface", get_interface)
+            yield
 
     def live(self, outputs: Any) -> list[Call]:
         """The calls that count, for what the model returned."""

@@ -44,7 +44,7 @@ COMPARED = {  # at least so many
 def path(model, inputs, examples):
     """ "" or where the path of the trace on `examples` parts from that of an eager run on `inputs`."""
     graph = trace(model, examples, bias_addition_split=False, remove_inplace=False).graph
-    with torch.random.fork_rng(), EagerCalls() as eager:
+    with torch.random.fork_rng(), EagerCalls() as eager, eager.experts_as_one():
         outputs = model(**inputs)
     return difference(eager.live(outputs), graph_calls(graph))
 
