@@ -2,6 +2,8 @@
 
 python scripts/bench/plan_speed.py             # all cases
 python scripts/bench/plan_speed.py llama gpt2  # those whose name has one of the words
+
+The column of decisions is "ops -> ops that have a choice once equal blocks share theirs".
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def main(words: list[str]) -> None:
         ]
         for name, result in results.items()
     ]
-    head = ["CPU seconds", *stages, "all", "wall", "peak RSS", "ops -> decisions", "gap"]
+    head = ["CPU seconds", *stages, "all", "wall", "peak RSS", "decisions", "gap"]
     print(*table(rows, "<" + ">" * (len(stages) + 5), head=head, indent=0), sep="\n")
 
 
