@@ -15,6 +15,7 @@ from autopar.plans import Plan
 from autopar.runtime.agreement import agree
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import dtype_named
+from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.parameters import distribute_state, tied_names
@@ -48,6 +49,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
+    leave_quietly()
     return model
 
 
