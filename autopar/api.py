@@ -238,14 +238,16 @@ def autoparallelize(
         error = problem
     agree(device, digests, error)
 
-    def decide(traced: Traced, pinned: Mapping[str, Layout] | None, watch: Stopwatch) -> Plan:
+    def decide(model: nn.Module, traced: Traced, pinned: Mapping[str, Layout] | None, watch: Stopwatch) -> Plan:
         text = from_rank_zero(lambda: _solve(model, traced, request, watch, pinned).to_json(), device)
         return Plan.from_json(text)
 
-    def replan(args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: Mapping[str, Layout]) -> tuple[Traced, Plan]:
+    def replan(
+        model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: Mapping[str, Layout]
+    ) -> tuple[Traced, Plan]:
         """Another graph key: trace what is called now and plan it around the stored parameters."""
         given = _call_arguments(model, args, kwargs, request.loss_fn)
-        tensors = {k: v for k, v in given.items() if any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(v))}
+        tensors = {k: v for k, v in given.items() if _is_example(v)}
         constants = {k: v for k, v in given.items() if k not in tensors}
         watch = Stopwatch()
         error: Exception | None = None
@@ -255,9 +257,9 @@ def autoparallelize(
         except Exception as problem:
             error, digests = problem, {}
         agree(device, digests, error)
-        return again, decide(again, storage, watch)
+        return again, decide(model, again, storage, watch)
 
-    chosen = plan if plan is not None else decide(traced, None, watch)
+    chosen = plan if plan is not None else decide(model, traced, None, watch)
     return apply(model, traced, chosen, device_mesh, replan=replan)
 
 
@@ -280,6 +282,12 @@ def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
             f"{'x'.join(map(str, device_mesh.shape))}: plan again for this mesh"
         )
+
+
+def _is_example(value: Any) -> bool:
+    """Whether an argument of a call belongs to `meta_args`: tensors are in it, or will be (an empty cache)."""
+    leaves, spec = pytree.tree_flatten(value)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or not (leaves or spec.is_leaf())
 
 
 def _call_arguments(

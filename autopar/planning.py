@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -129,9 +129,9 @@ def trace_for(
     Modules that cannot be traced, and those that the constraints ask for, are leaves; the former with a warning.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before.
     """
-    # Data-free tensors made in inference mode could not be written to; the graph is that of no_grad.
-    quiet = torch.no_grad() if torch.is_inference_mode_enabled() else nullcontext()
-    with watch.stage("trace"), torch.inference_mode(False), quiet:
+    # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
+    with_grad = torch.is_grad_enabled()  # not so in inference mode
+    with watch.stage("trace"), torch.inference_mode(False), torch.set_grad_enabled(with_grad):
         try:
             traced = trace(
                 model,

@@ -37,6 +37,8 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     if not hasattr(user_class, "no_sync"):
         members["no_sync"] = no_sync
     members["zero_grad"] = _zero_grad(user_class)
+    if callable(getattr(user_class, "generate", None)):
+        members["generate"] = _generate(user_class)
     made: type[nn.Module] = type(user_class)(user_class.__name__, (user_class,), members)  # type: ignore[misc]
     return made
 
@@ -56,6 +58,15 @@ def _zero_grad(user_class: type[nn.Module]) -> Callable[..., None]:
         user_class.zero_grad(self, *args, **kwargs)
 
     return zero_grad
+
+
+def _generate(user_class: Any) -> Callable[..., Any]:
+    @functools.wraps(user_class.generate)
+    def generate(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with getattr(self, ATTRIBUTE).whole_outputs():
+            return user_class.generate(self, *args, **kwargs)
+
+    return generate
 
 
 def _with_keywords(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:

@@ -6,8 +6,8 @@ import copy
 import itertools
 import warnings
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class Planned:
         self.programs: list[Program] = []
         self.replaced: list[weakref.ref[nn.Parameter]] = []
         self.built_dtypes: Mapping[str, torch.dtype] = {}  # of parameters as the user built them
+        self._outputs_whole = False
         self._numbers = itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
         self._forget_model()
@@ -113,6 +114,23 @@ class Planned:
             return None
         shards = [(t._local_tensor if isinstance(t, DTensor) else t).detach() for t in state]
         return Transit(lowered.route, shards, state, self.accumulation)
+
+    @contextmanager
+    def whole_outputs(self) -> Iterator[None]:
+        """For loops that are not ours, as `generate` is: what calls inside return is gathered on every rank.
+
+        Raises InputError with inputs="local", where each rank has prompts of its own and ends when it will.
+        """
+        if self.programs and self.programs[0].plan.inputs == "local":
+            raise InputError(
+                'generate needs the same prompts on every rank, and this plan has inputs="local": plan with '
+                'inputs="global", or generate with a plain model that loads what export_full_state wrote'
+            )
+        before, self._outputs_whole = self._outputs_whole, True
+        try:
+            yield
+        finally:
+            self._outputs_whole = before
 
     def add(self, traced: Traced, plan: Plan) -> Program:
         """Make a graph with its plan ready to run."""
@@ -167,7 +185,7 @@ class Planned:
         try:
             with plain_parameters(model):
                 call = self._whole_call(model, self.programs[0], args, kwargs)
-                traced, plan = self.replan(*call, self.storage)
+                traced, plan = self.replan(model, *call, self.storage)
                 return self.add(traced, plan)
         except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(model, args, kwargs, error) from error
@@ -220,14 +238,15 @@ class Planned:
         return found
 
     def _whole(self, value: Any, output: tuple[Layout, tuple[int, ...]] | None) -> Any:
-        """An output for the user: a plain tensor where it is whole, a DTensor where it is sharded."""
+        """An output for the user: a plain tensor where it is whole (or is to be), a DTensor where it is sharded."""
         if output is None or output[0].is_replicated:
             return value
         layout, shape = output
         stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(
+        sharded = DTensor.from_local(
             value, self.device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
         )
+        return sharded.full_tensor() if self._outputs_whole else sharded
 
 
 def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -42,5 +42,5 @@ class Traced(Protocol):
         """What the model returns, from the flat outputs of the graph."""
 
 
-Replan = Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout]], tuple[Traced, Plan]]
-"""Trace and plan another kind of call, given its arguments and how parameters are stored."""
+Replan = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout]], tuple[Traced, Plan]]
+"""Trace and plan another kind of call of a model or its copy, given its arguments and how parameters are stored."""

@@ -63,23 +63,30 @@ def register_caches() -> None:
 
 
 class _Skeleton:
-    """An object without the attributes that hold tensors; two of the same class and attribute names are equal."""
+    """An object without the attributes that hold tensors or caches. Two are equal if a trace could not tell them apart:
+    of one class, with the same attribute names and the same plain values (how many tokens a sliding window has seen).
+    """
 
     def __init__(self, kind: type, names: tuple[str, ...], rest: dict[str, Any]) -> None:
         self.kind, self.names, self.rest = kind, names, rest
+        self.plain = tuple((n, v) for n, v in rest.items() if v is None or isinstance(v, (bool, int, float, str)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Skeleton) and (self.kind, self.names) == (other.kind, other.names)
+        return isinstance(other, _Skeleton) and (self.kind, self.names, self.plain) == (
+            other.kind,
+            other.names,
+            other.plain,
+        )
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.names))
+        return hash((self.kind, self.names, self.plain))
 
     def __repr__(self) -> str:
-        return f"{self.kind.__name__}({', '.join(self.names)})"
+        return f"{self.kind.__name__}({', '.join([*self.names, *(f'{name}={value!r}' for name, value in self.plain)])})"
 
 
 def _flatten(value: Any) -> tuple[list[Any], _Skeleton]:
-    names = tuple(n for n, v in vars(value).items() if _holds_tensors(v))
+    names = tuple(n for n, v in vars(value).items() if _is_filled(v))
     return [getattr(value, n) for n in names], _Skeleton(
         type(value), names, {n: v for n, v in vars(value).items() if n not in names}
     )
@@ -92,5 +99,11 @@ def _unflatten(children: Any, skeleton: _Skeleton) -> Any:
     return value
 
 
-def _holds_tensors(value: Any) -> bool:
-    return any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(value))
+def _is_filled(value: Any) -> bool:
+    """Whether tensors are in it, or layers of a cache that a trace would fill: these must not be shared by copies."""
+    _, spec = pytree.tree_flatten(value)
+    return _holds_layers(spec) or any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(value))
+
+
+def _holds_layers(spec: pytree.TreeSpec) -> bool:
+    return isinstance(spec.context, _Skeleton) or any(map(_holds_layers, spec.children()))

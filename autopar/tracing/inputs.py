@@ -124,7 +124,7 @@ def leaf_names(name: str, value: Any) -> list[str]:
 def _add(inputs: Inputs, name: str, value: Any) -> None:
     leaves, spec = pytree.tree_flatten(value)
     tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
-    if not tensors:
+    if not tensors and (spec.is_leaf() or leaves):
         inputs.fixed[name] = value
         return
     taken = {leaf.name for leaf in inputs.leaves}

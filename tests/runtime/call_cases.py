@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,17 @@ def evaluation_needs_no_training_memory(preset: str) -> float:
         return abs(model(rows(16)).item() - alone(rows(16)).item())
 
 
+def copied_and_called_otherwise(preset: str) -> float:
+    """An average of weights is a deep copy, and may be the first that is called in its way."""
+    model, alone = planned(preset), built()
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        for mine, right in zip(average.parameters(), alone.parameters(), strict=True):
+            mine.mul_(0.5)
+            right.mul_(0.5)
+        return abs(average(rows(4)).item() - alone(rows(4)).item())
+
+
 PRESETS = ("ddp", "fsdp", "tp")
 KINDS: tuple[Callable[[str], float], ...] = (
     local_inputs,
@@ -106,6 +118,7 @@ KINDS: tuple[Callable[[str], float], ...] = (
     gradient_of_the_input,
     inference_mode,
     evaluation_needs_no_training_memory,
+    copied_and_called_otherwise,
 )
 
 

@@ -13,6 +13,7 @@ KINDS = (
     "gradient_of_the_input",
     "inference_mode",
     "evaluation_needs_no_training_memory",
+    "copied_and_called_otherwise",
 )
 
 

@@ -1,0 +1,30 @@
+"""`generate` on a planned model gives one process' tokens, and plans no call twice: see `generation_cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from generation_cases import NEW_TOKENS
+from launch import launch
+
+GRAPHS = {"dynamic": 1 + NEW_TOKENS, "static": 1 + 2}
+"""The one of training; then one for each length of the cache, or one for the prompt and one for a token."""
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return launch("generation_cases.py", 2)
+
+
+@pytest.mark.parametrize("cache", GRAPHS)
+def test_tokens_are_those_of_one_process(cache: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "error" not in rank[cache], rank[cache]["traceback"]
+        found = rank[cache]["value"]
+        assert found["tokens"] == [found["alone"]] * 2
+        assert found["graphs"] == [GRAPHS[cache]] * 2
+
+
+def test_prompts_must_be_the_same_on_every_rank(two: list[dict[str, Any]]) -> None:
+    assert all("same prompts on every rank" in rank["local"]["value"] for rank in two)

@@ -1,0 +1,60 @@
+"""Key-value caches of transformers in a trace: what it may fill is a copy, and what it reads tells calls apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from autopar.cluster import Cluster
+from autopar.planning import Stopwatch, request_of, trace_for
+from autopar.tracing import trace
+from autopar.tracing.huggingface import register_caches
+
+IDS = torch.zeros(2, 6, dtype=torch.long)
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32, num_hidden_layers=2)).eval()
+
+
+def test_an_empty_cache_is_an_input_and_stays_empty(model: LlamaForCausalLM) -> None:
+    register_caches()
+    cache = DynamicCache(config=model.config)
+    traced = trace(model, {"input_ids": IDS, "past_key_values": cache})
+    assert cache.get_seq_length() == 0
+    assert all(layer.keys is None for layer in cache.layers)
+    again = DynamicCache(config=model.config)
+    assert traced.key((), {"input_ids": IDS, "past_key_values": again}) == traced.own_key
+    traced.bind((), {"input_ids": IDS, "past_key_values": again})
+    made = pytree.tree_leaves(model(IDS, past_key_values=again).past_key_values)
+    assert traced.key((), {"input_ids": IDS, "past_key_values": again}) != traced.own_key, "it is filled now"
+    assert [tuple(t.shape) for t in made] == [(2, 1, 6, 8)] * 4
+
+
+def test_what_a_sliding_window_has_seen_tells_calls_apart() -> None:
+    register_caches()
+    tokens = torch.zeros(1, 1, 4, 8)
+    layer = DynamicSlidingWindowLayer(sliding_window=4)
+    layer.update(tokens, tokens)
+    before = pytree.tree_flatten(layer)
+    layer.update(tokens, tokens)
+    after = pytree.tree_flatten(layer)
+    assert [t.shape for t in before[0]] == [t.shape for t in after[0]], "the shapes alone do not tell"
+    assert before[1] != after[1]
+    assert str(before[1]) != str(after[1])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_call_is_traced_in_its_own_grad_mode(model: LlamaForCausalLM, mode: type[torch.no_grad]) -> None:
+    """A plan of evaluation must not save for backward: leaving inference mode would enable gradients."""
+    request = request_of(Cluster.preset("cpu", shape=(2,)))
+    with mode():
+        traced = trace_for(model, {"input_ids": IDS}, None, request, Stopwatch())
+        assert traced.key((), {"input_ids": IDS}) == traced.own_key
+    (logits, *_), *_ = next(iter(n.args for n in traced.graph.nodes if n.op == "output"))
+    assert traced.val(logits).requires_grad is (mode is torch.enable_grad)
