@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from autopar.cost.traffic import gradient_enters
-from autopar.solver.prices import Price
+from autopar.layout import Layout
+from autopar.solver.linear import Array
 from autopar.solver.problem import Tensor
-from autopar.solver.replays import Flow, Pair, pay_replays
+from autopar.solver.replays import Flow, largest, pay_replays
 
 if TYPE_CHECKING:
     from autopar.solver.model import Model
 
-Prices = dict[Pair, Price]
+
+@dataclass(frozen=True)
+class Paid:
+    """Flows of one tensor that pay together, on the grid of all ports and wanted layouts of its source.
+
+    `numbers`: the variables of each flow, -1 for none; `regathers`: which ports are of parameters gathered again.
+    """
+
+    flows: Sequence[Flow]
+    numbers: Sequence[Array]
+    forward: Array
+    backward: Array
+    regathers: Array
+
+    @property
+    def costly(self) -> Array:
+        """The pairs that cost something."""
+        return (self.forward > 0) | (self.backward > 0)
 
 
 def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
@@ -23,98 +43,103 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
     sharing = len(outside) > 1 or any(t.kind == "outer" and model.conversions(t) > 1 for t in outside)
     flows = [[model.flow(tensor, use) for use in tensor.uses] for tensor in tensors]
     model.flows += [flow for some in flows for flow in some]
-    prices = [_prices(model, tensor, some) for tensor, some in zip(tensors, flows, strict=True)]
-    for part in _parts(model, flows, prices):
-        shared: dict[Pair, int] = {}
-        for tensor, (some, costs) in zip(tensors, part, strict=True):
+    whole = _on_one_grid(model, flows)
+    for part in _parts(model, whole):
+        shared = np.full(part[0].forward.shape, -1)
+        for tensor, paid in zip(tensors, part, strict=True):
             if tensor.kind == "each":
-                for flow in some:
-                    for pair in costs.keys() & flow.pairs.keys():
-                        model.pay_conversion(tensor, flow.pairs[pair], costs[pair], flow.use.times)
-            elif sharing and tensor in outside:
-                _pay_shared(model, tensor, _paid(model, some, costs), costs, shared)
-            else:
-                for pair, variable in _paid(model, some, costs).items():
-                    model.pay_conversion(tensor, variable, costs[pair], model.conversions(tensor))
-    for tensor, some, costs in zip(tensors, flows, prices, strict=True):
+                for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
+                    at = (numbers >= 0) & paid.costly
+                    model.pay_conversion(tensor, numbers[at], paid.forward[at], paid.backward[at], flow.use.times)
+            elif paid.flows and sharing and tensor in outside:
+                _pay_shared(model, tensor, paid, shared)
+            elif paid.flows:
+                at, variables = _any(model, paid)
+                count = model.conversions(tensor)
+                model.pay_conversion(tensor, variables, paid.forward[at], paid.backward[at], count)
+    for tensor, paid in zip(tensors, whole, strict=True):
+        for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
+            _pay_regather(model, flow, numbers, paid)
+        pay_replays(model, tensor, paid, again=sharing and tensor.kind in ("outer", "first"))
+
+
+def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:
+    """The flows from one source on the grid of its ports and all layouts that are wanted."""
+    first = flows[0][0]
+    places: dict[Layout, int] = {}
+    for some in flows:
         for flow in some:
-            _pay_regather(model, flow, costs)
-        pay_replays(model, tensor, some, costs, again=sharing and tensor.kind in ("outer", "first"))
-
-
-def _prices(model: Model, tensor: Tensor, flows: Sequence[Flow]) -> Prices:
-    """The prices of the pairs that cost something."""
-    table = model.table(model.problem.ref(tensor))
-    found = {}
-    for pair in {pair: None for flow in flows for pair in flow.pairs}:
-        price = table(pair[0][0], pair[1])
-        if price is not None and (price.forward or price.backward or price.collectives):
-            found[pair] = price
+            for layout in flow.wanted:
+                places.setdefault(layout, len(places))
+    prices = model.table(model.problem.ref(first.tensor)).prices([port for port, _ in first.ports], list(places))
+    regathers = np.array([regather for _, regather in first.ports], dtype=bool)
+    found = []
+    for some in flows:
+        grids = []
+        for flow in some:
+            grid = np.full((len(first.ports), len(places)), -1)
+            grid[:, [places[layout] for layout in flow.wanted]] = flow.numbers
+            grids.append(grid)
+        there = np.max(grids, axis=0) >= 0
+        forward, backward = np.where(there, prices.forward, 0.0), np.where(there, prices.backward, 0.0)
+        found.append(Paid(some, grids, forward, backward, regathers))
     return found
 
 
-def _parts(
-    model: Model, flows: Sequence[list[Flow]], prices: Sequence[Prices]
-) -> list[list[tuple[list[Flow], Prices]]]:
+def _parts(model: Model, whole: Sequence[Paid]) -> list[Sequence[Paid]]:
     """What is paid together: both directions; or, where some uses give no gradient back, each on its own.
 
     A conversion runs forward if any use needs it and backward if a use that gives a gradient back does.
     """
     problem = model.problem
-
-    def gives_gradient(flow: Flow) -> bool:
-        return gradient_enters(problem.memory, problem.ops[flow.use.op].node, problem.ref(flow.tensor))
-
-    loud = [[flow for flow in some if gives_gradient(flow)] for some in flows]
-    if loud == list(flows) or not any(price.backward for costs in prices for price in costs.values()):
-        return [list(zip(flows, prices, strict=True))]
-    forward = [{pair: replace(price, backward=0.0) for pair, price in costs.items()} for costs in prices]
-    backward = [
-        {pair: replace(price, forward=0.0) for pair, price in costs.items() if any(pair in f.pairs for f in some)}
-        for some, costs in zip(loud, prices, strict=True)
-    ]
-    return [list(zip(flows, forward, strict=True)), list(zip(loud, backward, strict=True))]
-
-
-def _paid(model: Model, flows: Sequence[Flow], prices: Prices) -> dict[Pair, int]:
-    """Per pair that costs something, the variable that is 1 when any use needs it."""
-    if len(flows) == 1:
-        return {pair: flows[0].pairs[pair] for pair in prices}
-    found = {}
-    for pair in prices:
-        users = [flow.pairs[pair] for flow in flows if pair in flow.pairs]
-        if len(users) == 1:
-            found[pair] = users[0]
-            continue
-        found[pair] = model.program.variable("p")
-        for user in users:
-            model.program.implies("p", user, found[pair])
-    return found
+    forward, backward = [], []
+    for paid in whole:
+        loud = [
+            (flow, numbers)
+            for flow, numbers in zip(paid.flows, paid.numbers, strict=True)
+            if gradient_enters(problem.memory, problem.ops[flow.use.op].node, problem.ref(flow.tensor))
+        ]
+        flows, grids = [flow for flow, _ in loud], [numbers for _, numbers in loud]
+        there = np.max(grids, axis=0) >= 0 if grids else False
+        none = np.zeros_like(paid.forward)
+        forward.append(replace(paid, backward=none))
+        backward.append(
+            replace(paid, flows=flows, numbers=grids, forward=none, backward=np.where(there, paid.backward, 0.0))
+        )
+    quiet = any(len(mine.flows) < len(its.flows) for mine, its in zip(backward, whole, strict=True))
+    if not quiet or not any(paid.backward.any() for paid in whole):
+        return [whole]
+    return [forward, backward]
 
 
-def _pay_shared(model: Model, tensor: Tensor, paid: dict[Pair, int], prices: Prices, shared: dict[Pair, int]) -> None:
-    """Conversions outside segments, once for all readers there."""
-    for pair, variable in paid.items():
-        if pair not in shared:
-            shared[pair] = model.program.variable("p")
-            model.pay_conversion(tensor, shared[pair], prices[pair], 1.0)
-        terms: list[tuple[int, float]] = []
-        right = 0.0
-        if tensor.kind != "plain" and tensor.stage in model.recomputed:
-            if tensor.kind == "outer":  # some block keeps, and shares what is converted outside
-                terms, right = [(model.kept(tensor.stage), -1.0)], -1.0
-            else:  # the first block shares it unless it recomputes, as it does if any does
-                terms = [(model.any_recomputed[tensor.stage], 1.0)]
-        model.program.implies("p", variable, shared[pair], terms, right)
+def _any(model: Model, paid: Paid) -> tuple[Array, Array]:
+    """The pairs that cost something, and for each the variable that is 1 when any use needs it."""
+    grids = [np.where(paid.costly, numbers, -1) for numbers in paid.numbers]
+    return largest(model.program, grids, "p", upper=1.0)
 
 
-def _pay_regather(model: Model, flow: Flow, prices: Prices) -> None:
+def _pay_shared(model: Model, tensor: Tensor, paid: Paid, shared: Array) -> None:
+    """Conversions outside segments, once for all readers there; `shared`: their variables so far."""
+    at, variables = _any(model, paid)
+    new = at & (shared < 0)
+    shared[new] = model.program.variables("p", int(new.sum()))
+    model.pay_conversion(tensor, shared[new], paid.forward[new], paid.backward[new], 1.0)
+    terms: list[tuple[int, float]] = []
+    right = 0.0
+    if tensor.kind != "plain" and tensor.stage in model.recomputed:
+        if tensor.kind == "outer":  # some block keeps, and shares what is converted outside
+            terms, right = [(model.kept(tensor.stage), -1.0)], -1.0
+        else:  # the first block shares it unless it recomputes, as it does if any does
+            terms = [(model.any_recomputed[tensor.stage], 1.0)]
+    model.program.implies("p", variables, shared[at], terms, right)
+
+
+def _pay_regather(model: Model, flow: Flow, numbers: Array, paid: Paid) -> None:
     """A parameter that is gathered again: once more per use that keeps it, in blocks that do not recompute."""
     problem = model.problem
     reader = problem.ops[flow.use.op]
     if flow.use.index not in problem.memory.saved(reader.node)[0]:
         return
-    for pair, variable in flow.pairs.items():
-        if pair[0][1] and pair in prices:
-            seconds = problem.memory.micro_batches * prices[pair].forward
-            model.pay_again(flow.tensor, variable, model.conversions(flow.tensor) * seconds)
+    at = (numbers >= 0) & paid.regathers[:, None]
+    seconds = problem.memory.micro_batches * paid.forward[at]
+    model.pay_again(flow.tensor, numbers[at], model.conversions(flow.tensor) * seconds)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from autopar.solver.matrix import Array, Matrix
+from autopar.solver.linear import Array
+from autopar.solver.matrix import Matrix
 
 _ITERATIONS = 1_500  # of the simplex method from a basis; where it needs more, a start from nothing is faster
 _ANEW = 20_000  # and of such a start, where it is not the first

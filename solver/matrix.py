@@ -6,18 +6,17 @@ alone (its paid conversion, its count of replays), and the rows that say nothing
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autopar.solver.linear import Array
+
 if TYPE_CHECKING:
     from autopar.solver.program import Program
-
-Array = Any  # of numpy; its stubs say no more about what is computed here
 
 
 @dataclass(frozen=True)
@@ -68,28 +67,42 @@ class Matrix:
 
     def __init__(self, program: Program) -> None:
         self.columns, self.lines = len(program.names), len(program.rows)
-        lengths = np.fromiter((len(terms) for _, terms, _, _ in program.rows), dtype=np.int64, count=self.lines)
-        total = int(lengths.sum())
-        chain = itertools.chain.from_iterable
-        self.row = np.repeat(np.arange(self.lines), lengths)
-        self.column = np.fromiter(chain(terms for _, terms, _, _ in program.rows), dtype=np.int64, count=total)
-        values = chain(terms.values() for _, terms, _, _ in program.rows)
-        self.value = np.fromiter(values, dtype=float, count=total)
-        self.start = np.concatenate([[0], np.cumsum(lengths)])
+        self.row, self.column, self.value = program.entries.arrays()
         self.lower = np.array(program.lower, dtype=float)
         self.upper = np.array([math.inf if bound is None else bound for bound in program.upper], dtype=float)
+        self.integer, self.whole = np.array(program.integer, dtype=bool), np.array(program.whole, dtype=bool)
         self.cost = np.zeros(self.columns)
-        self.cost[list(program.cost)] = list(program.cost.values())
-        senses = np.array([sense for _, _, sense, _ in program.rows])
-        right = np.array([right for _, _, _, right in program.rows], dtype=float)
+        senses = np.array([sense for _, sense, _ in program.rows])
+        right = np.array([right for *_, right in program.rows], dtype=float)
         self.least, self.most = np.where(senses >= 0, right, -np.inf), np.where(senses <= 0, right, np.inf)
+        self.counts = {v: (self.lower[v], self.upper[v]) for pair in program.early for v in pair}
         self.implications = _implications(program)
-        self.products = _products(program)
-        self.flows = np.array(program.flows, dtype=np.int64).reshape(-1, 3)
+        self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
+        self.flows = np.stack(_joined(program.flows, 3), axis=1)
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that say nothing where their variable is left out
         for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
+
+    def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
+        """Give counts these bounds, or their own, and products what follows from them."""
+        for variable, own in self.counts.items():
+            self.lower[variable], self.upper[variable] = bounds.get(variable, own)
+        slopes, equal = self.products.within(bounds)
+        self.value[self.products.entries] = -slopes[self.products.owner]
+        self.least[self.products.rows] = np.where(equal, 0.0, -np.inf)
+
+    def part(self, kept: Array) -> Iterator[tuple[int, list[int], list[float], float, float]]:
+        """The rows of some columns, in order: number, columns, values, least and most; none that says nothing."""
+        inside = np.zeros(self.columns, dtype=bool)
+        inside[kept] = True
+        entries = np.flatnonzero(inside[self.column] & (self.value != 0))
+        lengths = np.bincount(self.row[entries], minlength=self.lines)
+        wanted = (lengths > 0) | (self.least > 0) | (self.most < 0)
+        columns, values, end = self.column[entries].tolist(), self.value[entries].tolist(), np.cumsum(lengths)
+        for row in np.flatnonzero(wanted).tolist():
+            start, stop = int(end[row] - lengths[row]), int(end[row])
+            yield row, columns[start:stop], values[start:stop], float(self.least[row]), float(self.most[row])
 
     def _optional(self) -> Array:
         """Flows, counts of flows alone, and what is at least one of these and nothing else."""
@@ -138,13 +151,17 @@ class Matrix:
         return self.with_company(inside)
 
 
+def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
+    """The arrays of all chunks, one behind the other."""
+    none = (np.zeros(0, dtype=np.int64),) * many
+    return [np.concatenate(some) for some in zip(none, *(chunk[:many] for chunk in chunks), strict=True)]
+
+
 def _implications(program: Program) -> Implications:
-    rows = np.array([row for row, _, _ in program.implied], dtype=np.int64)
-    small = np.array([v for _, v, _ in program.implied], dtype=np.int64)
-    big = np.array([v for _, _, v in program.implied], dtype=np.int64)
-    alone = np.array([len(program.rows[row][1]) == 2 for row, _, _ in program.implied], dtype=bool)
-    rank = _ranks(small) * (1 + len(program.implied)) + _ranks(big)
-    return Implications(rows, small, big, alone, np.isin(small, big), rank)
+    rows, small, big = _joined(program.implied, 3)
+    alone = np.repeat([alone for *_, alone in program.implied], [len(some) for some, *_ in program.implied])
+    rank = _ranks(small) * (1 + len(rows)) + _ranks(big)
+    return Implications(rows, small, big, alone.astype(bool), np.isin(small, big), rank)
 
 
 def _ranks(keys: Array) -> Array:
@@ -156,24 +173,24 @@ def _ranks(keys: Array) -> Array:
     return ranks
 
 
-def _products(program: Program) -> Products:
-    ones = [some for _, _, some, _ in program.products]
-    rows = np.array([row for row, *_ in program.products], dtype=np.int64)
-    most = np.array([-program.rows[row][1][some[0]] for row, _, some, _ in program.products], dtype=float)
+def _products(program: Program, starts: Array) -> Products:
+    """`starts`: where the entries of each row begin."""
+    rows, z, ones, _ = _joined(program.products, 4)
     kinds: dict[tuple[tuple[int, float], ...], int] = {}
-    kind = [kinds.setdefault(tuple(times.items()), len(kinds)) for *_, times in program.products]
-    lengths = np.array([len(some) for some in ones], dtype=np.int64)
-    owner = np.repeat(np.arange(len(ones)), lengths)
-    starts = np.cumsum([0, *(len(terms) for _, terms, _, _ in program.rows)])[rows] + 1  # behind z
+    kind = [kinds.setdefault(tuple(times.items()), len(kinds)) for *_, times, _ in program.products]
+    lengths = np.array([len(some) for some, *_ in program.products], dtype=np.int64)
+    before = np.cumsum(lengths) - lengths
+    owners = [some + first for (_, _, _, some, *_), first in zip(program.products, before, strict=True)]
+    owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
     return Products(
         rows,
-        np.array([z for _, z, *_ in program.products], dtype=np.int64),
-        most,
-        np.array(kind, dtype=np.int64),
+        z,
+        np.repeat([most for *_, most in program.products], lengths),
+        np.repeat(np.array(kind, dtype=np.int64), lengths),
         [dict(times) for times in kinds],
-        np.array([one for some in ones for one in some], dtype=np.int64),
+        ones,
         owner,
-        starts[owner] + _ranks(owner),
+        starts[rows[owner]] + 1 + _ranks(owner),  # behind z
     )
 
 

@@ -25,17 +25,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.errors import InfeasibleError
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.solver.conversions import pay_conversions
+from autopar.solver.linear import Array, Linear
 from autopar.solver.overlap import Overlap
-from autopar.solver.prices import Price, PriceTable
+from autopar.solver.prices import PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.program import Program
-from autopar.solver.replays import Expression, Flow, Pair, Port, counted
+from autopar.solver.replays import Flow, Port, counted
 
 OBJECTIVE = 1000.0
 """The size of the objective in the program."""
@@ -51,15 +54,17 @@ class Model:
     flows: list[Flow] = field(default_factory=list)
     recomputed: dict[int, int] = field(default_factory=dict)  # r of a recomputable stage
     any_recomputed: dict[int, int] = field(default_factory=dict)  # q
-    seconds: Expression = field(default_factory=dict)  # the objective, in seconds
-    movable: dict[tuple[str, int], Expression] = field(default_factory=dict)  # part of it, by kind and stretch
+    seconds: Linear = field(default_factory=Linear)  # the objective, in seconds
+    movable: dict[tuple[str, int], Linear] = field(default_factory=dict)  # part of it, by kind and stretch
     overlap: Overlap | None = None
     bare: bool = False  # without conversions of activations, where each is possible: less than all that a plan needs
 
     def __post_init__(self) -> None:
         self._tables: dict[TensorRef, PriceTable] = {}
         self._shared_tables: dict[tuple[object, ...], PriceTable] = {}
-        self._z: dict[int, list[int]] = {}
+        self._z: dict[int, Array] = {}
+        self._ports: dict[tuple[int, int], dict[Port, list[int]]] = {}
+        self._wanted: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[int, int] = {}
         for number, op in enumerate(self.problem.ops):
             names = [f"x.{op.node.name}.{s}" for s in range(len(op.choices))]
@@ -71,6 +76,10 @@ class Model:
             if stage.recomputable:
                 self._recompute_counts(number, stage.count)
         self._pay_ops()
+        for tensor in self.problem.tensors:
+            ports = [layout for layout, _ in self.ends(tensor)]
+            for use in tensor.uses:
+                self.table(self.problem.ref(tensor)).expect(ports, list(self.wants(tensor, use)))
         by_source: dict[tuple[int, int], list[Tensor]] = {}
         for tensor in self.problem.tensors:
             by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
@@ -82,15 +91,16 @@ class Model:
 
     def reference(self) -> float:
         """Seconds of about the size of the answer: the cheapest choice of every op, or the dearest of all prices."""
-        seconds = sum(min(self.seconds.get(v, 0.0) for v in ones) for ones in self.x)
-        return seconds or max(self.seconds.values(), default=0.0) or 1.0
+        prices = self.seconds.array(len(self.program.names))
+        seconds = float(sum(prices[ones].min() for ones in self.x))
+        return seconds or float(prices.max(initial=0.0)) or 1.0
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def count(self, op: Op) -> int:
         return self.problem.stages[op.stage].count
 
-    def z(self, number: int) -> list[int]:
+    def z(self, number: int) -> Array:
         """How many blocks recompute with each choice of an op: r x."""
         if number not in self._z:
             op = self.problem.ops[number]
@@ -110,32 +120,25 @@ class Model:
                 self.program.at_least("k", [(self._kept[stage], many), (self.recomputed[stage], 1.0)], many)
         return self._kept[stage]
 
-    def pay(self, variable: int, seconds: float) -> None:
-        """Add seconds to the objective."""
-        if seconds:
-            self.seconds[variable] = self.seconds.get(variable, 0.0) + seconds
-
-    def plainness(self) -> Expression:
+    def plainness(self) -> Array:
         """How far each variable departs from the plainest plan: sharded storage, regathers, recompute, collectives."""
-        found: Expression = dict.fromkeys(self.recomputed.values(), 1.0)
+        found = np.zeros(len(self.program.names))
+        found[list(self.recomputed.values())] = 1.0
         for number, op in enumerate(self.problem.ops):
             if op.node.op == "get_attr":
                 for variable, choice in zip(self.x[number], op.choices, strict=True):
                     cut = sum(p.is_sharded for p in choice.strategy.outputs[0].placements)
-                    found[variable] = float(cut + choice.regather)
+                    found[variable] = cut + choice.regather
         for flow in self.flows:
-            table = self.table(self.problem.ref(flow.tensor))
-            for pair, variable in flow.pairs.items():
-                price = table(pair[0][0], pair[1])
-                if price is not None and price.collectives:
-                    found[variable] = float(price.collectives)
+            collectives = flow.prices.forward_collectives + flow.prices.backward_collectives
+            found[flow.all] = collectives[flow.numbers >= 0]
         return found
 
-    def most_departures(self, plainness: Expression) -> float:
+    def most_departures(self, plainness: Array) -> float:
         """The largest sum of departures that any plan can have: one choice of each op, one flow to each use."""
-        groups = [*self.x, *(list(flow.pairs.values()) for flow in self.flows)]
-        most = sum(max((plainness.get(v, 0.0) for v in group), default=0.0) for group in groups)
-        return most + sum(self.program.upper[r] or 0.0 for r in self.recomputed.values())
+        groups = [*self.x, *(flow.all for flow in self.flows)]
+        most = sum(plainness[group].max() for group in groups)
+        return float(most) + sum(self.program.upper[r] or 0.0 for r in self.recomputed.values())
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 
@@ -164,13 +167,12 @@ class Model:
                         inner_backward += collective_seconds(inner.kind, inner.backward_bytes, axis)
                 forwards.append(choice.forward_seconds + inner_forward)
                 once = forwards[-1] + choice.backward_seconds + inner_backward
-                self.pay(variable, many * self.count(op) * once)
+                self.seconds.add(variable, many * self.count(op) * once)
                 if memory.is_parameter(op.node):
                     traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
-                    self.pay(variable, self.count(op) * cluster.device.update_seconds(traffic))
+                    self.seconds.add(variable, self.count(op) * cluster.device.update_seconds(traffic))
             if op.replayed and op.stage in self.recomputed and any(forwards):
-                for variable, forward in zip(self.z(number), forwards, strict=True):
-                    self.pay(variable, many * forward)
+                self.seconds.add(self.z(number), many * np.array(forwards))
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
@@ -181,47 +183,43 @@ class Model:
 
     def flow(self, tensor: Tensor, use: Use) -> Flow:
         """New variables for how a tensor gets from its source to one use."""
-        problem, program = self.problem, self.program
-        source, reader, ref = problem.ops[tensor.source], problem.ops[use.op], problem.ref(tensor)
-        table = self.table(ref)
-        grad = table.needs_grad
-        ports: dict[Port, list[int]] = {}
-        for variable, choice in zip(self.x[tensor.source], source.choices, strict=True):
-            layout = choice.strategy.outputs[tensor.output]
-            ports.setdefault((layout if grad else layout.value(), choice.regather), []).append(variable)
-        wanted: dict[Layout, list[int]] = {}
-        for variable, choice in zip(self.x[use.op], reader.choices, strict=True):
-            layout = choice.strategy.inputs[use.index]
-            wanted.setdefault(layout if grad else layout.value(), []).append(variable)
-        pairs: dict[Pair, int] = {}
-        rows = table.rows([port[0] for port in ports], list(wanted))
-        for port, row in zip(ports, rows, strict=True):
-            for layout in wanted:
-                if row[layout] is not None:
-                    pairs[port, layout] = program.variable("f")
-        out: dict[Port, list[tuple[int, float]]] = {port: [(v, -1.0) for v in ones] for port, ones in ports.items()}
-        into: dict[Layout, list[tuple[int, float]]] = {w: [(v, -1.0) for v in ones] for w, ones in wanted.items()}
-        for (port, layout), variable in pairs.items():
-            out[port].append((variable, 1.0))
-            into[layout].append((variable, 1.0))
-        start = {port: program.equal("out", row, 0.0) for port, row in out.items()}
-        end = {layout: program.equal("into", row, 0.0) for layout, row in into.items()}
-        program.flows += [(variable, start[port], end[layout]) for (port, layout), variable in pairs.items()]
-        if not pairs:
-            raise InfeasibleError(
-                f"no layout that '{source.node.name}' gives can become one that '{reader.node.name}' wants"
-            )
-        return Flow(tensor, use, pairs)
+        problem = self.problem
+        ports, wanted = self.ends(tensor), self.wants(tensor, use)
+        prices = self.table(problem.ref(tensor)).prices([layout for layout, _ in ports], list(wanted))
+        if not prices.possible.any():
+            source, reader = problem.ops[tensor.source].node.name, problem.ops[use.op].node.name
+            raise InfeasibleError(f"no layout that '{source}' gives can become one that '{reader}' wants")
+        numbers = self.program.transport(list(ports.values()), list(wanted.values()), prices.possible)
+        return Flow(tensor, use, list(ports), list(wanted), numbers, prices)
+
+    def ends(self, tensor: Tensor) -> dict[Port, list[int]]:
+        """The choices of a tensor's source by how the tensor lies then."""
+        key = tensor.source, tensor.output
+        if key not in self._ports:
+            grad = self.table(self.problem.ref(tensor)).needs_grad
+            found = self._ports.setdefault(key, {})
+            for variable, choice in zip(self.x[key[0]], self.problem.ops[key[0]].choices, strict=True):
+                layout = choice.strategy.outputs[tensor.output]
+                found.setdefault((layout if grad else layout.value(), choice.regather), []).append(variable)
+        return self._ports[key]
+
+    def wants(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
+        """The choices of a tensor's reader by how they want it."""
+        key = use.op, use.index
+        if key not in self._wanted:
+            grad = self.table(self.problem.ref(tensor)).needs_grad
+            found = self._wanted.setdefault(key, {})
+            for variable, choice in zip(self.x[use.op], self.problem.ops[use.op].choices, strict=True):
+                layout = choice.strategy.inputs[use.index]
+                found.setdefault(layout if grad else layout.value(), []).append(variable)
+        return self._wanted[key]
 
     def _restricts(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, or some choice of its source goes with no or not all choices of a use."""
-        problem, ref = self.problem, self.problem.ref(tensor)
-        table, source = self.table(ref), problem.ops[tensor.source]
-        given = {choice.strategy.outputs[tensor.output] for choice in source.choices}
-        wanted = {c.strategy.inputs[use.index] for use in tensor.uses for c in problem.ops[use.op].choices}
-        if not table.needs_grad:
-            given, wanted = {layout.value() for layout in given}, {layout.value() for layout in wanted}
-        return problem.memory.is_parameter(source.node) or any(table(a, b) is None for a in given for b in wanted)
+        ref = self.problem.ref(tensor)
+        ports = [layout for layout, _ in self.ends(tensor)]
+        wanted = list(dict.fromkeys(layout for use in tensor.uses for layout in self.wants(tensor, use)))
+        return self.problem.memory.is_parameter(ref.node) or not self.table(ref).prices(ports, wanted).possible.all()
 
     def table(self, ref: TensorRef) -> PriceTable:
         """Prices of one tensor; tensors of equal form share a table."""
@@ -237,22 +235,22 @@ class Model:
             self._tables[ref] = shared
         return self._tables[ref]
 
-    def pay_again(self, tensor: Tensor, variable: int, seconds: float) -> None:
+    def pay_again(self, tensor: Tensor, variables: Array, seconds: Array) -> None:
         """Add seconds for converting a tensor again in backward, as a regather or in a replay."""
-        self.pay(variable, seconds)
-        self._movable("again", tensor, variable, seconds)
+        self.seconds.add(variables, seconds)
+        self._movable("again", tensor, variables, seconds)
 
-    def _movable(self, kind: str, tensor: Tensor, variable: int, seconds: float) -> None:
+    def _movable(self, kind: str, tensor: Tensor, variables: Array, seconds: Array) -> None:
         """Note what could hide behind compute: what moves parameters and their gradients."""
         node = self.problem.ops[tensor.source].node
-        if seconds and self.problem.memory.is_parameter(node):
-            terms = self.movable.setdefault((kind, self.problem.grouping.stretch(node)), {})
-            terms[variable] = terms.get(variable, 0.0) + seconds
+        if np.any(seconds) and self.problem.memory.is_parameter(node):
+            terms = self.movable.setdefault((kind, self.problem.grouping.stretch(node)), Linear())
+            terms.add(variables, seconds)
 
-    def pay_conversion(self, tensor: Tensor, variable: int, price: Price, count: float) -> None:
+    def pay_conversion(self, tensor: Tensor, variables: Array, forward: Array, backward: Array, count: float) -> None:
         """Add `count` conversions of a tensor; gradients of parameters move once a step, all else per micro-batch."""
         many = self.problem.memory.micro_batches
         times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
-        self.pay(variable, count * (many * price.forward + times * price.backward))
-        self._movable("gathers", tensor, variable, count * many * price.forward)
-        self._movable("reductions", tensor, variable, count * times * price.backward)
+        self.seconds.add(variables, count * (many * forward + times * backward))
+        self._movable("gathers", tensor, variables, count * many * forward)
+        self._movable("reductions", tensor, variables, count * times * backward)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.cost.overlap import Movable, hidden_seconds
-from autopar.solver.replays import Expression
+from autopar.solver.linear import Array, Linear
 
 if TYPE_CHECKING:
     from autopar.solver.model import Model
@@ -20,13 +20,13 @@ class Overlap:
         self.stretches = model.problem.grouping.stretches
         self.micro_batches = model.problem.memory.micro_batches
         self.part = model.problem.cluster.device.overlap
-        self.forward: list[Expression] = [{} for _ in self.stretches]
-        self.backward: list[Expression] = [{} for _ in self.stretches]
+        self.forward = [Linear() for _ in self.stretches]
+        self.backward = [Linear() for _ in self.stretches]
         self._compute()
         self.hidden = self._sum(self._rows())
-        model.pay(self.hidden, -unit)
+        model.seconds.add(self.hidden, -unit)
 
-    def seconds(self, values: Sequence[float]) -> float:
+    def seconds(self, values: Array) -> float:
         """What is hidden where the program's variables have these values, at its largest."""
         movable = Movable(len(self.stretches))
         for (kind, c), terms in self.model.movable.items():
@@ -43,8 +43,7 @@ class Overlap:
                     (self.forward[c], choice.forward_seconds),
                     (self.backward[c], choice.backward_seconds),
                 ):
-                    if seconds:
-                        target[variable] = target.get(variable, 0.0) + count * seconds
+                    target.add(variable, count * seconds)
 
     def _rows(self) -> list[int]:
         """Variables g_c and b, whose sum is hidden."""
@@ -56,11 +55,11 @@ class Overlap:
             own = 1 - 1 / (stretch.count * stretch.buckets)
             forward, backward = self._of(self.forward[c]), self._of(self.backward[c])
             for kind, compute, found in (("gathers", forward, hidden), ("again", backward, again)):
-                moved = self._of(self._saving(kind, c))
+                moved = self._saving(kind, c)
                 if moved is not None and compute is not None and own:
                     limits = [[(moved, 1.0)], [(compute, self.micro_batches * own)]]
                     found.append(self._least(limits))
-            moved = self._of(self._saving("reductions", c))
+            moved = self._saving("reductions", c)
             if moved is not None:
                 sooner = [(b, 1.0) for b in before]
                 late = [(backward, own)] if backward is not None else []
@@ -79,16 +78,18 @@ class Overlap:
             hidden.append(self._least([[(v, 1.0) for v in both], [(b, float(self.micro_batches)) for b in before]]))
         return hidden
 
-    def _saving(self, kind: str, c: int) -> Expression:
+    def _saving(self, kind: str, c: int) -> int | None:
         """What the collectives of one kind of a stretch save at most."""
-        return {v: self.part * seconds for v, seconds in self.model.movable.get((kind, c), {}).items()}
+        terms = self.model.movable.get((kind, c))
+        return self._of(terms, self.part) if terms is not None else None
 
-    def _of(self, terms: Expression) -> int | None:
-        """A variable equal to seconds, in units; None where there are none."""
-        if not any(terms.values()):
+    def _of(self, expression: Linear, part: float = 1.0) -> int | None:
+        """A variable equal to a part of seconds, in units; None where there are none."""
+        terms = expression.terms(part / self.unit)
+        if not len(terms[0]):
             return None
         found = self._variable()
-        self.program.equal("seconds", [(found, 1.0)] + [(v, -s / self.unit) for v, s in terms.items()], 0.0)
+        self.program.equal_to_sum("seconds", found, terms)
         return found
 
     def _least(self, limits: Sequence[Sequence[tuple[int, float]]]) -> int:
@@ -107,5 +108,6 @@ class Overlap:
         return self.program.variable("hidden", upper=None, whole=False)
 
 
-def _value(terms: Expression, values: Sequence[float]) -> float:
-    return sum(seconds * values[variable] for variable, seconds in terms.items())
+def _value(expression: Linear, values: Array) -> float:
+    variables, seconds = expression.terms()
+    return float(seconds @ values[variables])

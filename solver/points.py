@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from autopar.cost.lifetimes import Point
 from autopar.cost.moving import Moving
+from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.replays import Expression, Flow
@@ -28,6 +31,7 @@ class Points:
         self.model, self.problem, self.stages, self.waiting = model, model.problem, stages, waiting
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
+        self._conversions: dict[tuple[Flow, bool], int | None] = {}
         self.into: dict[int, list[Flow]] = {}
         for flow in model.flows:
             if not self.memory.is_parameter(self.problem.ops[flow.tensor.source].node):
@@ -99,10 +103,33 @@ class Points:
                 add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
         for flow in self.into.get(member, ()):
             if flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind:
-                ref = self.problem.ref(flow.tensor)
-                for (port, wanted), variable in flow.pairs.items():
-                    add(found, variable, self.lifetimes.conversion_bytes(point, ref, port[0], wanted))
+                converted = self._converted(flow, backward=point.backward)
+                if converted is not None:
+                    add(found, converted, UNIT)
         return found
+
+    def _converted(self, flow: Flow, *, backward: bool) -> int | None:
+        """`Lifetimes.conversion_bytes` of a flow as a variable (in MiB), None where it is never more than 0.
+
+        The source's choices say what its layouts take; flows that need no collectives are fewer than those that do.
+        """
+        key = flow, backward
+        if key not in self._conversions:
+            prices, here = flow.prices, flow.numbers >= 0
+            moves = (prices.backward_collectives if backward else prices.forward_collectives) > 0
+            one = None
+            if (moves & here).any():
+                ref, terms = self.problem.ref(flow.tensor), Linear()
+                sizes = np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
+                for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
+                    for variable in ones:
+                        terms.add(variable, size)
+                still = here & ~moves
+                terms.add(flow.numbers[still], -np.broadcast_to(sizes[:, None], still.shape)[still])
+                one = self.model.program.variable("converted", upper=None, whole=False)
+                self.model.program.equal_to_sum("converted", one, terms.terms())
+            self._conversions[key] = one
+        return self._conversions[key]
 
 
 class OnTheWay:

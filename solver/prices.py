@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,22 +15,32 @@ from autopar.errors import LayoutError
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.reshard import Move, Step, steps
-
-Row = Mapping[Layout, "Price | None"]
+from autopar.solver.linear import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Seconds of one conversion, forward and backward, and how many collectives it is."""
+class Prices:
+    """Of conversions from each of some layouts (rows) into each of others (columns).
 
-    forward: float
-    backward: float
-    collectives: int
+    Seconds forward and backward, and how many collectives these are; `possible`: whether there is a way.
+    """
+
+    forward: Array
+    backward: Array
+    forward_collectives: Array
+    backward_collectives: Array
+    possible: Array
+
+    def at(self, rows: Array, columns: Array) -> Prices:
+        """Those of some layouts."""
+        at = np.ix_(rows, columns)
+        kinds = self.forward, self.backward, self.forward_collectives, self.backward_collectives, self.possible
+        return Prices(*(kind[at] for kind in kinds))
 
 
 @dataclass
 class PriceTable:
-    """What conversions of one tensor cost, looked up once for each pair of layouts.
+    """What conversions of tensors of one form cost, worked out together for all layouts that they have.
 
     `grouping`: given for a parameter, which shares collectives with others.
     """
@@ -42,68 +51,57 @@ class PriceTable:
     gradient_itemsize: int
     needs_grad: bool
     grouping: Grouping | None = None
-    known: dict[Layout, dict[Layout, Price | None]] = field(default_factory=dict)
+    sources: dict[Layout, int] = field(default_factory=dict)
+    wanted: dict[Layout, int] = field(default_factory=dict)
+    _prices: Prices | None = None
 
-    def __call__(self, source: Layout, wanted: Layout) -> Price | None:
-        """None where the conversion is impossible."""
-        row = self.known.setdefault(source, {})
-        if wanted not in row:
-            row[wanted] = self._price(source, wanted)
-        return row[wanted]
+    def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
+        """Say which prices will be asked for: those that are said before the first question are cheapest."""
+        for known, some in ((self.sources, sources), (self.wanted, wanted)):
+            for layout in some:
+                if layout not in known:
+                    known[layout] = len(known)
+                    self._prices = None
 
-    def rows(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[Row]:
-        """The prices from each of some layouts into at least all of others, worked out together."""
-        missing = [s for s in sources if not self.known.get(s, {}).keys() >= set(wanted)]
-        if missing and wanted:
-            self._fill(missing, wanted)
-        return [self.known[source] for source in sources]
+    def prices(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
+        """The prices from each of some layouts into each of others."""
+        self.expect(sources, wanted)
+        if self._prices is None:
+            self._prices = self._all(list(self.sources), list(self.wanted))
+        rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
+        return self._prices.at(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
 
-    def _fill(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
+    def _all(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
         shape = tuple(tensor_of(self.ref).shape)
         paths = all_paths(sources, wanted, shape, self.cluster.shape, needs_grad=self.needs_grad)
-        forward = np.array([self._parts(step.forward, self.itemsize) for step in paths.steps] + [(0.0, 0.0)])
-        backward = np.array([self._parts(step.backward, self.gradient_itemsize) for step in paths.steps] + [(0.0, 0.0)])
-        live = np.array([self._live(step) for step in paths.steps] + [0])
-        calls = np.array([self._calls(layout) for layout in wanted])
+        calls = np.array([1.0 if self.grouping is None else self.grouping.calls(self.ref, w) for w in wanted])
+        each = np.array([*(self._step(step) for step in paths.steps), (0.0,) * 6])  # at -1: no step
+        totals = each[paths.numbers].sum(axis=2)
+        possible = paths.found.copy()
+        for i, j in np.argwhere(~paths.found).tolist():
+            try:
+                path = steps(sources[i], wanted[j], shape, self.cluster.shape, needs_grad=self.needs_grad)
+            except LayoutError:
+                continue
+            possible[i, j] = True
+            totals[i, j] = np.sum([self._step(step) for step in path], axis=0)
+        fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 2, 0)
+        return Prices(
+            calls * fixed + moving,
+            calls * back_fixed + back_moving,
+            forward_live.astype(np.int64),
+            back_live.astype(np.int64),
+            possible,
+        )
 
-        def seconds(parts: Any) -> list[list[float]]:
-            fixed, moving = parts[paths.numbers].sum(axis=2).transpose(2, 0, 1)
-            return (calls * fixed + moving).tolist()
+    def _step(self, step: Step) -> tuple[float, ...]:
+        """What `_parts` says of the collectives of a step, forward and backward."""
+        return *self._parts(step.forward, self.itemsize), *self._parts(step.backward, self.gradient_itemsize)
 
-        there, back, counts = seconds(forward), seconds(backward), live[paths.numbers].sum(axis=2).tolist()
-        for i, source in enumerate(sources):
-            row = self.known.setdefault(source, {})
-            for j, layout in enumerate(wanted):
-                if layout not in row:
-                    found = paths.found[i, j]
-                    row[layout] = Price(there[i][j], back[i][j], counts[i][j]) if found else self._price(source, layout)
-
-    def _price(self, source: Layout, wanted: Layout) -> Price | None:
-        shape = tuple(tensor_of(self.ref).shape)
-        try:
-            path = steps(source, wanted, shape, self.cluster.shape, needs_grad=self.needs_grad)
-        except LayoutError:
-            return None
-        calls = self._calls(wanted)
-
-        def seconds(moves: Sequence[Move | None], itemsize: int) -> float:
-            return sum(calls * fixed + moving for fixed, moving in (self._parts(move, itemsize) for move in moves))
-
-        forward = seconds([step.forward for step in path], self.itemsize)
-        backward = seconds([step.backward for step in path], self.gradient_itemsize)
-        return Price(forward, backward, sum(map(self._live, path)))
-
-    def _calls(self, wanted: Layout) -> float:
-        return 1.0 if self.grouping is None else self.grouping.calls(self.ref, wanted)
-
-    def _parts(self, move: Move | None, itemsize: int) -> tuple[float, float]:
-        """Seconds of a collective that do not depend on its bytes, and those that do."""
+    def _parts(self, move: Move | None, itemsize: int) -> tuple[float, float, float]:
+        """Seconds of a collective that do not depend on its bytes, those that do, and whether there is any."""
         if move is None:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         axis = self.cluster.axes[move.axis]
         fixed = collective_seconds(move.kind, 0, axis)
-        return fixed, collective_seconds(move.kind, move.elements * itemsize, axis, 0.0)
-
-    def _live(self, step: Step) -> int:
-        moves = [move for move in (step.forward, step.backward) if move is not None]
-        return len(moves) if self.cluster.axes[step.axis].size > 1 else 0
+        return fixed, collective_seconds(move.kind, move.elements * itemsize, axis, 0.0), float(axis.size > 1)

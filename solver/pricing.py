@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.solver.matrix import Array, Matrix
+from autopar.solver.linear import Array
+from autopar.solver.matrix import Matrix
 
 
 def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array]:

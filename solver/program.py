@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as plain lists, and its solution by pulp: the one file that imports pulp."""
+"""A mixed-integer linear program as lists and arrays, and its solution by pulp: the one file that imports pulp."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pulp
 
 from autopar.solver.engines import ListedProblem, engine, is_highs
-from autopar.solver.matrix import spread
+from autopar.solver.linear import Array, Entries
+from autopar.solver.matrix import Matrix
 from autopar.solver.relaxation import Relaxation
 
 Terms = Iterable[tuple[int, float]]  # (variable, coefficient)
-Product = tuple[int, int, tuple[int, ...], dict[int, float]]  # a row, its variable, the ones and their counts
-
-_SENSES = {-1: pulp.LpConstraintLE, 0: pulp.LpConstraintEQ, 1: pulp.LpConstraintGE}
-
 Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower than their own
+Product = tuple[Array, Array, Array, Array, dict[int, float], float]
+
+_NONE: Array = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -28,29 +29,36 @@ class Outcome:
     """
 
     status: str
-    values: Sequence[float]
+    values: Array  # none without a solution
     objective: float
     bound: float
-    reduced: Sequence[float] = ()  # reduced costs, of a relaxation
+    reduced: Array = field(default_factory=lambda: _NONE)  # reduced costs, of a relaxation
     relaxation: Relaxation | None = None  # of which it is the answer, HiGHS alone
     counts: Bounds = field(default_factory=dict)  # where this holds
 
 
 @dataclass
 class Program:
-    """Minimise `cost @ x` over `lower <= x <= upper` and rows; some variables are integers."""
+    """Minimise `cost @ x` over `lower <= x <= upper` and rows; some variables are integers.
+
+    What there are many of (flows, conversions that they pay, counts of their replays) is made in arrays.
+    """
 
     names: list[str] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float | None] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)  # 0 or at least 1 in every integer solution
-    cost: dict[int, float] = field(default_factory=dict)
-    rows: list[tuple[str, dict[int, float], int, float]] = field(default_factory=list)
+    cost: Array = field(default_factory=lambda: _NONE)  # of all variables
+    rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
+    entries: Entries = field(default_factory=Entries)
     early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
-    products: list[Product] = field(default_factory=list)
-    flows: list[tuple[int, int, int]] = field(default_factory=list)  # with the rows of their two ends
-    implied: list[tuple[int, int, int]] = field(default_factory=list)  # rows, with what implies what
+    products: list[Product] = field(
+        default_factory=list
+    )  # rows, variables, ones, the place of each one's row; counts, most
+    flows: list[tuple[Array, Array, Array]] = field(default_factory=list)  # with the rows of their two ends
+    implied: list[tuple[Array, Array, Array, bool]] = field(default_factory=list)  # rows, what implies what, no more
+    _matrix: Matrix | None = None
 
     def variable(
         self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
@@ -66,41 +74,86 @@ class Program:
         self.whole.append(whole)
         return len(self.names) - 1
 
-    def pay(self, variable: int, cost: float) -> None:
-        """Add to a variable's coefficient in the objective."""
-        if cost:
-            self.cost[variable] = self.cost.get(variable, 0.0) + cost
+    def variables(self, name: str, many: int, *, upper: float | None = 1.0) -> Array:
+        """The numbers of so many new variables, alike."""
+        first = len(self.names)
+        self.names += [name] * many
+        self.lower += [0.0] * many
+        self.upper += [upper] * many
+        self.integer += [False] * many
+        self.whole += [True] * many
+        return np.arange(first, first + many)
 
     def equal(self, name: str, terms: Terms, right: float) -> int:
         """A new row; returns its number."""
-        self.rows.append((name, _sum(terms), 0, right))
-        return len(self.rows) - 1
+        return self._row(name, terms, 0, right)
 
-    def at_most(self, name: str, terms: Terms, right: float) -> None:
-        self.rows.append((name, _sum(terms), -1, right))
+    def at_most(self, name: str, terms: Terms, right: float) -> int:
+        return self._row(name, terms, -1, right)
 
-    def at_least(self, name: str, terms: Terms, right: float) -> None:
-        self.rows.append((name, _sum(terms), 1, right))
+    def at_least(self, name: str, terms: Terms, right: float) -> int:
+        return self._row(name, terms, 1, right)
+
+    def equal_to_sum(self, name: str, variable: int, terms: tuple[Array, Array]) -> None:
+        """`variable` is the sum of other variables times coefficients."""
+        row = self.equal(name, [(variable, 1.0)], 0.0)
+        self.entries.many(row, terms[0], -terms[1])
+
+    def transport(self, out: Sequence[Sequence[int]], into: Sequence[Sequence[int]], possible: Array) -> Array:
+        """Flows from each of some sums of variables to each of others, where possible: their numbers, -1 for none.
+
+        What leaves an end is its sum, and so is what arrives.
+        """
+        numbers = np.full(possible.shape, -1)
+        numbers[possible] = self.variables("f", int(possible.sum()))
+        start = self._rows("out", len(out), 0, 0.0)
+        end = self._rows("into", len(into), 0, 0.0)
+        for rows, ends in ((start, out), (end, into)):
+            for row, ones in zip(rows.tolist(), ends, strict=True):
+                self.entries.one(row, dict.fromkeys(ones, -1.0))
+        i, j = np.nonzero(possible)
+        flows = numbers[i, j]
+        self.entries.many(start[i], flows, 1.0)
+        self.entries.many(end[j], flows, 1.0)
+        self.flows.append((flows, start[i], end[j]))
+        return numbers
 
     def implies(
-        self, name: str, small: int, big: int, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
+        self, name: str, small: Array, big: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
     ) -> None:
-        """`big` is at least `small`, plus `terms` and `right`; this must say nothing where `small` is 0."""
-        self.implied.append((len(self.rows), small, big))
-        self.at_least(name, [(big, 1.0), (small, -1.0), *terms], right)
+        """Each of `big` is at least its `small`, plus `terms` and `right`; this must say nothing where `small` is 0."""
+        rows = self._rows(name, len(small), 1, right)
+        self.entries.many(rows, big, 1.0)
+        self.entries.many(rows, small, -1.0)
+        for variable, coefficient in terms:
+            self.entries.many(rows, np.full(len(rows), variable), coefficient)
+        self.implied.append((rows, small, big, not terms))
 
-    def multiple(self, name: str, variable: int, ones: Sequence[int], times: Mapping[int, float], most: float) -> None:
-        """`variable` <= `most` times a sum of `ones`, which is 0 or 1; equal to `times` (counts) times it where the
-        counts are fixed."""
-        self.products.append((len(self.rows), variable, tuple(ones), dict(times)))
-        self.at_most(name, [(variable, 1.0), *((v, -most) for v in ones)], 0.0)
+    def multiple(
+        self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
+    ) -> None:
+        """Each of `variables` <= `most` times a sum of `ones`, which is 0 or 1; equal to `times` (counts) times it
+        where the counts are fixed."""
+        rows = self._rows(name, len(variables), -1, 0.0)
+        owner = np.repeat(np.arange(len(ones)), [len(some) for some in ones])
+        all_ones = np.concatenate(ones)
+        self.entries.many(rows, variables, 1.0)
+        self.entries.many(rows[owner], all_ones, -most)
+        self.products.append((rows, variables, all_ones, owner, dict(times), most))
+
+    def matrix(self) -> Matrix:
+        """The program as arrays, once nothing is added any more."""
+        if self._matrix is None or (self._matrix.columns, self._matrix.lines) != (len(self.names), len(self.rows)):
+            self._matrix = Matrix(self)
+        self._matrix.cost = self.cost
+        return self._matrix
 
     def relax(self, solver: str, time_limit: float, bounds: Bounds, entering: float = math.inf) -> Outcome:
         """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
         was too short."""
         if not is_highs(solver):
-            return self._optimise(solver, range(len(self.names)), False, time_limit, 0.0, bounds)
-        return self._relaxed(Relaxation(self), time_limit, bounds, entering, patient=True)
+            return self._optimise(solver, np.arange(len(self.names)), False, time_limit, 0.0, bounds)
+        return self._relaxed(Relaxation(self.matrix()), time_limit, bounds, entering, patient=True)
 
     def relax_again(self, parent: Outcome, time_limit: float, bounds: Bounds) -> Outcome:
         """A relaxation with other bounds of the counts, from the last one's basis where HiGHS holds it."""
@@ -116,65 +169,47 @@ class Program:
     ) -> Outcome:
         status = relaxation.solve(bounds, time_limit, entering, patient=patient)
         if status != "optimal":
-            return Outcome(status, (), math.inf, math.inf if status == "infeasible" else -math.inf)
+            return Outcome(status, _NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
         value = relaxation.objective
-        values, reduced = relaxation.values.tolist(), relaxation.reduced.tolist()
-        return Outcome("optimal", values, value, value, reduced, relaxation, bounds)
+        return Outcome("optimal", relaxation.values, value, value, relaxation.reduced, relaxation, bounds)
 
-    def integrate(self, solver: str, kept: Sequence[int], time_limit: float, gap: float, bounds: Bounds) -> Outcome:
+    def integrate(self, solver: str, kept: Array, time_limit: float, gap: float, bounds: Bounds) -> Outcome:
         """The best solution in whole numbers in which all variables outside `kept` are 0."""
         return self._optimise(solver, kept, True, time_limit, gap, bounds)
 
-    def _slope(self, row: int, ones: Sequence[int], times: Mapping[int, float], bounds: Bounds) -> tuple[float, bool]:
-        """The coefficient of a product's ones within bounds, and whether its row is an equality there."""
-        slope, values = self.rows[row][1][ones[0]], spread(times, bounds)
-        if values is None:
-            return slope, False
-        return -min(-slope, values[1]), values[0] == values[1]
-
-    def _bounds(self, variable: int, bounds: Bounds) -> tuple[float, float | None]:
-        return bounds.get(variable, (self.lower[variable], self.upper[variable]))
-
     def _optimise(
-        self,
-        solver: str,
-        kept: Sequence[int],
-        integer: bool,
-        time_limit: float,
-        gap: float,
-        bounds: Bounds,
+        self, solver: str, kept: Array, integer: bool, time_limit: float, gap: float, bounds: Bounds
     ) -> Outcome:
         """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
-        products = {
-            row: (ones, *self._slope(row, ones, times, bounds)) for row, _, ones, times in self.products if bounds
-        }
+        matrix = self.matrix()
+        matrix.bound(bounds)
         problem = ListedProblem("plan", pulp.LpMinimize)
-        variables: list[pulp.LpVariable | None] = [None] * len(self.names)
-        for i in kept:
+        variables: dict[int, pulp.LpVariable] = {}
+        lower, upper = matrix.lower[kept].tolist(), matrix.upper[kept].tolist()
+        for i, low, high in zip(kept.tolist(), lower, upper, strict=True):
             category = pulp.LpInteger if integer and self.integer[i] else pulp.LpContinuous
-            variables[i] = pulp.LpVariable(f"v{i}", *self._bounds(i, bounds), category)
-        problem.addVariables([v for v in variables if v is not None])
-        problem.setObjective(_expression(variables, self.cost))
-        lines: dict[int, pulp.LpConstraint] = {}
-        for number, (_, terms, sense, right) in enumerate(self.rows):
-            if number in products:
-                ones, slope, equal = products[number]
-                terms, sense = {**terms, **dict.fromkeys(ones, slope)}, 0 if equal else sense
-            expression = _expression(variables, terms)
-            if expression or (right < 0 if sense < 0 else right > 0 if sense > 0 else right != 0):
-                lines[number] = pulp.LpConstraint(expression, _SENSES[sense], f"r{number}", right)
-                problem.addConstraint(lines[number])
+            variables[i] = pulp.LpVariable(f"v{i}", low, None if high == math.inf else high, category)
+        problem.addVariables(list(variables.values()))
+        cost = zip(variables.values(), matrix.cost[kept].tolist(), strict=True)
+        problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in cost if c]))
+        for number, columns, values, least, most in matrix.part(kept):
+            sense = pulp.LpConstraintEQ if least == most else pulp.LpConstraintLE
+            sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
+            expression = pulp.LpAffineExpression([(variables[v], c) for v, c in zip(columns, values, strict=True)])
+            problem.addConstraint(pulp.LpConstraint(expression, sense, f"r{number}", right))
         problem.solve(engine(solver, time_limit, gap))
         status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
         if status is None:
             if problem.status == pulp.LpStatusInfeasible:
-                return Outcome("infeasible", (), math.inf, math.inf)
-            return Outcome("stopped", (), math.inf, -math.inf)
-        values = [0.0 if v is None else (v.varValue or 0.0) for v in variables]
-        value = sum(c * values[i] for i, c in self.cost.items())
-        reduced = [] if integer else [0.0 if v is None else (v.dj or 0.0) for v in variables]
+                return Outcome("infeasible", _NONE, math.inf, math.inf)
+            return Outcome("stopped", _NONE, math.inf, -math.inf)
+        found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
+        found[kept] = [v.varValue or 0.0 for v in variables.values()]
+        if not integer:
+            reduced[kept] = [v.dj or 0.0 for v in variables.values()]
+        value = float(matrix.cost @ found)
         bound = self._bound(problem, value, gap, status, integer)
-        return Outcome(status, values, value, bound, reduced, counts=bounds)
+        return Outcome(status, found, value, bound, reduced, counts=bounds)
 
     def _bound(self, problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:
         model = getattr(problem, "solverModel", None)
@@ -184,9 +219,15 @@ class Program:
             return min(value, float(model.getInfo().mip_dual_bound))
         return value * (1 - gap) if status == "optimal" else 0.0
 
+    def _row(self, name: str, terms: Terms, sense: int, right: float) -> int:
+        self.rows.append((name, sense, right))
+        self.entries.one(len(self.rows) - 1, _sum(terms))
+        return len(self.rows) - 1
 
-def _expression(variables: Sequence[pulp.LpVariable | None], terms: Mapping[int, float]) -> pulp.LpAffineExpression:
-    return pulp.LpAffineExpression([(v, c) for i, c in terms.items() if (v := variables[i]) is not None])
+    def _rows(self, name: str, many: int, sense: int, right: float) -> Array:
+        first = len(self.rows)
+        self.rows += [(name, sense, right)] * many
+        return np.arange(first, first + many)
 
 
 def _sum(terms: Terms) -> dict[int, float]:

@@ -13,16 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autopar.solver.held import Held
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import priced
-
-if TYPE_CHECKING:
-    from autopar.solver.program import Program
 
 _CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
 _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
@@ -31,12 +27,11 @@ _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
 class Relaxation:
     """What HiGHS holds of a program, and its answer to the last question."""
 
-    def __init__(self, program: Program) -> None:
-        self.matrix = Matrix(program)
+    def __init__(self, matrix: Matrix) -> None:
+        self.matrix = matrix
         self.inside = self.matrix.cheapest(_CHEAPEST)
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
-        self._counts = {v: (self.matrix.lower[v], self.matrix.upper[v]) for pair in program.early for v in pair}
         self._lacking = ~self.inside  # at the last answer
         self._held = Held(self.matrix)
 
@@ -49,7 +44,7 @@ class Relaxation:
         `patient`: HiGHS may take as many iterations as it wants.
         """
         begun = time.perf_counter()
-        self._bound(bounds)
+        self.matrix.bound(bounds)
         while True:
             gone = time.perf_counter() - begun
             status = self._held.run(self.inside, time_limit - gone, patient=patient)
@@ -63,14 +58,6 @@ class Relaxation:
             elif time.perf_counter() - begun > entering:
                 self.objective += np.minimum(0.0, self.reduced[self._lacking]).sum()
                 return "optimal"
-
-    def _bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
-        matrix = self.matrix
-        for variable, own in self._counts.items():
-            matrix.lower[variable], matrix.upper[variable] = bounds.get(variable, own)
-        slopes, equal = matrix.products.within(bounds)
-        matrix.value[matrix.products.entries] = -slopes[matrix.products.owner]
-        matrix.least[matrix.products.rows] = np.where(equal, 0.0, -np.inf)
 
     def _enter(self) -> bool:
         """Read the answer, and let in what would improve it; False where nothing would."""

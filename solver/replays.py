@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from autopar.layout import Layout
-from autopar.solver.prices import Price
+from autopar.solver.linear import Array
+from autopar.solver.prices import Prices
 from autopar.solver.problem import Tensor, Use
 from autopar.solver.program import Program
 
 if TYPE_CHECKING:
+    from autopar.solver.conversions import Paid
     from autopar.solver.model import Model
 
 Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
@@ -19,39 +24,53 @@ Pair = tuple[Port, Layout]
 Expression = dict[int, float]
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Flow:
-    """The flows of one tensor to one use."""
+    """The flows of one tensor to one use: variables `numbers[port, wanted]`, -1 for none, with their prices."""
 
     tensor: Tensor
     use: Use
-    pairs: dict[Pair, int]
+    ports: Sequence[Port]
+    wanted: Sequence[Layout]
+    numbers: Array
+    prices: Prices
+
+    @cached_property
+    def all(self) -> Array:
+        """Its variables."""
+        return self.numbers[self.numbers >= 0]
+
+    @cached_property
+    def pairs(self) -> dict[Pair, int]:
+        """The same with their layouts."""
+        return {
+            (port, layout): number
+            for port, row in zip(self.ports, self.numbers.tolist(), strict=True)
+            for layout, number in zip(self.wanted, row, strict=True)
+            if number >= 0
+        }
 
 
-def counted(program: Program, ones: Sequence[Sequence[int]], times: Mapping[int, float], most: int) -> list[int]:
+def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapping[int, float], most: int) -> Array:
     """Variables equal to `times` (an expression, a count up to `most`) times each sum of `ones`, which are one-hot."""
-    found = [program.variable("count", upper=float(most)) for _ in ones]
-    for variable, one in zip(found, ones, strict=True):
-        program.multiple("count", variable, one, times, float(most))
-    program.equal("counts", [(v, 1.0) for v in found] + [(v, -c) for v, c in times.items()], 0.0)
+    found = program.variables("count", len(ones), upper=float(most))
+    program.multiple("count", found, [np.asarray(some) for some in ones], times, float(most))
+    row = program.equal("counts", [(v, -c) for v, c in times.items()], 0.0)
+    program.entries.many(row, found, 1.0)
     return found
 
 
-def replays(model: Model, flow: Flow, groups: Sequence[Sequence[Pair]]) -> list[int]:
-    """How many recomputed blocks have a flow of each group of pairs: r f (q f, (r - q) f at a stage's border)."""
+def replays(model: Model, flow: Flow, groups: Sequence[Array]) -> Array:
+    """How many recomputed blocks have a flow of each group, variables: r f (q f, (r - q) f at a stage's border)."""
     stage, kind = flow.tensor.stage, flow.tensor.kind
     r, q = model.recomputed[stage], model.any_recomputed[stage]
     times = {q: 1.0} if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else {r: 1.0}
     most = 1 if kind == "first" else max(1, model.conversions(flow.tensor))
-    apart = {pair for group in groups for pair in group}
-    rest = [variable for pair, variable in flow.pairs.items() if pair not in apart]
-    ones = [[flow.pairs[pair] for pair in group] for group in groups]
-    return counted(model.program, [*ones, rest] if rest else ones, times, most)[: len(groups)]
+    rest = np.setdiff1d(flow.all, np.concatenate(groups))
+    return counted(model.program, [*groups, rest] if len(rest) else groups, times, most)[: len(groups)]
 
 
-def pay_replays(
-    model: Model, tensor: Tensor, flows: Sequence[Flow], prices: Mapping[Pair, Price], *, again: bool
-) -> None:
+def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> None:
     """Conversions that replays repeat, and (`again`) those that recomputed blocks do not share outside.
 
     A recomputed block gathers parameters in its replay and not again.
@@ -59,54 +78,59 @@ def pay_replays(
     if tensor.kind in ("plain", "each") or tensor.stage not in model.recomputed:
         return
     many = model.problem.memory.micro_batches
-    repeated: dict[Pair, list[int]] = {}
-    fresh: dict[Pair, list[int]] = {}
-    for flow in flows:
+    repeated: list[Array] = []
+    fresh: list[Array] = []
+    for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
         op = model.problem.ops[flow.use.op]
         drops = flow.use.index in model.problem.memory.saved(op.node)[0]  # its regathers, if it has any
-        wanted = [
-            pair
-            for pair in flow.pairs
-            if pair in prices and (again or (prices[pair].forward and (op.replayed or (pair[0][1] and drops))))
-        ]
-        if not wanted:
+        dropped = paid.regathers[:, None] & drops
+        wanted = (numbers >= 0) & paid.costly
+        if not again:
+            wanted &= (paid.forward > 0) & (op.replayed | dropped)
+        if not wanted.any():
             continue
-        if len(flows) == 1 and not again:
-            _pay_by_price(model, flow, wanted, prices, replayed=op.replayed, drops=drops)
+        if len(paid.flows) == 1 and not again:
+            _pay_by_price(model, flow, numbers, paid.forward * (1.0 * op.replayed - dropped), wanted)
             continue
-        for pair, variable in zip(wanted, replays(model, flow, [[pair] for pair in wanted]), strict=True):
-            if pair[0][1] and drops:
-                model.pay_again(tensor, variable, -many * prices[pair].forward)
-            if op.replayed:
-                repeated.setdefault(pair, []).append(variable)
-            if again:
-                fresh.setdefault(pair, []).append(variable)
-    for pair, variables in repeated.items():
-        model.pay_again(tensor, _largest(model.program, variables), many * prices[pair].forward)
-    for pair, variables in fresh.items():
-        model.pay_conversion(tensor, _largest(model.program, variables), prices[pair], 1.0)
+        counts = np.full(numbers.shape, -1)
+        counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]))
+        less = wanted & dropped
+        model.pay_again(tensor, counts[less], -many * paid.forward[less])
+        if op.replayed:
+            repeated.append(counts)
+        if again:
+            fresh.append(counts)
+    if repeated:
+        at, variables = largest(model.program, repeated)
+        model.pay_again(tensor, variables, many * paid.forward[at])
+    if fresh:
+        at, variables = largest(model.program, fresh)
+        model.pay_conversion(tensor, variables, paid.forward[at], paid.backward[at], 1.0)
 
 
-def _pay_by_price(
-    model: Model, flow: Flow, wanted: Iterable[Pair], prices: Mapping[Pair, Price], *, replayed: bool, drops: bool
-) -> None:
+def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array) -> None:
     """Replays of a tensor with one use: pairs of equal price share a count."""
-    groups: dict[float, list[Pair]] = {}
-    for pair in wanted:
-        times = replayed - (pair[0][1] and drops)
-        if times:
-            seconds = float(f"{times * prices[pair].forward:.12g}")  # equal but for the order of their sums
-            groups.setdefault(seconds, []).append(pair)
-    if groups:
-        counts = replays(model, flow, list(groups.values()))
-        for seconds, variable in zip(groups, counts, strict=True):
-            model.pay_again(flow.tensor, variable, model.problem.memory.micro_batches * seconds)
+    wanted = wanted & (seconds != 0)
+    if not wanted.any():
+        return
+    order = np.argsort(seconds[wanted], kind="stable")
+    each, variables = seconds[wanted][order], numbers[wanted][order]
+    new = np.diff(each) > 1e-12 * np.abs(each[1:])  # equal but for the order of their sums
+    starts = np.concatenate([[0], np.flatnonzero(new) + 1])
+    counts = replays(model, flow, np.split(variables, starts[1:]))
+    model.pay_again(flow.tensor, counts, model.problem.memory.micro_batches * each[starts])
 
 
-def _largest(program: Program, variables: list[int]) -> int:
-    if len(variables) == 1:
-        return variables[0]
-    found = program.variable("most", upper=None)
-    for variable in variables:
-        program.implies("most", variable, found)
-    return found
+def largest(
+    program: Program, grids: Sequence[Array], name: str = "most", *, upper: float | None = None
+) -> tuple[Array, Array]:
+    """Where any of some grids of variables (-1 for none) has one, and there one that is at least each of them."""
+    many = sum((grid >= 0).astype(np.int64) for grid in grids)
+    found = np.max(grids, axis=0)
+    shared = many > 1
+    found[shared] = program.variables(name, int(shared.sum()), upper=upper)
+    for grid in grids:
+        at = shared & (grid >= 0)
+        program.implies(name, grid[at], found[at])
+    at = many > 0
+    return at, found[at]

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
 from autopar.solver.model import Model
@@ -134,7 +136,7 @@ class Rows:
             times: Expression = {r: 1.0, q: -1.0} if tensor.kind == "next" else {q: 1.0}
             most = self.problem.stages[stage].count - 1 if tensor.kind == "next" else 1
             counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
-            for variable, size in zip(counts, sizes, strict=True):
+            for variable, size in zip(counts.tolist(), sizes, strict=True):
                 add(self.stages[stage].held, variable, size)
                 add(self.stages[stage].held_but_one, variable, size)
                 add(self.stages[stage].inputs, variable, size)
@@ -157,8 +159,8 @@ class Rows:
                 add(target.held, flow.pairs[pair], count * sizes[pair])
                 add(target.held_but_one, flow.pairs[pair], (count - 1) * sizes[pair])
             if op.stage in self.model.recomputed and stays:
-                counts = replays(self.model, flow, [[pair] for pair in stays])
-                for pair, variable in zip(stays, counts, strict=True):
+                counts = replays(self.model, flow, [np.array([flow.pairs[pair]]) for pair in stays])
+                for pair, variable in zip(stays, counts.tolist(), strict=True):
                     add(target.held, variable, -sizes[pair])
                     add(target.held_but_one, variable, -sizes[pair])
 

@@ -15,17 +15,15 @@ def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: f
     """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds."""
     program = model.program
     scale = model.reference() / OBJECTIVE
-    program.cost = {v: s / scale for v, s in model.seconds.items()}
-    plainness = model.plainness()
-    for variable, departures in plainness.items():
-        program.pay(variable, _PLAIN * departures)
+    prices, plainness = model.seconds.array(len(program.names)), model.plainness()
+    program.cost = prices / scale + _PLAIN * plainness
     outcome = search(program, solver, time_limit=time_limit, gap=gap, patience=patience)
     if outcome.status == "infeasible":
         return outcome
     slack = _PLAIN * model.most_departures(plainness)
-    seconds = sum(s * outcome.values[v] for v, s in model.seconds.items())
+    seconds = float(prices @ outcome.values)
     overlap = model.overlap
-    if overlap is not None and overlap.hidden in model.seconds:  # at its largest, whatever the solver stopped at
-        seconds += overlap.unit * outcome.values[overlap.hidden] - overlap.seconds(outcome.values)
+    if overlap is not None and prices[overlap.hidden]:  # at its largest, whatever the solver stopped at
+        seconds += overlap.unit * float(outcome.values[overlap.hidden]) - overlap.seconds(outcome.values)
     bound = max(0.0, outcome.bound - slack) * scale
     return replace(outcome, objective=seconds, bound=min(bound, seconds))

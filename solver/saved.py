@@ -75,7 +75,7 @@ class Saved:
         op = self.problem.ops[number]
         found = {self.model.x[number][choice]: float(self.model.count(op) - left_out)}
         if op.stage in self.model.recomputed:
-            found[self.model.z(number)[choice]] = -1.0
+            found[int(self.model.z(number)[choice])] = -1.0
         return found
 
     def _internal(self) -> None:

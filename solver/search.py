@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
 
 from autopar.errors import AutoparError
+from autopar.solver.linear import Array
 from autopar.solver.program import Bounds, Outcome, Program
 
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
@@ -144,7 +145,7 @@ class _Search:
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
             if self.best is None and self._left() > 0:
                 found = self.program.integrate(self.solver, self._entered(root), self._left(), self.gap, counts)
-                self.best = found if found.values else None
+                self.best = found if len(found.values) else None
 
     # -- whole numbers ------------------------------------------------------------------------------------------------
 
@@ -174,16 +175,15 @@ class _Search:
                 return
             margin = 8 * margin if found.status == "infeasible" else (mine - node.objective) * (1 + 1e-9) + 1e-9
 
-    def _kept(self, node: Outcome, limit: float) -> Sequence[int]:
+    def _kept(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution within the limit can use."""
-        program = self.program
-        near = node.objective + np.asarray(node.reduced) <= limit
-        kept = near | ~np.asarray(program.whole) | (np.asarray(program.lower) != 0)
-        kept[[v for pair in program.early for v in pair]] = True
-        return np.flatnonzero(kept).tolist()
+        matrix = self.program.matrix()
+        kept = (node.objective + node.reduced <= limit) | ~matrix.whole | (matrix.lower != 0)
+        kept[[v for pair in self.program.early for v in pair]] = True
+        return np.flatnonzero(kept)
 
-    def _entered(self, node: Outcome) -> Sequence[int]:
+    def _entered(self, node: Outcome) -> Array:
         """The variables that relaxations have made use of."""
         if node.relaxation is None:
-            return range(len(self.program.names))
-        return np.flatnonzero(node.relaxation.inside).tolist()
+            return np.arange(len(self.program.names))
+        return np.flatnonzero(node.relaxation.inside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.errors import AutoparError
+from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.program import Outcome
@@ -41,7 +42,7 @@ def smallest_budget(problem: Problem, solver: str, gap: float) -> Smallest | Non
 def _peak_model(problem: Problem, *, bare: bool = False) -> Model:
     model = Model(problem, bare=bare)
     rows = Rows(model, None)
-    model.seconds = {rows.peak: 1.0}
+    model.seconds = Linear({rows.peak: 1.0})
     return model
 
 

@@ -22,7 +22,7 @@ def program(part: float, *mesh: int) -> Program:
     least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
     model = Model(problem.problem())
     Rows(model, least + part * (most - least))
-    model.program.cost = {v: s / (model.reference() / 1000) for v, s in model.seconds.items()}
+    model.program.cost = model.seconds.array(len(model.program.names)) / (model.reference() / 1000)
     return model.program
 
 
@@ -60,7 +60,8 @@ def test_reduced_costs_bound_what_a_variable_costs() -> None:
     assert any(root.reduced[v] > 0.01 * root.objective for v in forced)
     for variable in forced:
         assert root.reduced[variable] >= -1e-6 * root.objective or root.values[variable] != 0
-        low, asked.lower[variable] = asked.lower[variable], 1.0
+        lower = asked.matrix().lower
+        low, lower[variable] = lower[variable], 1.0
         with_it = asked.relax("cbc", 60.0, {}).objective
-        asked.lower[variable] = low
+        lower[variable] = low
         assert with_it >= root.objective + root.reduced[variable] - 1e-6 * root.objective

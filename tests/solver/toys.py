@@ -20,6 +20,7 @@ from autopar.errors import LayoutError
 from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.precision import Precision
 from autopar.solver.constraints import Restricted
+from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem, build_problem
 from autopar.solver.rows import Rows
@@ -81,7 +82,7 @@ class Toy:
         """The smallest peak of any plan, as the rows bound it."""
         model = Model(self.problem(fold=fold))
         rows = Rows(model, None)
-        model.seconds = {rows.peak: 1.0}
+        model.seconds = Linear({rows.peak: 1.0})
         return run(model, "highs", 60.0, 1e-4).objective * UNIT
 
     def predict(self, solution: Solution) -> Prediction:
