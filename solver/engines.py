@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-import itertools
-import math
+from typing import Any
 
 import numpy as np
 import pulp
 
 from autopar.errors import InputError
+from autopar.solver.matrix import Part
 
 SOLVERS = ("highs", "cbc")
 
 
 class ListedProblem(pulp.LpProblem):
-    """A problem to which all variables were added at first: pulp need not look for them, thrice, in its rows."""
+    """A problem to which all variables were added at first: pulp need not look for them, thrice, in its rows.
+
+    `part`: for HiGHS, its columns and rows as arrays, in place of pulp's rows.
+    """
+
+    part: Part | None = None
 
     def variables(self) -> list[pulp.LpVariable]:
         return self._variables
 
 
 class BulkHiGHS(pulp.HiGHS):
-    """pulp's HiGHS, which is given the columns and rows in one piece instead of one by one."""
+    """pulp's HiGHS, which is given the columns and rows of a `ListedProblem` in one piece instead of one by one."""
 
-    def buildSolverModel(self, lp: pulp.LpProblem) -> None:  # pulp's name
-        import highspy  # here, since CBC does without
-
-        variables, rows = lp.variables(), list(lp.constraints.values())
-        for i, variable in enumerate(variables):
+    def buildSolverModel(self, lp: ListedProblem) -> None:  # pulp's name
+        for i, variable in enumerate(lp.variables()):
             variable.index = i
-        for i, row in enumerate(rows):
-            row.index = i
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = len(variables), len(rows)
-        model.col_cost_ = np.array([lp.objective.get(v, 0.0) for v in variables], dtype=float)
-        model.col_lower_ = np.array([-math.inf if v.lowBound is None else v.lowBound for v in variables], dtype=float)
-        model.col_upper_ = np.array([math.inf if v.upBound is None else v.upBound for v in variables], dtype=float)
-        lower, upper = [row.getLb() for row in rows], [row.getUb() for row in rows]
-        model.row_lower_ = np.array([-math.inf if x is None else x for x in lower], dtype=float)
-        model.row_upper_ = np.array([math.inf if x is None else x for x in upper], dtype=float)
-        matrix = model.a_matrix_
-        matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.num_col_, matrix.num_row_ = len(variables), len(rows)
-        matrix.start_ = np.array([0, *itertools.accumulate(len(row) for row in rows)], dtype=np.int32)
-        matrix.index_ = np.array([v.index for row in rows for v in row], dtype=np.int32)
-        matrix.value_ = np.array([x for row in rows for x in row.values()], dtype=float)
-        if self.mip:
-            kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
-            model.integrality_ = [kinds[v.cat == pulp.LpInteger] for v in variables]
-        lp.solverModel.passModel(model)
+        assert lp.part is not None
+        lp.solverModel.passModel(highs_model(lp.part, integer=self.mip))
+
+
+def highs_model(part: Part, *, integer: bool) -> Any:
+    """Some columns and rows of a program as HiGHS takes them."""
+    import highspy  # here, since CBC does without
+
+    matrix, columns, rows = part.matrix, part.columns, part.rows
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = len(columns), len(rows)
+    model.col_cost_ = matrix.cost[columns]
+    model.col_lower_, model.col_upper_ = matrix.lower[columns], matrix.upper[columns]
+    model.row_lower_, model.row_upper_ = matrix.least[rows], matrix.most[rows]
+    arrays = model.a_matrix_
+    arrays.format_ = highspy.MatrixFormat.kRowwise
+    arrays.num_col_, arrays.num_row_ = len(columns), len(rows)
+    arrays.start_ = np.concatenate([[0], np.cumsum(part.lengths)]).astype(np.int32)
+    arrays.index_ = part.index.astype(np.int32)
+    arrays.value_ = matrix.value[part.entries]
+    if integer:
+        kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
+        model.integrality_ = [kinds[whether] for whether in matrix.integer[columns].tolist()]
+    return model
 
 
 def is_highs(solver: str) -> bool:

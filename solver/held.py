@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from autopar.solver.engines import highs_model
 from autopar.solver.linear import Array
-from autopar.solver.matrix import Matrix
+from autopar.solver.matrix import Matrix, Part
 
 _ITERATIONS = 1_500  # of the simplex method from a basis; where it needs more, a start from nothing is faster
 _ANEW = 20_000  # and of such a start, where it is not the first
@@ -88,20 +89,6 @@ class Held:
         return str(self._engine.modelStatusToString(self._engine.getModelStatus()))
 
     def _pass(self, inside: Array) -> None:
-        matrix, rows = self._matrix, self._matrix.awake(inside)
-        self._columns, self._rows = np.flatnonzero(inside), np.flatnonzero(rows)
-        entries = np.flatnonzero(rows[matrix.row] & inside[matrix.column] & (matrix.value != 0))
-        number = np.cumsum(inside) - 1
-        lengths = np.bincount(matrix.row[entries], minlength=matrix.lines)[self._rows]
-        model = self._highspy.HighsLp()
-        model.num_col_, model.num_row_ = len(self._columns), len(self._rows)
-        model.col_cost_ = matrix.cost[self._columns]
-        model.col_lower_, model.col_upper_ = matrix.lower[self._columns], matrix.upper[self._columns]
-        model.row_lower_, model.row_upper_ = matrix.least[self._rows], matrix.most[self._rows]
-        arrays = model.a_matrix_
-        arrays.format_ = self._highspy.MatrixFormat.kRowwise
-        arrays.num_col_, arrays.num_row_ = len(self._columns), len(self._rows)
-        arrays.start_ = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        arrays.index_ = number[matrix.column[entries]].astype(np.int32)
-        arrays.value_ = matrix.value[entries]
-        self._engine.passModel(model)
+        part = Part(self._matrix, inside, self._matrix.awake(inside))
+        self._columns, self._rows = part.columns, part.rows
+        self._engine.passModel(highs_model(part, integer=False))

@@ -62,6 +62,26 @@ class Products:
         return np.minimum(self.most, high[self.kind]), fixed[self.kind]
 
 
+class Part:
+    """Some columns and rows of a matrix; `entries`: places of theirs, by row, with numbers of columns `index`."""
+
+    def __init__(self, matrix: Matrix, inside: Array, rows: Array) -> None:
+        self.matrix = matrix
+        self.columns, self.rows = np.flatnonzero(inside), np.flatnonzero(rows)
+        self.entries = np.flatnonzero(rows[matrix.row] & inside[matrix.column] & (matrix.value != 0))
+        self.lengths = np.bincount(matrix.row[self.entries], minlength=matrix.lines)[self.rows]
+        self.index = (np.cumsum(inside) - 1)[matrix.column[self.entries]]
+
+    def lines(self) -> Iterator[tuple[list[int], list[float], float, float]]:
+        """Row by row: numbers of columns, values, least and most."""
+        index, values = self.index.tolist(), self.matrix.value[self.entries].tolist()
+        start = 0
+        for length, row in zip(self.lengths.tolist(), self.rows, strict=True):
+            stop = start + length
+            yield index[start:stop], values[start:stop], float(self.matrix.least[row]), float(self.matrix.most[row])
+            start = stop
+
+
 class Matrix:
     """Entries by row, and what can be left out."""
 
@@ -92,17 +112,14 @@ class Matrix:
         self.value[self.products.entries] = -slopes[self.products.owner]
         self.least[self.products.rows] = np.where(equal, 0.0, -np.inf)
 
-    def part(self, kept: Array) -> Iterator[tuple[int, list[int], list[float], float, float]]:
-        """The rows of some columns, in order: number, columns, values, least and most; none that says nothing."""
+    def part(self, columns: Array) -> Part:
+        """Some columns with all rows that say something of them, or that nothing else could meet."""
         inside = np.zeros(self.columns, dtype=bool)
-        inside[kept] = True
-        entries = np.flatnonzero(inside[self.column] & (self.value != 0))
-        lengths = np.bincount(self.row[entries], minlength=self.lines)
-        wanted = (lengths > 0) | (self.least > 0) | (self.most < 0)
-        columns, values, end = self.column[entries].tolist(), self.value[entries].tolist(), np.cumsum(lengths)
-        for row in np.flatnonzero(wanted).tolist():
-            start, stop = int(end[row] - lengths[row]), int(end[row])
-            yield row, columns[start:stop], values[start:stop], float(self.least[row]), float(self.most[row])
+        inside[columns] = True
+        rows = (self.least > 0) | (self.most < 0)
+        rows[self.row[inside[self.column] & (self.value != 0)]] = True
+        rows[self.implications.rows[~inside[self.implications.small]]] = False
+        return Part(self, inside, rows)
 
     def _optional(self) -> Array:
         """Flows, counts of flows alone, and what is at least one of these and nothing else."""

@@ -19,6 +19,7 @@ Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower
 Product = tuple[Array, Array, Array, Array, dict[int, float], float]
 
 _NONE: Array = np.zeros(0)
+_KINDS = pulp.LpContinuous, pulp.LpInteger
 
 
 @dataclass(frozen=True)
@@ -183,20 +184,26 @@ class Program:
         """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
         matrix = self.matrix()
         matrix.bound(bounds)
+        part = matrix.part(kept)
         problem = ListedProblem("plan", pulp.LpMinimize)
-        variables: dict[int, pulp.LpVariable] = {}
         lower, upper = matrix.lower[kept].tolist(), matrix.upper[kept].tolist()
-        for i, low, high in zip(kept.tolist(), lower, upper, strict=True):
-            category = pulp.LpInteger if integer and self.integer[i] else pulp.LpContinuous
-            variables[i] = pulp.LpVariable(f"v{i}", low, None if high == math.inf else high, category)
-        problem.addVariables(list(variables.values()))
-        cost = zip(variables.values(), matrix.cost[kept].tolist(), strict=True)
-        problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in cost if c]))
-        for number, columns, values, least, most in matrix.part(kept):
-            sense = pulp.LpConstraintEQ if least == most else pulp.LpConstraintLE
-            sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
-            expression = pulp.LpAffineExpression([(variables[v], c) for v, c in zip(columns, values, strict=True)])
-            problem.addConstraint(pulp.LpConstraint(expression, sense, f"r{number}", right))
+        variables = [
+            pulp.LpVariable(f"v{i}", low, None if high == math.inf else high, _KINDS[whole])
+            for i, low, high, whole in zip(
+                kept.tolist(), lower, upper, (integer & matrix.integer[kept]).tolist(), strict=True
+            )
+        ]
+        problem.addVariables(variables)
+        prices = zip(variables, matrix.cost[kept].tolist(), strict=True)
+        problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in prices if c]))
+        if is_highs(solver):
+            problem.part = part
+        else:
+            for number, (columns, values, least, most) in enumerate(part.lines()):
+                sense = pulp.LpConstraintEQ if least == most else pulp.LpConstraintLE
+                sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
+                row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
+                problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
         problem.solve(engine(solver, time_limit, gap))
         status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
         if status is None:
@@ -204,9 +211,9 @@ class Program:
                 return Outcome("infeasible", _NONE, math.inf, math.inf)
             return Outcome("stopped", _NONE, math.inf, -math.inf)
         found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
-        found[kept] = [v.varValue or 0.0 for v in variables.values()]
+        found[kept] = [v.varValue or 0.0 for v in variables]
         if not integer:
-            reduced[kept] = [v.dj or 0.0 for v in variables.values()]
+            reduced[kept] = [v.dj or 0.0 for v in variables]
         value = float(matrix.cost @ found)
         bound = self._bound(problem, value, gap, status, integer)
         return Outcome(status, found, value, bound, reduced, counts=bounds)

@@ -56,7 +56,7 @@ class Relaxation:
             elif not self._enter():
                 return "optimal"
             elif time.perf_counter() - begun > entering:
-                self.objective += np.minimum(0.0, self.reduced[self._lacking]).sum()
+                self.objective += float(np.minimum(0.0, self.reduced[self._lacking]).sum())
                 return "optimal"
 
     def _enter(self) -> bool:

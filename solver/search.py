@@ -25,7 +25,7 @@ from autopar.errors import AutoparError
 from autopar.solver.linear import Array
 from autopar.solver.program import Bounds, Outcome, Program
 
-_MARGIN = 1e-3  # the first margin of reduced costs, relative
+_MARGIN = 3e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
 
@@ -78,7 +78,8 @@ class _Search:
                 if child.status != "infeasible":
                     objective = max(child.objective, node.objective)
                     heappush(heap, (objective, next(order), replace(child, objective=objective)))
-                if not dived and (child.status == "stopped" or splits == _BLIND):
+                fixed = any(self._is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
+                if not dived and (child.status == "stopped" or (splits >= _BLIND and not (fixed and self._early()))):
                     dived = True
                     self._dive(root)
         bound = min([self.proven, *(objective for objective, _, _ in heap)])
@@ -95,6 +96,9 @@ class _Search:
         if gone > self.patience:
             raise self._too_short()
         return self.patience - gone
+
+    def _early(self) -> bool:
+        return time.perf_counter() - self.start < self.time_limit / 4
 
     def _too_short(self) -> AutoparError:
         return AutoparError(
