@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from autopar.layout import Layout
+from autopar.layout import R_PLUS, Layout, Placement, R
 from autopar.reshard import Shape, Step, edge, is_legal
 
 Array = Any  # of numpy
+_NEVER = math.inf, 0
 
 
 @dataclass(frozen=True)
 class Paths:
     """`numbers[s, w]`: the steps from source s to wanted layout w, as places in `steps`, -1 behind the last.
 
-    `found[s, w]` is False where no order of the changes is possible: `reshard.steps` looks for detours, or there is no
-    way at all.
+    `found[s, w]` is False where there is no way.
     """
 
     steps: Sequence[Step]
@@ -36,10 +37,11 @@ def all_paths(
 
     With `needs_grad=False`, the layouts are those of values.
     """
-    edges = _Edges([*sources, *wanted], shape, mesh_shape, needs_grad)
+    rests = [R, R_PLUS] if needs_grad else [R]
+    edges = _Edges([*sources, *wanted], rests, shape, mesh_shape, needs_grad)
     start, end = edges.digits(sources), edges.digits(wanted)
     axes = len(mesh_shape)
-    numbers = np.full((len(sources), len(wanted), axes), -1, dtype=np.int64)
+    numbers = np.full((len(sources), len(wanted), 2 * axes), -1, dtype=np.int64)
     found = np.zeros((len(sources), len(wanted)), dtype=bool)
     differ = start[:, None, :] != end[None, :, :]
     masks = (differ << np.arange(axes)).sum(axis=2)
@@ -52,8 +54,17 @@ def all_paths(
     legal = [
         np.array([is_legal(layout, shape, mesh_shape) for layout in some], dtype=bool) for some in (sources, wanted)
     ]
-    found &= legal[0][:, None] & legal[1][None, :]
-    return Paths(edges.steps, numbers, found)
+    legal_pairs = legal[0][:, None] & legal[1][None, :]
+    detours = _Detours(edges, rests)
+    for s, w in np.argwhere(legal_pairs & ~found).tolist():
+        path = detours.cheapest(start[s].tolist(), end[w].tolist())
+        if path is not None:
+            found[s, w] = True
+            if len(path) > numbers.shape[2]:
+                longer = ((0, 0), (0, 0), (0, len(path) - numbers.shape[2]))
+                numbers = np.pad(numbers, longer, constant_values=-1)
+            numbers[s, w, : len(path)] = path
+    return Paths(edges.steps, numbers, found & legal_pairs)
 
 
 def _cheapest_orders(edges: _Edges, start: Array, end: Array, changed: Sequence[int]) -> tuple[Array, Array]:
@@ -80,25 +91,76 @@ def _cheapest_orders(edges: _Edges, start: Array, end: Array, changed: Sequence[
     return spent[-1], paths[-1]
 
 
-class _Edges:
-    """Every change of one axis, among all layouts that are made of the same placements."""
+class _Detours:
+    """Dijkstra's algorithm as in `reshard`, where every order of the changes passes through an impossible layout.
 
-    def __init__(self, layouts: Sequence[Layout], shape: Shape, mesh_shape: Shape, needs_grad: bool) -> None:
+    `rests`: what any axis may lie as on the way, beside what it lies as at the ends.
+    """
+
+    def __init__(self, edges: _Edges, rests: Sequence[Placement]) -> None:
+        self._strides = edges.strides.tolist()
+        self._cost, self._number = edges.cost.tolist(), edges.number.tolist()
+        self._rests = [[places[rest] for rest in rests] for places in edges.places]
+
+    def cheapest(self, start: Sequence[int], end: Sequence[int]) -> list[int] | None:
+        """The steps from one layout (its placements by axis) to another; None where there is no way."""
+        choices = [
+            list(dict.fromkeys((wanted, given, *rests)))
+            for given, wanted, rests in zip(start, end, self._rests, strict=True)
+        ]
+        first, last = (sum(d * stride for d, stride in zip(some, self._strides, strict=True)) for some in (start, end))
+        best: dict[int, tuple[float, int]] = {first: (0.0, 0)}
+        came: dict[int, tuple[int, int]] = {}
+        order = itertools.count()  # ties go to the path that was found first
+        queue = [(0.0, 0, next(order), first, tuple(start))]
+        while queue:
+            spent, length, _, code, digits = heapq.heappop(queue)
+            if code == last:
+                path = []
+                while code != first:
+                    code, number = came[code]
+                    path.append(number)
+                return path[::-1]
+            if (spent, length) > best[code]:
+                continue
+            for axis, places in enumerate(choices):
+                costs, stride, here = self._cost[code][axis], self._strides[axis], digits[axis]
+                for place in places:
+                    then = (spent + costs[place], length + 1)
+                    after = code + (place - here) * stride
+                    if place != here and then < min(best.get(after, _NEVER), best.get(last, _NEVER)):
+                        best[after] = then
+                        came[after] = code, self._number[code][axis][place]
+                        heapq.heappush(queue, (*then, next(order), after, (*digits[:axis], place, *digits[axis + 1 :])))
+        return None
+
+
+class _Edges:
+    """Every change of one axis, among all layouts that are made of the same placements, and those of `rests`."""
+
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        rests: Sequence[Placement],
+        shape: Shape,
+        mesh_shape: Shape,
+        needs_grad: bool,
+    ) -> None:
         axes = len(mesh_shape)
-        self._places = [
-            {placement: i for i, placement in enumerate(dict.fromkeys(layout[axis] for layout in layouts))}
+        self.places = [
+            {placement: i for i, placement in enumerate(dict.fromkeys([*(layout[axis] for layout in layouts), *rests]))}
             for axis in range(axes)
         ]
-        sizes = [len(places) for places in self._places]
+        sizes = [len(places) for places in self.places]
         self.strides = np.array([math.prod(sizes[axis + 1 :]) for axis in range(axes)], dtype=np.int64)
         self.steps: list[Step] = []
         self.cost = np.full((math.prod(sizes), axes, max(sizes)), math.inf)
         self.number = np.full(self.cost.shape, -1, dtype=np.int64)
-        for code, placements in enumerate(itertools.product(*self._places)):
+        for code, placements in enumerate(itertools.product(*self.places)):
             before = Layout(placements)
             if not is_legal(before, shape, mesh_shape):
                 continue
-            for axis, places in enumerate(self._places):
+            for axis, places in enumerate(self.places):
                 for placement, i in places.items():
                     found = edge(before, axis, placement, shape, mesh_shape, needs_grad)
                     if found is not None:
@@ -108,5 +170,5 @@ class _Edges:
 
     def digits(self, layouts: Sequence[Layout]) -> Array:
         """The number of each layout's placement, by axis."""
-        rows = [[places[p] for p, places in zip(layout.placements, self._places, strict=True)] for layout in layouts]
-        return np.array(rows, dtype=np.int64).reshape(len(layouts), len(self._places))
+        rows = [[places[p] for p, places in zip(layout.placements, self.places, strict=True)] for layout in layouts]
+        return np.array(rows, dtype=np.int64).reshape(len(layouts), len(self.places))

@@ -11,10 +11,9 @@ from autopar.all_paths import all_paths
 from autopar.cluster import Cluster
 from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import collective_seconds
-from autopar.errors import LayoutError
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.reshard import Move, Step, steps
+from autopar.reshard import Move, Step
 from autopar.solver.linear import Array
 
 
@@ -77,21 +76,13 @@ class PriceTable:
         calls = np.array([1.0 if self.grouping is None else self.grouping.calls(self.ref, w) for w in wanted])
         each = np.array([*(self._step(step) for step in paths.steps), (0.0,) * 6])  # at -1: no step
         totals = each[paths.numbers].sum(axis=2)
-        possible = paths.found.copy()
-        for i, j in np.argwhere(~paths.found).tolist():
-            try:
-                path = steps(sources[i], wanted[j], shape, self.cluster.shape, needs_grad=self.needs_grad)
-            except LayoutError:
-                continue
-            possible[i, j] = True
-            totals[i, j] = np.sum([self._step(step) for step in path], axis=0)
         fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 2, 0)
         return Prices(
             calls * fixed + moving,
             calls * back_fixed + back_moving,
             forward_live.astype(np.int64),
             back_live.astype(np.int64),
-            possible,
+            paths.found,
         )
 
     def _step(self, step: Step) -> tuple[float, ...]:

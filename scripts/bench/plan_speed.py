@@ -2,12 +2,14 @@
 
 python scripts/bench/plan_speed.py             # all cases
 python scripts/bench/plan_speed.py llama gpt2  # those whose name has one of the words
+python scripts/bench/plan_speed.py --time-limit 600 llama    # seconds by the clock, for a machine that others use too
 
 Variables: those of the program, once equal blocks share theirs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import subprocess
@@ -66,7 +68,7 @@ def on_meta(values: dict[str, Any]) -> PreTrainedModel:
     return made
 
 
-def run_case(name: str) -> dict[str, Any]:
+def run_case(name: str, time_limit: float = 60) -> dict[str, Any]:
     """Plan one case in this process: seconds by stage, and the peak of resident memory."""
     import torch
     import transformers
@@ -82,7 +84,7 @@ def run_case(name: str) -> dict[str, Any]:
     inputs = {"input_ids": ids, "labels": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
-    made = plan(model, inputs, cluster, memory_budget=budget, precision="bf16")
+    made = plan(model, inputs, cluster, memory_budget=budget, precision="bf16", time_limit=time_limit)
     return {
         "stages": dict(made.planning_seconds),
         "cpu_seconds": _cpu_seconds() - cpu,
@@ -100,14 +102,15 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def main(words: list[str]) -> None:
+def main(words: list[str], time_limit: float) -> None:
     from autopar.report.tables import table
     from autopar.sizes import show_bytes
 
     results = {}
     for name in CASES:
         if not words or any(word in name for word in words):
-            done = subprocess.run([sys.executable, __file__, "--case", name], stdout=subprocess.PIPE, check=True)
+            command = [sys.executable, __file__, "--time-limit", str(time_limit), "--case", name]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             results[name] = json.loads(done.stdout.splitlines()[-1])
     stages = list(dict.fromkeys(stage for result in results.values() for stage in result["stages"]))
     rows = [
@@ -126,7 +129,12 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--case"]:
-        print(json.dumps(run_case(sys.argv[2])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--time-limit", type=float, default=60)
+    parser.add_argument("--case", choices=list(CASES), help="this one alone, in this process, as JSON")
+    asked = parser.parse_args()
+    if asked.case:
+        print(json.dumps(run_case(asked.case, asked.time_limit)))
     else:
-        main(sys.argv[1:])
+        main(asked.words, asked.time_limit)
