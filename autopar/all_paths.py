@@ -56,14 +56,14 @@ def all_paths(
     ]
     legal_pairs = legal[0][:, None] & legal[1][None, :]
     detours = _Detours(edges, rests)
-    for s, w in np.argwhere(legal_pairs & ~found).tolist():
-        path = detours.cheapest(start[s].tolist(), end[w].tolist())
+    for i, j in np.argwhere(legal_pairs & ~found).tolist():
+        path = detours.cheapest(start[i].tolist(), end[j].tolist())
         if path is not None:
-            found[s, w] = True
+            found[i, j] = True
             if len(path) > numbers.shape[2]:
                 longer = ((0, 0), (0, 0), (0, len(path) - numbers.shape[2]))
                 numbers = np.pad(numbers, longer, constant_values=-1)
-            numbers[s, w, : len(path)] = path
+            numbers[i, j, : len(path)] = path
     return Paths(edges.steps, numbers, found & legal_pairs)
 
 
