@@ -29,9 +29,14 @@ class Points:
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
         self.into: dict[int, list[Flow]] = {}
+        seen = set()
         for flow in model.flows:
-            if not self.memory.is_parameter(self.problem.ops[flow.tensor.source].node):
-                self.into.setdefault(flow.use.op, []).append(flow)
+            tensor, use, reader = flow.tensor, flow.use, self.problem.ops[flow.use.op]
+            wanted = tuple(choice.strategy.inputs[use.index] for choice in reader.choices)
+            key = (tensor.source, tensor.output, tensor.kind, use.op, wanted)  # x times x converts x once
+            if key not in seen and not self.memory.is_parameter(self.problem.ops[tensor.source].node):
+                seen.add(key)
+                self.into.setdefault(use.op, []).append(flow)
 
     def fullest(self, number: int, reductions: Expression, largest: Largest) -> dict[bool, int | None]:
         """W before and since backward came to an op that reads a gathered parameter: variables in MiB."""

@@ -23,9 +23,11 @@ def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: f
     if outcome.status == "infeasible":
         return outcome
     slack = _PLAIN * model.most_departures(plainness)
-    seconds = sum(s * outcome.values[v] for v, s in model.seconds.items())
+    # a solver calls 1 what is nearly 1
+    values = [float(round(x)) if whole else x for x, whole in zip(outcome.values, program.whole, strict=True)]
+    seconds = sum(s * values[v] for v, s in model.seconds.items())
     overlap = model.overlap
     if overlap is not None and overlap.hidden in model.seconds:  # at its largest, whatever the solver stopped at
-        seconds += overlap.unit * outcome.values[overlap.hidden] - overlap.seconds(outcome.values)
+        seconds += overlap.unit * values[overlap.hidden] - overlap.seconds(values)
     bound = max(0.0, outcome.bound - slack) * scale
-    return replace(outcome, objective=seconds, bound=min(bound, seconds))
+    return replace(outcome, values=values, objective=seconds, bound=min(bound, seconds))
