@@ -8,13 +8,13 @@ are reduced. There are two W: of the points before backward comes to an op that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autopar.cost.lifetimes import Point
 from autopar.cost.moving import Moving
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem
-from autopar.solver.replays import Expression, Flow
+from autopar.solver.problem import Problem, Tensor
+from autopar.solver.replays import Expression, Flow, Pair, largest_of
 from autopar.solver.saved import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
@@ -28,15 +28,24 @@ class Points:
         self.model, self.problem, self.stages, self.waiting = model, model.problem, stages, waiting
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
-        self.into: dict[int, list[Flow]] = {}
-        seen = set()
-        for flow in model.flows:
-            tensor, use, reader = flow.tensor, flow.use, self.problem.ops[flow.use.op]
-            wanted = tuple(choice.strategy.inputs[use.index] for choice in reader.choices)
-            key = (tensor.source, tensor.output, tensor.kind, use.op, wanted)  # x times x converts x once
-            if key not in seen and not self.memory.is_parameter(self.problem.ops[tensor.source].node):
-                seen.add(key)
-                self.into.setdefault(use.op, []).append(flow)
+        self.into: dict[int, list[tuple[Tensor, dict[Pair, int]]]] = {}
+        for flows in self._by_reader():
+            tensor, pairs = flows[0].tensor, flows[0].pairs
+            if len(flows) > 1:  # x times x: where both want the same, x is converted once
+                pairs = {
+                    pair: largest_of(model.program, [flow.pairs[pair] for flow in flows if pair in flow.pairs])
+                    for pair in dict.fromkeys(pair for flow in flows for pair in flow.pairs)
+                }
+            self.into.setdefault(flows[0].use.op, []).append((tensor, pairs))
+
+    def _by_reader(self) -> Iterable[list[Flow]]:
+        """The flows of one tensor to one op, parameters apart."""
+        found: dict[tuple[int, int, str, int], list[Flow]] = {}
+        for flow in self.model.flows:
+            tensor = flow.tensor
+            if not self.memory.is_parameter(self.problem.ops[tensor.source].node):
+                found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
+        return found.values()
 
     def fullest(self, number: int, reductions: Expression, largest: Largest) -> dict[bool, int | None]:
         """W before and since backward came to an op that reads a gathered parameter: variables in MiB."""
@@ -84,7 +93,7 @@ class Points:
         op, seen = self.problem.ops[member], set()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0
-        crosses = any(flow.tensor.kind == "next" for flow in self.into.get(member, ()))
+        crosses = any(tensor.kind == "next" for tensor, _ in self.into.get(member, ()))
         for instance in sorted({0, min(1, count - 1), count - 1}):
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
                 passing = tuple((self.problem.op_of[ref.node], ref.index) for ref in point.passing)
@@ -102,10 +111,10 @@ class Points:
             source = self.problem.op_of[ref.node]
             for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
                 add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
-        for flow in self.into.get(member, ()):
-            if flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind:
-                ref = self.problem.ref(flow.tensor)
-                for (port, wanted), variable in flow.pairs.items():
+        for tensor, pairs in self.into.get(member, ()):
+            if tensor.kind not in ("first", "next") or tensor.kind == kind:
+                ref = self.problem.ref(tensor)
+                for (port, wanted), variable in pairs.items():
                     add(found, variable, self.lifetimes.conversion_bytes(point, ref, port[0], wanted))
         return found
 

@@ -82,9 +82,9 @@ def pay_replays(
             if again:
                 fresh.setdefault(pair, []).append(variable)
     for pair, variables in repeated.items():
-        model.pay_again(tensor, _largest(model.program, variables), many * prices[pair].forward)
+        model.pay_again(tensor, largest_of(model.program, variables), many * prices[pair].forward)
     for pair, variables in fresh.items():
-        model.pay_conversion(tensor, _largest(model.program, variables), prices[pair], 1.0)
+        model.pay_conversion(tensor, largest_of(model.program, variables), prices[pair], 1.0)
 
 
 def _pay_by_price(
@@ -103,7 +103,8 @@ def _pay_by_price(
             model.pay_again(flow.tensor, variable, model.problem.memory.micro_batches * seconds)
 
 
-def _largest(program: Program, variables: list[int]) -> int:
+def largest_of(program: Program, variables: Sequence[int]) -> int:
+    """A variable that is at least each of some others."""
     if len(variables) == 1:
         return variables[0]
     found = program.variable("most", upper=None)

@@ -91,11 +91,12 @@ def drawn(seed: int, most_plans: int) -> Toy:
         for i in range(1, repeat.count)
         for k, position in enumerate(repeat.instance(i))
     }
+    everything = dict(found.restricted.strategies)
+    same = {node: one for node, one in same.items() if everything.get(node) == everything.get(one)}
     firsts = [node for node in found.restricted.strategies if node not in same]
     numbers = {node: list(range(len(found.restricted.strategies[node]))) for node in firsts}
     for some in numbers.values():
         some[1:] = draw.sample(some[1:], min(3, len(some) - 1))
-    everything = dict(found.restricted.strategies)
     while True:
         strategies = {node: tuple(some[i] for i in numbers[same.get(node, node)]) for node, some in everything.items()}
         found.restricted = replace(found.restricted, strategies=strategies)
