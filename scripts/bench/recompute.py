@@ -3,7 +3,7 @@
     python scripts/bench/recompute.py                  # blocks of GPT-2 and of Llama
     python scripts/bench/recompute.py llama --budgets 6
 
-Every system runs at all settings of its own (21 budgets); of what then fits a measured peak, its fastest counts. autopar
+Every system runs at all settings of its own (11 budgets); of what then fits a measured peak, its fastest counts. autopar
 is given that peak as its budget, in bytes. Peak: bytes in live storages during a real step on this CPU, the same meter
 for all. Recompute: what all ops of the step cost beyond those of the eager step, in products and in milliseconds by one
 price for all (autopar's CPU preset); beside it the CPU time that steps took, interleaved, medians.
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     rows = [row for name in options.models or MODELS for row in rows_of(name, options.budgets, options.steps)]
     head = ["model", "budget"]
     for system in SYSTEMS:

@@ -116,7 +116,7 @@ class Measured:
         x = example()
 
         def step() -> None:
-            run(x).backward()  # type: ignore[no-untyped-call]
+            run(x).backward()
             for parameter in model.parameters():
                 parameter.grad = None
 

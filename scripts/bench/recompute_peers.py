@@ -18,20 +18,26 @@ from typing import Any
 
 import recompute_models
 import torch
-from functorch.compile import aot_module, min_cut_rematerialization_partition, nop
 from recompute_models import Measured, op_seconds
 from torch import nn
 from torch._functorch import config
+from torch._functorch.aot_autograd import aot_module
+from torch._functorch.compilers import nop
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.ilp_utils import Graph, aggregate_stats, get_peak_memory_runtime_baseline
-from torch.distributed._tools.ilp_utils import parse_module_info
+from torch.distributed._tools.ilp_utils import (
+    Graph,
+    aggregate_stats,
+    get_peak_memory_runtime_baseline,
+    parse_module_info,
+)
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 from torch.distributed._tools.sac_estimator import OPS_TO_ALWAYS_SKIP, SACEstimator, SACStats
 from torch.distributed._tools.sac_ilp import get_optimal_checkpointing_policy_per_module, sac_milp
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-FRACTIONS = [i / 20 for i in range(21)]
+FRACTIONS = [i / 10 for i in range(11)]
 
 
 def partitioned(build: Callable[[], nn.Module], budget: float) -> Measured:
@@ -72,12 +78,12 @@ class AutoSAC:
                 tracker.reset_mod_stats()
                 step()
             runtime = RuntimeEstimator()
-            runtime._estimate = _priced  # type: ignore[assignment]
+            runtime._estimate = _priced
             runtime._estimate_mode_type = "given prices"
             with runtime:
                 step()
             self.estimator = SACEstimator()
-            self.estimator._estimate_runtime = _priced  # type: ignore[assignment]
+            self.estimator._estimate_runtime = _priced
             with self.estimator:
                 loss = model(x)
             loss.backward()
@@ -116,7 +122,7 @@ def _checkpoint(module: nn.Module, keeps: list[int], stats: SACStats) -> None:
 
         return create_selective_checkpoint_contexts(policy)
 
-    module.forward = functools.partial(checkpoint, forward, use_reentrant=False, context_fn=policies)  # type: ignore[method-assign]
+    module.forward = functools.partial(checkpoint, forward, use_reentrant=False, context_fn=policies)
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 from torch.nn import functional
-from toys import Toy, cluster, on_meta, toy
+from toys import Toy, cluster, firsts, on_meta, toy
 
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
@@ -83,18 +83,10 @@ def drawn(seed: int, most_plans: int) -> Toy:
     mesh = draw.choice(MESHES)
     x = torch.empty(8 * draw.choice([1, 8, 64]), WIDTH, device="meta", requires_grad=draw.random() < 0.3)
     found = toy(on_meta(Drawn, seed), x, on=cluster(*mesh, seed=seed), micro_batches=draw.choice([1, 1, 2]))
-    # one draw for equal ops of all blocks
-    nodes = list(found.graph.nodes)
-    same = {
-        nodes[position]: nodes[repeat.start + k]
-        for repeat in found.repeats
-        for i in range(1, repeat.count)
-        for k, position in enumerate(repeat.instance(i))
-    }
     everything = dict(found.restricted.strategies)
-    same = {node: one for node, one in same.items() if everything.get(node) == everything.get(one)}
-    firsts = [node for node in found.restricted.strategies if node not in same]
-    numbers = {node: list(range(len(found.restricted.strategies[node]))) for node in firsts}
+    same = firsts(found.graph, found.repeats, everything)  # one draw for equal ops of all blocks
+    own = [node for node in everything if node not in same]
+    numbers = {node: list(range(len(everything[node]))) for node in own}
     for some in numbers.values():
         some[1:] = draw.sample(some[1:], min(3, len(some) - 1))
     while True:
@@ -103,7 +95,7 @@ def drawn(seed: int, most_plans: int) -> Toy:
         problem = found.problem(fold=False)
         if math.prod(len(op.choices) for op in problem.ops) * 2 ** len(_blocks(problem)) <= most_plans:
             return found
-        numbers[draw.choice([node for node in firsts if len(numbers[node]) > 1])].pop()
+        numbers[draw.choice([node for node in own if len(numbers[node]) > 1])].pop()
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,6 @@ def ready(name: str, *mesh: int) -> Prepared:
     """A model, traced and priced."""
     with torch.device("meta"):
         model: nn.Module = MODELS[name]()
-    request = request_of(Cluster.preset("a100", mesh), precision="fp32")
+    request = request_of(Cluster.preset("a100", mesh), precision="fp32", time_limit=900)
     watch = Stopwatch()
     return prepare(model, trace_for(model, inputs_of(model), None, request, watch), request, watch)
