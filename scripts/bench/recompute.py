@@ -3,8 +3,8 @@
     python scripts/bench/recompute.py                  # blocks of GPT-2 and of Llama
     python scripts/bench/recompute.py llama --budgets 6
 
-Every system runs at all settings of its own (11 budgets); of what then fits a measured peak, its fastest counts. autopar
-is given that peak as its budget, in bytes. Peak: bytes in live storages during a real step on this CPU, the same meter
+The others run at eleven settings of their own budget; of what then fits a measured peak, the fastest counts. autopar is
+given that peak as its budget, in bytes. Peak: bytes in live storages during a real step on this CPU, the same meter
 for all. Recompute: what all ops of the step cost beyond those of the eager step, in products and in milliseconds by one
 price for all (autopar's CPU preset); beside it the CPU time that steps took, interleaved, medians.
 """

@@ -79,9 +79,9 @@ def rows_of(model: str, cluster: Cluster, rounds: int, steps: int) -> list[list[
     lines = []
     for one, (cpu, wall) in zip(trained, seconds, strict=True):
         predicted = one.plan.predicted.step_seconds
+        over = [f"{100 * (taken / least - 1):+.1f} %" for taken, least in zip((cpu, wall), best, strict=True)]
         lines.append(
-            [model, one.pair.plan, f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", f"{100 * (cpu / best[0] - 1):+.1f} %"]
-            + [f"{1e3 * wall:.0f}", f"{100 * (wall / best[1] - 1):+.1f} %"]
+            [model, one.pair.plan, f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", over[0], f"{1e3 * wall:.0f}", over[1]]
         )
     return lines
 

@@ -33,7 +33,7 @@ def is_with_blocks(seed: int) -> bool:
 
 
 class Drawn(nn.Module):
-    """A chain of ops, some of which read another value before them, alone or as two equal blocks; a number at the end."""
+    """A chain of ops, some of which read another value too, alone or as two equal blocks; a number at the end."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
