@@ -8,16 +8,16 @@ are reduced. There are two W: of the points before backward comes to an op that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from autopar.cost.lifetimes import Point
 from autopar.cost.moving import Moving
-from autopar.solver.linear import Linear
+from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
-from autopar.solver.replays import Expression, Flow
+from autopar.solver.replays import Expression, Flow, largest
 from autopar.solver.saved import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
@@ -32,10 +32,18 @@ class Points:
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
         self._conversions: dict[tuple[Flow, bool], int | None] = {}
-        self.into: dict[int, list[Flow]] = {}
-        for flow in model.flows:
-            if not self.memory.is_parameter(self.problem.ops[flow.tensor.source].node):
-                self.into.setdefault(flow.use.op, []).append(flow)
+        self.into: dict[int, list[list[Flow]]] = {}
+        for flows in self._by_reader():
+            self.into.setdefault(flows[0].use.op, []).append(flows)
+
+    def _by_reader(self) -> Iterable[list[Flow]]:
+        """The flows of one tensor to one op, parameters apart."""
+        found: dict[tuple[int, int, str, int], list[Flow]] = {}
+        for flow in self.model.flows:
+            tensor = flow.tensor
+            if not self.memory.is_parameter(self.problem.ops[tensor.source].node):
+                found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
+        return found.values()
 
     def fullest(self, number: int, reductions: Expression, largest: Largest) -> dict[bool, int | None]:
         """W before and since backward came to an op that reads a gathered parameter: variables in MiB."""
@@ -83,7 +91,7 @@ class Points:
         op, seen = self.problem.ops[member], set()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0
-        crosses = any(flow.tensor.kind == "next" for flow in self.into.get(member, ()))
+        crosses = any(flows[0].tensor.kind == "next" for flows in self.into.get(member, ()))
         for instance in sorted({0, min(1, count - 1), count - 1}):
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
                 passing = tuple((self.problem.op_of[ref.node], ref.index) for ref in point.passing)
@@ -101,35 +109,57 @@ class Points:
             source = self.problem.op_of[ref.node]
             for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
                 add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
-        for flow in self.into.get(member, ()):
-            if flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind:
-                converted = self._converted(flow, backward=point.backward)
+        for flows in self.into.get(member, ()):
+            if flows[0].tensor.kind not in ("first", "next") or flows[0].tensor.kind == kind:
+                converted = self._converted(flows, backward=point.backward)
                 if converted is not None:
                     add(found, converted, UNIT)
         return found
 
-    def _converted(self, flow: Flow, *, backward: bool) -> int | None:
-        """`Lifetimes.conversion_bytes` of a flow as a variable (in MiB), None where it is never more than 0.
-
-        The source's choices say what its layouts take; flows that need no collectives are fewer than those that do.
-        """
-        key = flow, backward
+    def _converted(self, flows: Sequence[Flow], *, backward: bool) -> int | None:
+        """`Lifetimes.conversion_bytes` of what one op reads of a tensor, as a variable in MiB; None where it is 0."""
+        key = flows[0], backward
         if key not in self._conversions:
-            prices, here = flow.prices, flow.numbers >= 0
-            moves = (prices.backward_collectives if backward else prices.forward_collectives) > 0
+            moving = [_collectives(flow, backward=backward) > 0 for flow in flows]
             one = None
-            if (moves & here).any():
-                ref, terms = self.problem.ref(flow.tensor), Linear()
-                sizes = np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
-                for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
-                    for variable in ones:
-                        terms.add(variable, size)
-                still = here & ~moves
-                terms.add(flow.numbers[still], -np.broadcast_to(sizes[:, None], still.shape)[still])
+            if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
+                terms = self._one_read(flows[0], moving[0]) if len(flows) == 1 else self._several(flows, moving)
                 one = self.model.program.variable("converted", upper=None, whole=False)
                 self.model.program.equal_to_sum("converted", one, terms.terms())
             self._conversions[key] = one
         return self._conversions[key]
+
+    def _one_read(self, flow: Flow, moves: Array) -> Linear:
+        """All that the source's choices give less what stays: flows without collectives are fewer than those with."""
+        terms, sizes = Linear(), self._sizes(flow)
+        for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
+            for variable in ones:
+                terms.add(variable, size)
+        still = (flow.numbers >= 0) & ~moves
+        terms.add(flow.numbers[still], -np.broadcast_to(sizes[:, None], still.shape)[still])
+        return terms
+
+    def _several(self, flows: Sequence[Flow], moving: Sequence[Array]) -> Linear:
+        """x times x: where both want the same, x is converted once."""
+        places = {layout: i for i, layout in enumerate(dict.fromkeys(w for flow in flows for w in flow.wanted))}
+        grids = []
+        for flow, moves in zip(flows, moving, strict=True):
+            grid = np.full((len(flow.ports), len(places)), -1)
+            grid[:, [places[layout] for layout in flow.wanted]] = np.where(moves, flow.numbers, -1)
+            grids.append(grid)
+        at, variables = largest(self.model.program, grids)
+        terms = Linear()
+        terms.add(variables, np.broadcast_to(self._sizes(flows[0])[:, None], at.shape)[at])
+        return terms
+
+    def _sizes(self, flow: Flow) -> Array:
+        """MiB of the tensor in each of the layouts that its source has."""
+        ref = self.problem.ref(flow.tensor)
+        return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
+
+
+def _collectives(flow: Flow, *, backward: bool) -> Array:
+    return flow.prices.backward_collectives if backward else flow.prices.forward_collectives
 
 
 class OnTheWay:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from autopar.solver.model import OBJECTIVE, Model
 from autopar.solver.program import Outcome
 from autopar.solver.search import search
@@ -21,9 +23,10 @@ def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: f
     if outcome.status == "infeasible":
         return outcome
     slack = _PLAIN * model.most_departures(plainness)
-    seconds = float(prices @ outcome.values)
+    values = np.where(program.whole, np.round(outcome.values), outcome.values)  # a solver calls 1 what is nearly 1
+    seconds = float(prices @ values)
     overlap = model.overlap
     if overlap is not None and prices[overlap.hidden]:  # at its largest, whatever the solver stopped at
-        seconds += overlap.unit * float(outcome.values[overlap.hidden]) - overlap.seconds(outcome.values)
+        seconds += overlap.unit * float(values[overlap.hidden]) - overlap.seconds(values)
     bound = max(0.0, outcome.bound - slack) * scale
-    return replace(outcome, objective=seconds, bound=min(bound, seconds))
+    return replace(outcome, values=values, objective=seconds, bound=min(bound, seconds))

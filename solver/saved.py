@@ -165,7 +165,8 @@ class Saved:
         many = self.program.variable("kept")
         for held, _ in self._held(first):
             add(held, many, size)
-        for saver in savers:
+        before: dict[int, int] = {}  # by stage
+        for saver in sorted(savers, key=lambda saver: saver.op):
             stage = self.problem.ops[saver.op].stage
             uses = [(self.model.x[saver.op][i], -1.0) for i in saver.choices]
             if stage in self.model.recomputed:
@@ -174,5 +175,10 @@ class Saved:
                 self.program.at_least("kept", [(many, 1.0), *uses], 0.0)
             if stage == first or stage in self.model.recomputed:
                 one = self.program.variable("saved")
-                self.program.at_least("saved", [(one, 1.0), *uses], 0.0)
+                there = [(many, 1.0)] if stage != first else []  # since a stage before, which does not recompute
+                self.program.at_least("saved", [(one, 1.0), *there, *uses], 0.0)
                 keep(self.stages[stage].block, saver.op, one, size)
+                if stage in before:
+                    self.program.at_least("saved", [(one, 1.0), (before[stage], -1.0)], 0.0)
+                    keep(self.stages[stage].block, saver.op, before[stage], -size)
+                before[stage] = one

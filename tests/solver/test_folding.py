@@ -47,6 +47,7 @@ def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
 @pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
 def test_folding_costs_little_under_a_budget_and_nothing_without(mesh: tuple[int, ...]) -> None:
     problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=3), keep=3)
+    assert [stage.count for stage in problem.problem().stages] == [1, 3, 1], "the blocks are folded"
     folded, unfolded = problem.solve(), problem.solve(fold=False)
     assert folded.seconds == pytest.approx(unfolded.seconds, rel=1e-6)
     least, most = problem.smallest_budget(), problem.predict(folded).peak_bytes

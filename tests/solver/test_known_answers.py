@@ -23,11 +23,11 @@ WIDTH, RANKS = 64, 4
 
 
 class MLP(nn.Module):
-    """h → 4h → h whose input needs a gradient and whose output feeds a norm."""
+    """h → 4h → h whose input needs a gradient (or not) and whose output feeds a norm."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, gradient: bool = True) -> None:
         super().__init__()
-        self.gain = nn.Parameter(torch.empty(1))
+        self.gain = nn.Parameter(torch.empty(1), requires_grad=gradient)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
@@ -40,12 +40,13 @@ def _linears(problem: Toy) -> list[fx.Node]:
     return [n for n in problem.graph.nodes if target_name(n).endswith(("linear", "mm", "matmul"))]
 
 
-def _mlp(tokens: int) -> Toy:
+def _mlp(tokens: int, *, gradient: bool = True) -> Toy:
     """The input's gradient is wanted whole: what stands before could pass a partial one on, to its own parameters.
 
     Where compute costs nothing, both products must be split: to do all work everywhere would be free.
     """
-    problem = toy(on_meta(MLP, WIDTH), torch.empty(tokens, WIDTH, device="meta"), on=cluster(RANKS, compute=False))
+    module = on_meta(MLP, WIDTH, gradient)
+    problem = toy(module, torch.empty(tokens, WIDTH, device="meta"), on=cluster(RANKS, compute=False))
     strategies = dict(problem.restricted.strategies)
     for node in problem.graph.nodes:
         if node in _linears(problem):
@@ -61,7 +62,10 @@ def _weights(problem: Toy, solution: Solution) -> list[str]:
     return [str(solution.chosen[node].inputs[1]) for node in _linears(problem)]
 
 
-@pytest.mark.parametrize("tokens", [WIDTH, 2 * WIDTH, 8 * WIDTH, 16 * WIDTH])
+SWEPT = [WIDTH, 2 * WIDTH, 4 * WIDTH - RANKS, 4 * WIDTH + RANKS, 8 * WIDTH, 16 * WIDTH]
+
+
+@pytest.mark.parametrize("tokens", SWEPT)
 def test_a1_data_parallel_against_tensor_parallel(tokens: int) -> None:
     problem = _mlp(tokens)
     solution = problem.solve()
@@ -69,6 +73,14 @@ def test_a1_data_parallel_against_tensor_parallel(tokens: int) -> None:
     assert _weights(problem, solution) == wanted
     stored = [str(p.storage) for name, p in solution.parameters.items() if name != "gain"]
     assert stored == (["R", "R"] if tokens > 4 * WIDTH else ["S0", "S1"])
+
+
+@pytest.mark.parametrize("tokens", [4 * WIDTH, 8 * WIDTH - RANKS, 8 * WIDTH + RANKS, 16 * WIDTH])
+def test_a1_without_the_inputs_gradient_flips_at_twice_the_tokens(tokens: int) -> None:
+    """Then tensor parallelism moves T·h forward and nothing backward."""
+    problem = _mlp(tokens, gradient=False)
+    wanted = ["R+", "R+"] if tokens > 8 * WIDTH else ["S0", "S1"]
+    assert _weights(problem, problem.solve()) == wanted
 
 
 def test_a1_tie() -> None:

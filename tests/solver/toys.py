@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ from autopar.solver.running import run
 from autopar.solver.saved import UNIT
 from autopar.solver.solution import Solution, read_solution
 from autopar.strategies import strategies_for
+from autopar.strategies.strategy import Strategy
 from autopar.tracing import trace
 
 
@@ -51,6 +52,9 @@ def cluster(*sizes: int, seed: int | None = None, compute: bool = True, kind: st
         for i, n in enumerate(sizes)
     ]
     return Cluster(device, tuple(axes))
+
+
+Strategies = Mapping[fx.Node, Sequence[Strategy]]
 
 
 @dataclass
@@ -132,11 +136,14 @@ def toy(
     )
     annotate(traced.graph, on.device.kind)
     strategies = dict(strategies_for(traced.graph, on.shape))
+    repeats = find_repeats(traced.graph)
     if keep is not None:
         draw = random.Random(seed)
+        first = firsts(traced.graph, repeats, strategies)
         for node, options in strategies.items():
             some = draw.sample(range(1, len(options)), min(keep - 1, len(options) - 1))
-            strategies[node] = tuple(options[i] for i in [0, *sorted(some)])
+            one = first.get(node)
+            strategies[node] = strategies[one] if one else tuple(options[i] for i in [0, *sorted(some)])
     memory = StepMemory(
         traced.graph,
         dict(module.named_parameters()),
@@ -146,7 +153,19 @@ def toy(
         micro_batches,
         on.device.kind,
     )
-    return Toy(memory, Restricted(strategies), on, find_repeats(traced.graph))
+    return Toy(memory, Restricted(strategies), on, repeats)
+
+
+def firsts(graph: fx.Graph, repeats: Sequence[Repeat], strategies: Strategies) -> dict[fx.Node, fx.Node]:
+    """Of nodes of later blocks the equal node of the first one, where both have the same strategies."""
+    nodes = list(graph.nodes)
+    found = {
+        nodes[position]: nodes[repeat.start + k]
+        for repeat in repeats
+        for i in range(1, repeat.count)
+        for k, position in enumerate(repeat.instance(i))
+    }
+    return {node: one for node, one in found.items() if node in strategies and strategies[node] == strategies.get(one)}
 
 
 class Random(nn.Module):

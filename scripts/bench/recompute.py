@@ -1,0 +1,105 @@
+"""Recompute alone, on one device: autopar beside AutoSAC and the partitioner of torch.compile, at equal measured peak.
+
+    python scripts/bench/recompute.py                  # blocks of GPT-2 and of Llama
+    python scripts/bench/recompute.py llama --budgets 6
+
+The others run at eleven settings of their own budget; of what then fits a measured peak, the fastest counts. autopar is
+given that peak as its budget, in bytes. Peak: bytes in live storages during a real step on this CPU, the same meter
+for all. Recompute: what all ops of the step cost beyond those of the eager step, in products and in milliseconds by one
+price for all (autopar's CPU preset); beside it the CPU time that steps took, interleaved, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from recompute_models import MODELS, Measured, example
+from recompute_peers import sweep_autosac, sweep_partitioner
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from autopar import Cluster, InfeasibleError, autoparallelize, plan
+from autopar.report.tables import table
+from autopar.sizes import show_bytes
+
+Build = Callable[[], nn.Module]
+SYSTEMS = ("autopar", "AutoSAC", "partitioner")
+
+
+def ours(build: Build, budget: int) -> Measured | None:
+    """A step under the plan for this budget; None where there is none."""
+    model, inputs = build(), {"x": example()}
+    try:
+        made = plan(model, inputs, Cluster.preset("cpu", (1,)), memory_budget=budget, optimizer="sgd")
+    except InfeasibleError:
+        return None
+    return Measured(autoparallelize(model, inputs, init_device_mesh("cpu", (1,)), plan=made), model)
+
+
+def within(found: Sequence[Measured], budget: int) -> Measured | None:
+    """Of what fits, the one that recomputes least."""
+    fits = [one for one in found if one.peak_bytes <= budget]
+    return min(fits, key=lambda one: (one.seconds, one.peak_bytes), default=None)
+
+
+def rows_of(name: str, count: int, steps: int) -> list[list[str]]:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return MODELS[name]().train()
+
+    model = build()
+    eager = Measured(model, model)
+    peers = {"AutoSAC": list(sweep_autosac(build)), "partitioner": list(sweep_partitioner(build))}
+    least = min(one.peak_bytes for found in peers.values() for one in found)
+    budgets = [round(eager.peak_bytes + (least - eager.peak_bytes) * i / (count - 1)) for i in range(count)]
+    chosen: list[dict[str, Measured | None]] = []
+    for budget in budgets:
+        one = ours(build, budget)
+        # a larger budget's plan may be asked for too, as with the others' settings
+        mine = within([m for m in (one, *(row["autopar"] for row in chosen)) if m is not None], budget)
+        chosen.append({"autopar": mine, **{system: within(found, budget) for system, found in peers.items()}})
+        print(*cells(name, show_bytes(budget), chosen[-1], eager), sep="  ", file=sys.stderr, flush=True)
+    timed = {id(m): m for row in chosen for m in row.values() if m is not None}
+    for _ in range(steps):
+        for one in (eager, *timed.values()):
+            one.time()
+    lines = [cells(name, "eager", {"autopar": eager, "AutoSAC": eager, "partitioner": eager}, eager)]
+    return lines + [cells(name, show_bytes(b), row, eager) for b, row in zip(budgets, chosen, strict=True)]
+
+
+def cells(name: str, budget: str, row: dict[str, Measured | None], eager: Measured) -> list[str]:
+    found = [name, budget]
+    for system in SYSTEMS:
+        one = row[system]
+        if one is None:
+            found += ["none", "", "", ""]
+            continue
+        more = (one.seconds - eager.seconds) * 1e3, (one.flops - eager.flops) / 1e9
+        took = f"{1e3 * statistics.median(one.cpu_seconds):.0f}" if one.cpu_seconds else ""
+        found += [show_bytes(one.peak_bytes), f"{more[0]:.1f}", f"{more[1]:.2f}", took]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all without any")
+    parser.add_argument("--budgets", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=7, help="timed steps of each")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    rows = [row for name in options.models or MODELS for row in rows_of(name, options.budgets, options.steps)]
+    head = ["model", "budget"]
+    for system in SYSTEMS:
+        head += [system, "ms", "GFLOP", "CPU ms"]
+    print(*table(rows, "<" + ">" * (len(head) - 1), head=head, indent=0), sep="\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Regret: the measured step of autopar's own choice beside the best of six measured plans, on real ranks.
+
+    torchrun --standalone --nproc-per-node 2 scripts/bench/regret.py                     # a mesh of (2,)
+    torchrun --standalone --nproc-per-node 4 scripts/bench/regret.py --mesh 2 2
+
+The ranks measure themselves as `autopar profile` does; plans are made on the medians. Then all six plans of a model run
+steps (forward, backward, fused AdamW, zero_grad) in rounds, in another order each time. A step takes what its slowest
+rank took. CPU seconds are those of a rank, all its threads; wall-clock seconds stand beside them, but on cores that
+others use too they tell of the others. The plan is asked to be fastest in the seconds of `--clock`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import transformers
+from predict_time import MODELS, Pair, Trained, median_cluster, told
+from step_time import keep_freed_memory
+from torch.distributed.device_mesh import init_device_mesh
+
+from autopar import Cluster
+from autopar.calibrate import measure_host
+from autopar.report.tables import table
+
+OWN = "own choice"
+ONE_AXIS = [
+    ("ddp", ("ddp",), False),
+    ("fsdp", ("fsdp",), False),
+    ("tp", ("tp",), False),
+    ("ddp replay", ("ddp",), True),
+    ("fsdp replay", ("fsdp",), True),
+]
+TWO_AXES = [(name, (name,), False) for name in ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")]
+Step = tuple[float, float]  # CPU seconds, wall seconds
+
+
+def step_of(one: Trained) -> Step:
+    dist.barrier()
+    cpu, wall = time.process_time(), time.perf_counter()
+    one.step()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def measured(trained: Sequence[Trained], rounds: int, steps: int) -> list[tuple[float, float]]:
+    """Medians of each plan's steps, each step as long as on its slowest rank."""
+    taken: list[list[Step]] = [[] for _ in trained]
+    chance = random.Random(0)
+    for _ in range(rounds):
+        order = list(range(len(trained)))
+        chance.shuffle(order)
+        for i in order:
+            trained[i].step()
+            taken[i] += [step_of(trained[i]) for _ in range(steps)]
+    everyone: list[list[list[Step]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, taken)
+    found = []
+    for ranks in zip(*everyone, strict=True):
+        slowest = [(max(cpu for cpu, _ in step), max(wall for _, wall in step)) for step in zip(*ranks, strict=True)]
+        found.append((statistics.median(c for c, _ in slowest), statistics.median(w for _, w in slowest)))
+    return found
+
+
+def rows_of(model: str, cluster: Cluster, rounds: int, steps: int) -> list[list[str]]:
+    others = TWO_AXES if len(cluster.shape) > 1 else ONE_AXIS
+    pairs = [Pair(model, name, constraints, tight=tight) for name, constraints, tight in [*others, (OWN, (), False)]]
+    trained = []
+    for pair in pairs:
+        trained.append(Trained(pair, cluster))
+        trained[-1].step()
+        told(f"{model}, {pair.plan}: made")
+    seconds = measured(trained, rounds, steps)
+    best = min(seconds)[0], min(wall for _, wall in seconds)
+    lines = []
+    for one, (cpu, wall) in zip(trained, seconds, strict=True):
+        predicted = one.plan.predicted.step_seconds
+        over = [f"{100 * (taken / least - 1):+.1f} %" for taken, least in zip((cpu, wall), best, strict=True)]
+        lines.append(
+            [model, one.pair.plan, f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", over[0], f"{1e3 * wall:.0f}", over[1]]
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--mesh", type=int, nargs="+", help="default: one axis of all ranks")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a plan in a round")
+    parser.add_argument("--profiles", type=int, default=3)
+    parser.add_argument("--profile-seconds", type=float, default=4.0)
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    options = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    dist.init_process_group("gloo")
+    shape = tuple(options.mesh or [dist.get_world_size()])
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(f"axis{i}" for i in range(len(shape))))
+    profiles = [
+        measure_host(mesh, seconds=options.profile_seconds, clock=options.clock) for _ in range(options.profiles)
+    ]
+    lines = []
+    for model in options.models:
+        lines += rows_of(model, median_cluster(profiles), options.rounds, options.steps)
+        told("\n".join("  ".join(line) for line in lines[-6:]))
+    if dist.get_rank() == 0:
+        head = ["model", "plan", "predicted ms", "CPU ms", "over the best", "wall ms", "over the best"]
+        print(*table(lines, "<<>>>>>", head=head, indent=0), sep="\n")
+        regrets = [float(line[4].removesuffix(" %")) for line in lines if line[1] == OWN]
+        print(f"\nRegret of the own choice in CPU seconds: {', '.join(f'{r:.1f} %' for r in regrets)}.")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Planning problems drawn at random, small enough for every plan to be tried; a seed says all of one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.nn import functional
+from toys import Toy, cluster, firsts, on_meta, toy
+
+from autopar.cost.step import predict
+from autopar.errors import LayoutError
+from autopar.graph import tensor_of
+from autopar.plans import ParameterPlan, Prediction, Segment
+from autopar.solver.model import Model
+from autopar.solver.problem import Choice, Problem
+from autopar.solver.rows import Rows
+from autopar.solver.running import run
+from autopar.solver.saved import UNIT
+
+WIDTH, MOST_OPS = 8, 8
+MESHES = [(2, 2), (2, 2, 2)]
+
+
+def is_with_blocks(seed: int) -> bool:
+    """Every second graph has two equal blocks, which may be recomputed."""
+    return seed % 2 == 1
+
+
+class Drawn(nn.Module):
+    """A chain of ops, some of which read another value too, alone or as two equal blocks; a number at the end."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.blocks = 2 if is_with_blocks(seed) else 1
+        kinds = ["linear", *(draw.choice(POINTWISE) for _ in range(draw.randint(0, 2) + (self.blocks == 1)))]
+        if self.blocks == 1:
+            kinds += draw.choice([[], ["linear"], ["matmul"], ["linear", "matmul"]])
+        draw.shuffle(kinds)
+        first = self.blocks == 2 and draw.random() < 0.5  # what the first block reads is an op's, as the later ones'
+        self.before = [draw.choice(["linear", "gelu"])] if first else []
+        self.steps = [(kind, draw.random()) for kind in kinds]
+        self.first = nn.Parameter(torch.empty(WIDTH, WIDTH))
+        count = self.blocks * sum(kind == "linear" for kind in kinds)
+        self.weights = nn.ParameterList(torch.empty(WIDTH, WIDTH) for _ in range(count))
+        self.end = draw.choice(["sum", "mean"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = iter(self.weights)
+        for kind in self.before:
+            x = functional.linear(x, self.first) if kind == "linear" else functional.gelu(x)
+        for _ in range(self.blocks):
+            values = [x]
+            for kind, other in self.steps:
+                a, b = values[-1], values[int(other * len(values))]
+                values.append(functional.linear(a, next(weights)) if kind == "linear" else RUN[kind](a, b))
+            x = values[-1]
+        return x.sum() if self.end == "sum" else x.mean()
+
+
+RUN = {
+    "relu": lambda a, b: functional.relu(a),
+    "gelu": lambda a, b: functional.gelu(a),
+    "scale": lambda a, b: a * 3.0,
+    "softmax": lambda a, b: torch.softmax(a, -1),
+    "norm": lambda a, b: functional.layer_norm(a, (WIDTH,)),
+    "add": lambda a, b: a + b,
+    "times": lambda a, b: a * b,
+    "matmul": lambda a, b: a @ b.transpose(0, 1) @ b,
+}
+POINTWISE = [name for name in RUN if name != "matmul"]
+
+
+def drawn(seed: int, most_plans: int) -> Toy:
+    """A graph, a mesh with speeds, micro-batches, and for every op some of its strategies: at most so many plans."""
+    draw = random.Random(f"problem {seed}")
+    mesh = draw.choice(MESHES)
+    x = torch.empty(8 * draw.choice([1, 8, 64]), WIDTH, device="meta", requires_grad=draw.random() < 0.3)
+    found = toy(on_meta(Drawn, seed), x, on=cluster(*mesh, seed=seed), micro_batches=draw.choice([1, 1, 2]))
+    everything = dict(found.restricted.strategies)
+    same = firsts(found.graph, found.repeats, everything)  # one draw for equal ops of all blocks
+    own = [node for node in everything if node not in same]
+    numbers = {node: list(range(len(everything[node]))) for node in own}
+    for some in numbers.values():
+        some[1:] = draw.sample(some[1:], min(3, len(some) - 1))
+    while True:
+        strategies = {node: tuple(some[i] for i in numbers[same.get(node, node)]) for node, some in everything.items()}
+        found.restricted = replace(found.restricted, strategies=strategies)
+        problem = found.problem(fold=False)
+        if math.prod(len(op.choices) for op in problem.ops) * 2 ** len(_blocks(problem)) <= most_plans:
+            return found
+        numbers[draw.choice([node for node in own if len(numbers[node]) > 1])].pop()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One plan and what it costs: the choice of every op, and which blocks recompute."""
+
+    choices: tuple[int, ...]
+    recomputed: tuple[bool, ...]
+    predicted: Prediction
+
+
+def _blocks(problem: Problem) -> list[int]:
+    return [i for i, stage in enumerate(problem.stages) if stage.recomputable]
+
+
+def every_plan(asked: Toy, problem: Problem, *, recompute: bool) -> Iterator[Tried]:
+    """All plans of an unfolded problem but those whose layouts cannot be joined."""
+    blocks = [problem.stages[i] for i in _blocks(problem)] if recompute else []
+    for numbers in itertools.product(*(range(len(op.choices)) for op in problem.ops)):
+        choices = [op.choices[i] for op, i in zip(problem.ops, numbers, strict=True)]
+        chosen = {op.node: choice.strategy for op, choice in zip(problem.ops, choices, strict=True)}
+        parameters = {
+            str(op.node.target): _stored(str(op.node.target), choice)
+            for op, choice in zip(problem.ops, choices, strict=True)
+            if asked.memory.is_parameter(op.node)
+        }
+        for again in itertools.product((False, True), repeat=len(blocks)):
+            spans = [s.repeat.instance(s.first) for s, yes in zip(blocks, again, strict=True) if yes and s.repeat]
+            segments = [Segment(span.start, span.stop - 1, "") for span in spans]
+            try:
+                found = predict(asked.memory, asked.cluster, chosen, parameters, segments, asked.repeats)[0]
+            except LayoutError:
+                continue
+            yield Tried(numbers, again, found)
+
+
+def _stored(name: str, choice: Choice) -> ParameterPlan:
+    return ParameterPlan(name, (), "", choice.strategy.outputs[0], True, choice.regather)
+
+
+def rows_bytes(problem: Problem, plan: Tried) -> float:
+    """The peak of a plan as the program's rows have it."""
+    model = Model(problem)
+    rows = Rows(model, None)
+    model.seconds = {rows.peak: 1.0}
+    for variables, wanted in zip(model.x, plan.choices, strict=True):
+        for i, variable in enumerate(variables):
+            model.program.lower[variable] = model.program.upper[variable] = float(i == wanted)
+    for stage, again in zip(_blocks(problem), plan.recomputed, strict=True):
+        for variable in (model.recomputed[stage], model.any_recomputed[stage]):
+            model.program.lower[variable] = model.program.upper[variable] = float(again)
+    return run(model, "highs", 60.0, 1e-9).objective * UNIT
+
+
+def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
+    """What the recomputed blocks of a plan read from outside, whole."""
+    nodes = list(asked.graph.nodes)
+    found = 0
+    for stage, again in zip(_blocks(problem), plan.recomputed, strict=True):
+        repeat = problem.stages[stage].repeat
+        if again and repeat is not None:
+            span = repeat.instance(problem.stages[stage].first)
+            inside = nodes[span.start : span.stop]
+            read = {ref for node in inside for ref in asked.memory.inputs[node] if ref.node not in inside}
+            found += sum(tensor_of(ref).nbytes for ref in read if not asked.memory.is_parameter(ref.node))
+    return found

@@ -1,0 +1,79 @@
+"""The program against all plans of 500 random graphs: up to eight ops on 2x2 and 2x2x2 meshes, random budgets.
+
+A seed that fails is in the name of its case: `pytest tests/solver/test_exhaustive.py -m "" -k "[17]"` runs it again.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from random_graphs import MOST_OPS, Tried, drawn, every_plan, is_with_blocks, read_bytes, rows_bytes
+from toys import Toy
+
+from autopar.errors import InfeasibleError
+from autopar.solver.problem import Problem
+from autopar.solver.solution import Solution
+
+GRAPHS, QUICK, MOST_PLANS = 500, 8, 400
+EQUAL = 1e-6  # of seconds: what HiGHS holds rows to
+
+
+def cases(quick: int = QUICK) -> list[object]:
+    return [pytest.param(seed, marks=[] if seed < quick else pytest.mark.slow) for seed in range(GRAPHS)]
+
+
+def budgets(seed: int, plans: list[Tried]) -> list[float]:
+    """Three at random from where the first plan fits to where all do, and the smallest of all."""
+    draw = random.Random(f"budgets {seed}")
+    peaks = sorted({plan.predicted.peak_bytes for plan in plans})
+    return [peaks[0], *(draw.choice(peaks) for _ in range(2)), draw.uniform(peaks[0], peaks[-1])]
+
+
+def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> Solution | None:
+    try:
+        found = asked.solve(budget, fold=fold, recompute=recompute)
+    except InfeasibleError:
+        return None
+    predicted = asked.predict(found)
+    assert found.seconds == pytest.approx(predicted.step_seconds, rel=1e-9, abs=1e-18)
+    assert budget is None or predicted.peak_bytes <= budget
+    return found
+
+
+def check(asked: Toy, problem: Problem, plans: list[Tried], budget: float, *, recompute: bool) -> None:
+    """What is found is one of the plans that fit, and none that the rows let pass is faster.
+
+    The rows say what the prediction says. With recompute they may say more (`autopar.solver.rows`): at most what the
+    recomputed blocks read from outside.
+    """
+    found = solved(asked, budget * (1 + 1e-9), fold=False, recompute=recompute)
+    limit = float("inf")
+    if found is not None:
+        limit = found.seconds * (1 - EQUAL)
+        best = min(plan.predicted.step_seconds for plan in plans if plan.predicted.peak_bytes <= budget)
+        assert found.seconds >= best * (1 - EQUAL)
+    for plan in plans:
+        if plan.predicted.step_seconds < limit and plan.predicted.peak_bytes <= budget:
+            assert recompute, f"it fits and is faster: {plan}"
+            counted = rows_bytes(problem, plan)
+            assert counted > budget * (1 + 1e-9), f"it fits and is faster: {plan}"
+            assert counted <= (plan.predicted.peak_bytes + read_bytes(asked, problem, plan)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", cases())
+def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
+    asked = drawn(seed, MOST_PLANS)
+    problem = asked.problem(fold=False)
+    ops = [node for node in asked.graph.nodes if node.op == "call_function"]
+    assert len(ops) <= MOST_OPS
+    plans = list(every_plan(asked, problem, recompute=is_with_blocks(seed)))
+    kept = [plan for plan in plans if not any(plan.recomputed)]
+    free = solved(asked, None, fold=False, recompute=False)
+    assert free is not None
+    assert free.seconds == pytest.approx(min(plan.predicted.step_seconds for plan in kept), rel=EQUAL)
+    for budget in budgets(seed, kept):
+        check(asked, problem, kept, budget, recompute=False)
+    if is_with_blocks(seed):
+        for budget in budgets(seed, plans):
+            check(asked, problem, plans, budget, recompute=True)
