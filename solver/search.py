@@ -25,7 +25,7 @@ from autopar.errors import AutoparError
 from autopar.solver.linear import Array
 from autopar.solver.program import Bounds, Outcome, Program
 
-_MARGIN = 3e-3  # the first margin of reduced costs, relative
+_MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
 
@@ -76,8 +76,11 @@ class _Search:
                     continue
                 child = self.program.relax_again(node, max(self._left(), 1.0), bounds)
                 if child.status != "infeasible":
-                    objective = max(child.objective, node.objective)
-                    heappush(heap, (objective, next(order), replace(child, objective=objective)))
+                    child = replace(child, objective=max(child.objective, node.objective))
+                    if self._is_fixed(bounds) and self._as_good(child, node):
+                        self._solve(child)  # its solution may make the other boxes needless
+                    else:
+                        heappush(heap, (child.objective, next(order), child))
                 fixed = any(self._is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
                 if not dived and (child.status == "stopped" or (splits >= _BLIND and not (fixed and self._early()))):
                     dived = True
@@ -96,6 +99,10 @@ class _Search:
         if gone > self.patience:
             raise self._too_short()
         return self.patience - gone
+
+    def _as_good(self, child: Outcome, node: Outcome) -> bool:
+        """Whether a box has as good a relaxation as the box that it is part of."""
+        return child.status == "optimal" and child.objective - node.objective <= self.gap * abs(node.objective)
 
     def _early(self) -> bool:
         return time.perf_counter() - self.start < self.time_limit / 4
