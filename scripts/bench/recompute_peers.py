@@ -2,7 +2,8 @@
 
 AutoSAC (`torch.distributed._tools`): an estimator of each module's trade-off, an integer program that chooses modules
 and how much of each to drop, and a policy by op for `torch.utils.checkpoint`. Its prices of ops are those that all
-three are judged by, in place of its roofline, which wants a GPU. It needs pwlf (and that scipy), which the requirements leave out.
+three are judged by, in place of its roofline, which wants a GPU. It needs pwlf, and that scipy, which the requirements
+leave out.
 
 The partitioner of torch.compile: min-cut with `activation_memory_budget`, under AOTAutograd without a compiler.
 """
