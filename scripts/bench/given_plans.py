@@ -71,7 +71,7 @@ def price(
     segments = [segment for path in recomputed for segment in _segment(memory, path)]
     step, _, _ = predict(memory, cluster, chosen, stored, segments, repeats)
     moved = announced(memory, cluster, chosen, stored, segments, Grouping(memory, repeats)).collectives
-    passes = [seconds_of(node, strategy, cluster) for node, strategy in chosen.items()]
+    passes = [seconds_of(memory, node, strategy, cluster) for node, strategy in chosen.items()]
     phases = {
         phase: sum(c.seconds for c in moved if c.phase == phase) / micro_batches for phase in ("forward", "backward")
     }
