@@ -104,6 +104,7 @@ def _tell(cluster: Cluster, json: bool) -> None:
         ["pointwise ops move", show_amount(device.bytes_per_s, "B/s")],
         ["an optimizer moves", show_amount(device.update_bytes_per_s or device.bytes_per_s, "B/s")],
         ["op at least", show_seconds(device.launch_seconds)],
+        *([["a parameter takes", show_seconds(device.parameter_seconds)]] if device.parameter_seconds else []),
         *([f"axis {axis.name}", _link(axis)] for axis in cluster.axes),
         *([["repeats within", _spread(cluster)]] if cluster.spreads else []),
     ]
@@ -111,7 +112,15 @@ def _tell(cluster: Cluster, json: bool) -> None:
 
 
 def _link(axis: Axis) -> str:
-    return f"{axis.size} ranks, {show_amount(axis.bytes_per_s, 'B/s')}, {show_seconds(axis.latency_seconds)} a hop"
+    kinds = {
+        "all-reduce": axis.bytes_per_s,
+        "all-gather": axis.gather_bytes_per_s,
+        "reduce-scatter": axis.scatter_bytes_per_s,
+        "all-to-all": axis.all_to_all_bytes_per_s,
+    }
+    rates = ", ".join(f"{show_amount(rate, 'B/s')} {kind}" for kind, rate in kinds.items() if rate)
+    fixed = f"{show_seconds(axis.launch_seconds)} a call and {show_seconds(axis.latency_seconds)} a hop"
+    return f"{axis.size} ranks, {rates}, {fixed}"
 
 
 def _spread(cluster: Cluster) -> str:
