@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
@@ -80,6 +81,7 @@ class Restated:
     repeats: Sequence[Repeat]
 
     @staticmethod
+    @collection_paused()
     def of(prepared: Prepared, plan: Plan, cluster: Cluster | None = None) -> Restated:
         """`cluster`: another one of the same mesh; by default the plan's own.
 
@@ -108,10 +110,12 @@ class Restated:
         repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
         return Restated(plan, cluster, memory, chosen, repeats)
 
+    @collection_paused()
     def predicted(self) -> Prediction:
         """Seconds and bytes of a step."""
         return predict(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, self.repeats)[0]
 
+    @collection_paused()
     def simulated(self) -> Simulated:
         """The step as events on streams."""
         grouping = Grouping(self.memory, self.repeats)
