@@ -61,7 +61,9 @@ class _Measuring:
         self.mesh, self.kind, self.progress = mesh, kind, progress
         self.clock = _SECONDS[clock]
         self.spreads: dict[str, float] = {}
-        self.steps = len(probes.DTYPES[kind]) + 4
+        self.stores = kind == "cpu" and mesh is not None  # what plans store is measured
+        self.busy_axes = 0 if mesh is None else sum(size > 1 for size in mesh.shape)
+        self.steps = len(probes.DTYPES[kind]) + 4 + 2 * self.stores + self.busy_axes
         self.links = 0.0 if mesh is None or mesh.size() == 1 else seconds / 2
         self.share = (seconds - self.links) / self.steps
         self.told = 0
@@ -86,6 +88,7 @@ class _Measuring:
         attention, pointwise, launches, update = (
             self._rate(make(kind)) for make in (probes.attention, probes.pointwise, probes.launch, probes.update)
         )
+        parameters = self._parameter_seconds(self.mesh) if self.stores and self.mesh is not None else 0.0
         (memory,) = _mean_over_ranks([float(_memory_bytes(kind))])
         processors = probes.processors(kind)
         return Device(
@@ -100,7 +103,13 @@ class _Measuring:
             processors=processors,
             attention=attention / compared,
             update_bytes_per_s=update,
+            parameter_seconds=parameters,
         )
+
+    def _parameter_seconds(self, mesh: DeviceMesh) -> float:
+        """What a parameter takes more as a DTensor that a plan stores than as a plain one."""
+        stored, plain = probes.parameters(mesh)
+        return max(0.0, 1 / self._rate(stored) - 1 / self._rate(plain))
 
     def _product(self, dtype: torch.dtype) -> Probe:
         """The largest square product of which ten fit the time."""
@@ -124,30 +133,41 @@ class _Measuring:
         """Every axis, fitted to its collectives; all groups of an axis communicate at once."""
         local = LocalMesh.of(mesh)
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
-        busy = sum(size > 1 for size in local.shape)
-        self.steps += busy
         axes = []
         for name, size, group in zip(names, local.shape, local.groups, strict=True):
             if size == 1:
                 axes.append(Axis(name, 1, 0.0, device.bytes_per_s))
                 continue
             self._tell(f"collectives of axis {name}")
-            calls = probes.collectives(mesh.device_type, size, group)
-            share = self.links / busy / len(calls)
+            calls, between = probes.collectives(mesh.device_type, size, group), probes.between(mesh.device_type)
+            share = self.links / self.busy_axes / len(calls)
             samples = []
             for kind, count, run in calls:
-                taken = self._kept(f"{name}: {kind} of {count} bytes", self._together_timed(run, share))
+                taken = self._kept(f"{name}: {kind} of {count} bytes", self._together_timed(run, between, share))
                 samples.append(Sample(kind, count, taken))
             axes.append(fit_axis(name, size, samples))
         return tuple(axes)
 
-    def _together_timed(self, run: Callable[[], Any], seconds: float) -> list[float]:
-        """Times of a collective; every rank makes as many calls as the slowest has time for."""
+    def _together_timed(self, run: Callable[[], Any], between: Callable[[], Any], seconds: float) -> list[float]:
+        """Times of a collective; every rank makes as many calls as the slowest has time for.
+
+        Before each, products and a barrier, untimed: in a step, too, ranks compute and meet. Called in a row, small
+        ones would find their threads awake and caches full of them, at less than half the time.
+        """
         run()
+        begin = time.perf_counter()
+        self._meet(between)
+        run()
+        once = max(_gathered(time.perf_counter() - begin))
+        times = []
+        for _ in range(max(5, min(100, int(seconds / max(once, 1e-6))))):
+            self._meet(between)
+            times.append(self._timed(run))
+        return times
+
+    def _meet(self, between: Callable[[], Any]) -> None:
+        self._timed(between)
         _together()
-        once = max(_gathered(self._timed(run)))
-        count = max(5, min(200, int(seconds / max(once, 1e-6))))
-        return [self._timed(run) for _ in range(count)]
 
     def _kept(self, name: str, values: Sequence[float]) -> float:
         """The mean, over ranks too; beside it the spread: half the distance of the quartiles over the median.

@@ -69,6 +69,8 @@ def output_tensors(node: fx.Node) -> list[torch.Tensor]:
 def resolve(node: fx.Node) -> list[TensorRef]:
     """The tensors that a value in the graph stands for, seen through `getitem` nodes."""
     if not is_getitem(node):
+        if isinstance(node.meta.get(VAL), torch.Tensor):  # nearly always
+            return [TensorRef(node, 0)]
         return [TensorRef(node, i) for i in range(len(output_tensors(node)))]
     source, key = node.args
     assert isinstance(source, fx.Node)
@@ -101,7 +103,8 @@ def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 def tensor_of(ref: TensorRef) -> torch.Tensor:
     """The data-free tensor behind a reference."""
-    return output_tensors(ref.node)[ref.index]
+    value = ref.node.meta.get(VAL)
+    return value if isinstance(value, torch.Tensor) else output_tensors(ref.node)[ref.index]
 
 
 def target_name(node: fx.Node) -> str:

@@ -17,6 +17,8 @@ class Device:
     at a time. `bytes_per_s` is what pointwise kernels reach; `launch_seconds` the floor of one op.
     `overlap` is the part of its rate at which compute goes on while a collective runs: 0 where both take the same
     processors. `update_bytes_per_s` is the rate of the optimizer's step where it is another than that of pointwise ops.
+    `parameter_seconds`: what it takes to hand one parameter to the ops and its gradient back; on a GPU's host that goes
+    on beside the kernels.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Device:
     processors: int = 1
     attention: float = 0.65
     update_bytes_per_s: float | None = None
+    parameter_seconds: float = 0.0
 
     def __hash__(self) -> int:  # the mapping has no hash of its own; equality still compares it
         return hash((self.name, self.kind, self.memory_bytes, self.bytes_per_s, self.efficiency, self.launch_seconds))
@@ -37,6 +40,10 @@ class Device:
     def update_seconds(self, moved_bytes: float) -> float:
         """What the optimizer's step takes that reads and writes so many bytes."""
         return moved_bytes / (self.update_bytes_per_s or self.bytes_per_s)
+
+    def together(self, products: float, moves: float, launches: float) -> float:
+        """Seconds of work of three kinds: one thread of a CPU launches, loads and computes by itself; a GPU at once."""
+        return products + moves + launches if self.kind == "cpu" else max(products, moves, launches)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Axis:
     groups of the axis communicate at once. `launch_seconds` is what any collective costs before its first hop.
     `all_to_all_bytes_per_s` is what one device sends when each sends to all: less than round a ring where a group has
     several devices in a node, as every one of them then crosses the network. None: the same as `bytes_per_s`.
+    `gather_bytes_per_s`, `scatter_bytes_per_s`: rates of all-gather and reduce-scatter where they were measured, with
+    the copies that cut tensors into pieces and join them. None: `bytes_per_s`, without copies.
     """
 
     name: str
@@ -55,6 +64,8 @@ class Axis:
     bytes_per_s: float
     launch_seconds: float = 0.0
     all_to_all_bytes_per_s: float | None = None
+    gather_bytes_per_s: float | None = None
+    scatter_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 
 from autopar.cluster import Cluster
+from autopar.collecting import collection_paused
 from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
@@ -247,6 +248,7 @@ class Prepared:
         )
 
 
+@collection_paused()
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
     """Annotate a trace and list every node's strategies.
 

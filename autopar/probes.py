@@ -14,10 +14,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from autopar.cost.measure import measure
 from autopar.cost.products import busy_flops
+from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from autopar.runtime.parameters import local_of
+from autopar.runtime.transit import Route, Transit
 
 DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),
@@ -136,6 +141,28 @@ def update(kind: str) -> Probe:
     parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.AdamW([parameter], fused=True)
     return Probe("optimizer", (2 * 3 + 1) * parameter.nbytes, optimizer.step)
+
+
+def parameters(mesh: DeviceMesh) -> tuple[Probe, Probe]:
+    """Parameters read and given their gradients: as the runtime holds them, and plain ones; parameters."""
+    count = 16
+    plain = [torch.nn.Parameter(torch.ones(4, device=mesh.device_type)) for _ in range(count)]
+    whole = [Replicate()] * mesh.ndim
+    stored = [torch.nn.Parameter(DTensor.from_local(p.detach().clone(), mesh, whole, run_check=False)) for p in plain]
+
+    def run(held: Sequence[torch.Tensor]) -> None:
+        transit = Transit(Route(), [], held, Accumulation(1))
+        read = [local_of(parameter, transit, place, str(place)) for place, parameter in enumerate(held)]
+        torch.autograd.backward(read, [tensor.detach() for tensor in read])
+        for parameter in held:
+            parameter.grad = None
+
+    return Probe("parameters", count, partial(run, stored)), Probe("plain parameters", count, partial(run, plain))
+
+
+def between(kind: str) -> Callable[[], Any]:
+    """What stands for the ops between two collectives."""
+    return product(kind, torch.float32, 512).run
 
 
 def collectives(kind: str, size: int, group: str) -> list[tuple[str, int, Callable[[], Any]]]:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
+from autopar.cost.seconds import node_seconds
 from autopar.cost.simulator import Simulated, simulate
 from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
@@ -30,20 +32,7 @@ def simulated(prepared: Prepared, plan: Plan) -> Simulated:
 
     Raises PlanMismatchError where it is not.
     """
-    cluster = Cluster.from_dict(plan.cluster)
-    found = _restated(prepared, plan, cluster)
-    grouping = Grouping(found.memory, found.repeats)
-    moved = announced(found.memory, cluster, found.chosen, found.stored, plan.recompute, grouping)
-    return simulate(
-        prepared.traced.graph,
-        cluster,
-        {node: seconds_of(node, strategy, cluster) for node, strategy in found.chosen.items()},
-        moved.transfers,
-        plan.recompute,
-        micro_batches=plan.micro_batches,
-        optimizer_seconds=plan.predicted.optimizer_seconds,
-        train=found.memory.train,
-    )
+    return Restated.of(prepared, plan).simulated()
 
 
 def predicted_on(prepared: Prepared, plan: Plan, cluster: Cluster) -> Prediction:
@@ -51,11 +40,7 @@ def predicted_on(prepared: Prepared, plan: Plan, cluster: Cluster) -> Prediction
 
     Raises PlanMismatchError where `prepared` holds another graph, or the mesh is another.
     """
-    if cluster.shape != tuple(plan.mesh_shape):
-        raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, not of {cluster.shape}")
-    found = _restated(prepared, plan, cluster)
-    prediction, _, _ = predict(found.memory, cluster, found.chosen, found.stored, plan.recompute, found.repeats)
-    return prediction
+    return Restated.of(prepared, plan, cluster).predicted()
 
 
 def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[fx.Node, Strategy]:
@@ -65,43 +50,87 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
     """
     check_fingerprints(plan, fingerprints(prepared.model, prepared.traced, cluster.shape))
     nodes = list(prepared.traced.graph.nodes)
+    alike: dict[int, dict[object, list[Strategy]]] = {}  # by form, of strategies that equal nodes share
     chosen = {}
     for wanted in plan.nodes:
         node = nodes[wanted.position]
-        form = (wanted.inputs, wanted.outputs, wanted.local)
-        options = [s for s in prepared.strategies.get(node, ()) if (s.inputs, s.outputs, s.local) == form]
+        every = prepared.strategies.get(node, ())
+        forms = alike.get(id(every))
+        if forms is None:
+            forms = alike[id(every)] = {}
+            for s in every:
+                forms.setdefault((s.inputs, s.outputs, s.local), []).append(s)
+        options = forms.get((wanted.inputs, wanted.outputs, wanted.local), [])
+        if len(options) > 1:
+            options = [min(options, key=lambda s: sum(node_seconds(node, s, cluster.device, cluster.shape)))]
         if options:
-            chosen[node] = min(options, key=lambda s: sum(seconds_of(node, s, cluster)))
+            chosen[node] = options[0]
         elif node in prepared.strategies:
             raise PlanMismatchError(f"'{node.name}' has no strategy of the plan's layouts: plan again")
     return chosen
 
 
 @dataclass(frozen=True)
-class _Restated:
+class Restated:
+    """What `autopar.cost` takes, from a plan's own words: the plan of a graph, on a cluster."""
+
+    plan: Plan
+    cluster: Cluster
     memory: StepMemory
     chosen: Mapping[fx.Node, Strategy]
-    stored: Mapping[str, ParameterPlan]
     repeats: Sequence[Repeat]
 
+    @staticmethod
+    @collection_paused()
+    def of(prepared: Prepared, plan: Plan, cluster: Cluster | None = None) -> Restated:
+        """`cluster`: another one of the same mesh; by default the plan's own.
 
-def _restated(prepared: Prepared, plan: Plan, cluster: Cluster) -> _Restated:
-    """What `autopar.cost` takes, from a plan's own words."""
-    from autopar.solver.constraints import restrict
+        Raises PlanMismatchError where `prepared` holds another graph, or the mesh is another.
+        """
+        from autopar.solver.constraints import PRESETS, restrict
 
-    graph = prepared.traced.graph
-    chosen = chosen_strategies(prepared, plan, cluster)
-    memory = StepMemory(
-        graph,
-        dict(prepared.model.named_parameters(remove_duplicate=False)),
-        cluster.shape,
-        Precision.from_dict(plan.precision),
-        plan.optimizer,
-        plan.micro_batches,
-        cluster.device.kind,
-        any(collective.phase == "backward" for collective in plan.collectives) or plan.predicted.optimizer_seconds > 0,
-    )
-    pins = split_requests(plan.constraints)[1]
-    marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal
-    repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
-    return _Restated(memory, chosen, {parameter.name: parameter for parameter in plan.parameters}, repeats)
+        cluster = cluster if cluster is not None else Cluster.from_dict(plan.cluster)
+        if cluster.shape != tuple(plan.mesh_shape):
+            raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, not of {cluster.shape}")
+        graph = prepared.traced.graph
+        chosen = chosen_strategies(prepared, plan, cluster)
+        memory = StepMemory(
+            graph,
+            dict(prepared.model.named_parameters(remove_duplicate=False)),
+            cluster.shape,
+            Precision.from_dict(plan.precision),
+            plan.optimizer,
+            plan.micro_batches,
+            cluster.device.kind,
+            any(collective.phase == "backward" for collective in plan.collectives)
+            or plan.predicted.optimizer_seconds > 0,
+        )
+        pins = [pin for pin in split_requests(plan.constraints)[1] if pin.strip() not in PRESETS]
+        marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal
+        repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
+        return Restated(plan, cluster, memory, chosen, repeats)
+
+    @collection_paused()
+    def predicted(self) -> Prediction:
+        """Seconds and bytes of a step."""
+        return predict(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, self.repeats)[0]
+
+    @collection_paused()
+    def simulated(self) -> Simulated:
+        """The step as events on streams."""
+        grouping = Grouping(self.memory, self.repeats)
+        moved = announced(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, grouping)
+        return simulate(
+            self.memory.graph,
+            self.cluster,
+            {node: seconds_of(self.memory, node, strategy, self.cluster) for node, strategy in self.chosen.items()},
+            moved.transfers,
+            self.plan.recompute,
+            micro_batches=self.plan.micro_batches,
+            optimizer_seconds=self.plan.predicted.optimizer_seconds,
+            train=self.memory.train,
+        )
+
+    @property
+    def _stored(self) -> Mapping[str, ParameterPlan]:
+        return {parameter.name: parameter for parameter in self.plan.parameters}

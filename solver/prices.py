@@ -10,7 +10,7 @@ import numpy as np
 from autopar.all_paths import all_paths
 from autopar.cluster import Cluster
 from autopar.cost.buckets import Grouping
-from autopar.cost.collectives import collective_seconds
+from autopar.cost.collectives import collective_seconds, copies_seconds
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.reshard import Move, Step
@@ -94,5 +94,8 @@ class PriceTable:
         if move is None:
             return 0.0, 0.0, 0.0
         axis = self.cluster.axes[move.axis]
-        fixed = collective_seconds(move.kind, 0, axis)
-        return fixed, collective_seconds(move.kind, move.elements * itemsize, axis, 0.0), float(axis.size > 1)
+        fixed, size = collective_seconds(move.kind, 0, axis), move.elements * itemsize
+        moving = collective_seconds(move.kind, size, axis, 0.0)
+        if self.grouping is not None:
+            moving += copies_seconds(move.kind, size, axis, self.cluster.device)
+        return fixed, moving, float(axis.size > 1)

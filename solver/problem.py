@@ -186,7 +186,7 @@ class _Builder:
         asked = self.restricted.regather.get(node)
         regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
         for strategy in self.strategies[node]:
-            forward, backward = seconds_of(node, strategy, self.cluster)
+            forward, backward = seconds_of(self.memory, node, strategy, self.cluster)
             backward = backward if self.memory.train else 0.0
             for flag in regather:
                 choice = Choice(strategy, forward, backward, flag)

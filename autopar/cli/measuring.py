@@ -104,14 +104,23 @@ def _tell(cluster: Cluster, json: bool) -> None:
         ["pointwise ops move", show_amount(device.bytes_per_s, "B/s")],
         ["an optimizer moves", show_amount(device.update_bytes_per_s or device.bytes_per_s, "B/s")],
         ["op at least", show_seconds(device.launch_seconds)],
-        *([f"axis {axis.name}", _link(axis)] for axis in cluster.axes),
+        *([["a parameter takes", show_seconds(device.parameter_seconds)]] if device.parameter_seconds else []),
+        *(row for axis in cluster.axes for row in _links(axis)),
         *([["repeats within", _spread(cluster)]] if cluster.spreads else []),
     ]
     say("\n".join(table(rows, "<<", indent=0)) + "\n")
 
 
-def _link(axis: Axis) -> str:
-    return f"{axis.size} ranks, {show_amount(axis.bytes_per_s, 'B/s')}, {show_seconds(axis.latency_seconds)} a hop"
+def _links(axis: Axis) -> list[list[str]]:
+    kinds = {
+        "all-reduce": axis.bytes_per_s,
+        "all-gather": axis.gather_bytes_per_s,
+        "reduce-scatter": axis.scatter_bytes_per_s,
+        "all-to-all": axis.all_to_all_bytes_per_s,
+    }
+    fixed = f"{show_seconds(axis.launch_seconds)} a collective and {show_seconds(axis.latency_seconds)} a hop"
+    head = [f"axis {axis.name}", f"{axis.size} ranks, {fixed}"]
+    return [head, *([f"  {kind}", show_amount(rate, "B/s")] for kind, rate in kinds.items() if rate)]
 
 
 def _spread(cluster: Cluster) -> str:

@@ -17,7 +17,7 @@ It follows that, for one and the same tensor, reduce_scatter <= all_reduce <= re
 
 from __future__ import annotations
 
-from autopar.cluster import Axis
+from autopar.cluster import Axis, Device
 from autopar.errors import InputError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -42,9 +42,30 @@ def collective_seconds(kind: str, input_bytes: float, axis: Axis, calls: float =
     if kind == "all_reduce":
         rounds, sent = 2 * rounds, 2 * sent
     elif kind == "all_gather":
-        sent = (n - 1) * input_bytes
+        sent, rate = (n - 1) * input_bytes, axis.gather_bytes_per_s or rate
     elif kind == "all_to_all":
         rate = axis.all_to_all_bytes_per_s or rate
-    elif kind != "reduce_scatter":
+    elif kind == "reduce_scatter":
+        rate = axis.scatter_bytes_per_s or rate
+    else:
         raise InputError(f"collective {kind!r} is unknown: use one of {', '.join(KINDS)}")
     return calls * (axis.launch_seconds + rounds * axis.latency_seconds) + sent / rate
+
+
+def copies_seconds(kind: str, input_bytes: float, axis: Axis, device: Device) -> float:
+    """Seconds in which one tensor is copied into the buffer of a bucket (`autopar.cost.buckets`), and out of it.
+
+    An all-reduce leaves its results in the buffer. Bytes are priced here where the axis' rates are without copies.
+
+    >>> from autopar import Cluster
+    >>> h100 = Cluster.preset("h100", (8,))
+    >>> round(1e3 * copies_seconds("all_gather", 32 << 20, h100.axes[0], h100.device), 3)
+    0.2
+    """
+    n = axis.size
+    if n == 1:
+        return 0.0
+    arrives = {"all_gather": n * input_bytes, "reduce_scatter": input_bytes / n, "all_to_all": input_bytes}.get(kind, 0)
+    moved = 2 * (input_bytes + arrives) if axis.gather_bytes_per_s is None else 0.0
+    launches = 1 if kind == "all_reduce" else 2
+    return device.together(0.0, moved / device.bytes_per_s, launches * device.launch_seconds)

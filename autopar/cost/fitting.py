@@ -1,4 +1,4 @@
-"""A mesh axis' latency and bandwidth, fitted to measured collectives."""
+"""A mesh axis' latency and bandwidths, fitted to measured collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.cluster import Axis
-from autopar.cost.collectives import collective_seconds
+from autopar.cost.collectives import KINDS, collective_seconds
 
 
 class Sample(NamedTuple):
@@ -21,53 +21,64 @@ class Sample(NamedTuple):
 
 
 def fit_axis(name: str, size: int, samples: Sequence[Sample]) -> Axis:
-    """The axis whose `collective_seconds` come nearest to `samples` in relative error, all three figures >= 0.
+    """The axis whose `collective_seconds` come nearest to `samples` in relative error, all figures >= 0.
 
-    seconds = launch + hops * latency + sent / rate is linear in (launch, latency, 1 / rate): least squares, every
-    sample weighted by 1 / seconds. all_to_all has a rate of its own, fitted after the others.
+    seconds = launch + hops * latency + sent / rate, the rate that of the sample's kind: linear in (launch, latency,
+    1 / rate of each kind). Least squares, every sample weighted by 1 / seconds. Rates are then brought to where
+    reduce_scatter <= all_reduce <= reduce_scatter + all_gather, which noise can miss.
 
-    >>> true = Axis("tp", 4, latency_seconds=1e-5, bytes_per_s=1e9, launch_seconds=1e-4)
-    >>> kinds, sizes = ("all_reduce", "all_gather", "reduce_scatter"), (1 << 10, 1 << 20, 1 << 24)
-    >>> samples = [Sample(k, b, collective_seconds(k, b, true)) for k in kinds for b in sizes]
+    >>> true = Axis("tp", 4, 1e-5, 1e9, 1e-4, all_to_all_bytes_per_s=5e8, gather_bytes_per_s=7e8)
+    >>> sizes = (1 << 10, 1 << 20, 1 << 24)
+    >>> samples = [Sample(kind, b, collective_seconds(kind, b, true)) for kind in KINDS for b in sizes]
     >>> found = fit_axis("tp", 4, samples)
-    >>> round(found.bytes_per_s / 1e9, 6), round(found.latency_seconds * 1e5, 6), round(found.launch_seconds * 1e4, 6)
-    (1.0, 1.0, 1.0)
+    >>> round(found.bytes_per_s / 1e9, 6), round(found.gather_bytes_per_s / 1e9, 6)
+    (1.0, 0.7)
+    >>> round(found.latency_seconds * 1e5, 6), round(found.launch_seconds * 1e4, 6)
+    (1.0, 1.0)
     """
-    ring = [s for s in samples if s.kind != "all_to_all"] or list(samples)
-    columns = np.array([_terms(sample, size) for sample in ring])
-    seconds = np.array([sample.seconds for sample in ring])
-    launch, latency, per_byte = _non_negative(columns / seconds[:, None])
-    if per_byte <= 0:  # so fast that noise hides it: believe the largest sample
-        largest = max(range(len(ring)), key=lambda i: columns[i][2])
-        per_byte = seconds[largest] / columns[largest][2]
-    exchange = [s for s in samples if s.kind == "all_to_all"]
-    rates = []
-    for sample in exchange:
-        _, hops, sent = _terms(sample, size)
-        moving = sample.seconds - launch - hops * latency
-        if moving > sample.seconds / 2:  # the others say more of latency
-            rates.append(sent / moving)
-    rate = float(np.median(rates)) if rates else None
-    return Axis(name, size, latency, 1 / per_byte, launch, rate)
+    kinds = [kind for kind in KINDS if any(sample.kind == kind for sample in samples)]
+    columns = np.array([_terms(sample, size, kinds) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    launch, latency, *per_byte = _non_negative(columns / seconds[:, None])
+    rates: dict[str, float] = {}
+    for i, kind in enumerate(kinds):
+        if per_byte[i] <= 0:  # so fast that noise hides it: believe the largest sample
+            largest = max((j for j, s in enumerate(samples) if s.kind == kind), key=lambda j: columns[j][2 + i])
+            per_byte[i] = seconds[largest] / columns[largest][2 + i]
+        rates[kind] = float(1 / per_byte[i])
+    ring = rates.get("all_reduce") or next(iter(rates.values()))
+    gather, scatter = rates.get("all_gather"), rates.get("reduce_scatter")
+    if gather and scatter:
+        scatter = max(scatter, ring / 2)
+        ring = max(ring, 2 / (1 / scatter + 1 / gather))
+    return Axis(
+        name,
+        size,
+        launch_seconds=launch,
+        latency_seconds=latency,
+        bytes_per_s=ring,
+        all_to_all_bytes_per_s=rates.get("all_to_all"),
+        gather_bytes_per_s=gather,
+        scatter_bytes_per_s=scatter,
+    )
 
 
-def _terms(sample: Sample, size: int) -> tuple[float, float, float]:
-    """What multiplies launch, latency and 1 / rate in `collective_seconds`."""
+def _terms(sample: Sample, size: int, kinds: Sequence[str]) -> list[float]:
+    """What multiplies launch, latency and each kind's 1 / rate in `collective_seconds`."""
     hops = collective_seconds(sample.kind, 0, Axis("", size, 1.0, 1.0))
     sent = collective_seconds(sample.kind, sample.input_bytes, Axis("", size, 0.0, 1.0))
-    return 1.0, hops, sent
+    return [1.0, hops, *(sent if kind == sample.kind else 0.0 for kind in kinds)]
 
 
-def _non_negative(columns: np.ndarray) -> tuple[float, float, float]:
+def _non_negative(columns: np.ndarray) -> list[float]:
     """Least squares of columns @ x = 1 with x >= 0: the best of the solutions on every set of columns that has one."""
-    best, figures = np.inf, np.zeros(3)
-    for count in (3, 2, 1):
-        for chosen in itertools.combinations(range(3), count):
+    best, figures, width = np.inf, np.zeros(columns.shape[1]), columns.shape[1]
+    for count in range(width, 0, -1):
+        for chosen in itertools.combinations(range(width), count):
             part = columns[:, chosen]
             found = np.linalg.lstsq(part, np.ones(len(part)), rcond=None)[0]
             error = float(np.square(part @ found - 1).sum())
             if (found >= 0).all() and error < best:
-                best, figures = error, np.zeros(3)
+                best, figures = error, np.zeros(width)
                 figures[list(chosen)] = found
-    launch, latency, per_byte = map(float, figures)
-    return launch, latency, per_byte
+    return [float(figure) for figure in figures]

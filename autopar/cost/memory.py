@@ -155,6 +155,13 @@ class StepMemory:
 
     def saved(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded)."""
+        return self._saved[node]
+
+    @cached_property
+    def _saved(self) -> dict[fx.Node, tuple[tuple[int, ...], tuple[int, ...], int]]:
+        return {node: self._saved_by(node) for node in self.graph.nodes}
+
+    def _saved_by(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         cost = node.meta.get(COST)
         if cost is None or not self.train:
             return (), (), 0

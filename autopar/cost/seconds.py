@@ -57,7 +57,7 @@ def node_seconds(
     backward_bytes = cost.moved_bytes_backward * (held / whole if whole else 1.0)
     products = _products(work, strategy, outputs, inputs, device, mesh_shape) if work.flops_forward else (0.0, 0.0)
     forward, backward = (
-        _together(device, products[way], moved / device.bytes_per_s, kernels * device.launch_seconds)
+        device.together(products[way], moved / device.bytes_per_s, kernels * device.launch_seconds)
         for way, (moved, kernels) in enumerate(
             ((forward_bytes, work.kernels_forward), (backward_bytes, work.kernels_backward))
         )
@@ -67,11 +67,6 @@ def node_seconds(
     if strategy.outputs and strategy.outputs[0].is_partial:
         forward += _own_addition_seconds(node, device)
     return forward, backward
-
-
-def _together(device: Device, products: float, moves: float, launches: float) -> float:
-    """One thread of a CPU launches, loads and computes by itself; a GPU does so at once."""
-    return products + moves + launches if device.kind == "cpu" else max(products, moves, launches)
 
 
 def _own_addition_seconds(node: fx.Node, device: Device) -> float:

@@ -3,8 +3,10 @@
 The order is the runtime's (`autopar.runtime.transit`): ops one after the other, forward and back; collectives of
 activations are waited for; a bucket's gather begins when the one before it in the order of the pass has arrived (behind
 a small one together with it); its reduction begins when the last of its gradients is there, and all are waited for at
-the end of backward; then the optimizer. A stream runs one collective at a time, in the order in which they begin. While
-any of them runs, compute goes on at `device.overlap` of its rate.
+the end of backward; then the optimizer. Where a bucket takes several collectives, one after another, the next begins
+when the op comes that reads what is gathered, or when the gradients of another bucket are there that is not small
+beside it. A stream runs one collective at a time, in the order in which they begin. While any of them runs, compute
+goes on at `device.overlap` of its rate.
 
 What communication is exposed is an outcome here, and a bound in `autopar.cost.overlap`; the two are held against each
 other in tests.
@@ -80,6 +82,23 @@ class _Line:
         return self.starts[i] if i < len(self.starts) else float("inf")
 
 
+@dataclass
+class _Flight:
+    """A bucket on its way: the collectives that are left, and when the one under way ends."""
+
+    phase: str
+    left: list[Transfer]
+    handed_bytes: int
+    end: float = 0.0
+    in_place: bool = True
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether the runtime waits for the one under way when the next bucket is there: to begin another, or to free
+        what was handed in."""
+        return bool(self.left) or not self.in_place
+
+
 def simulate(
     graph: fx.Graph,
     cluster: Cluster,
@@ -113,7 +132,7 @@ class _Simulation:
         self.lines = [_Line() for _ in cluster.axes]
         self.events: list[Event] = []
         self.now = self.alone = 0.0
-        self.last_ends: list[float] = []  # of reductions
+        self.flights: list[_Flight] = []  # reductions that are not at their end
         self.own: defaultdict[tuple[str, fx.Node], list[Transfer]] = defaultdict(list)  # waited for
         self.buckets: defaultdict[tuple[str, int], list[Transfer]] = defaultdict(list)
         self.due: defaultdict[tuple[str, fx.Node], list[int]] = defaultdict(list)  # buckets
@@ -126,16 +145,16 @@ class _Simulation:
             self.buckets[one.phase, one.bucket].append(one)
         self.segment_ends = {self.nodes[s.last]: s for s in segments}
         self.segment_of = {node: s for s in segments for node in self.nodes[s.first : s.last + 1] if in_segment(node)}
-        self.arrivals: dict[tuple[str, int], float] = {}
+        self.begun: dict[tuple[str, int], _Flight] = {}  # gathers ahead of use
 
     def run(self, micro_batches: int, optimizer_seconds: float, train: bool) -> Simulated:
         for number in range(micro_batches):
-            self.arrivals.clear()
+            self.begun.clear()
             self._forward()
             if train:
                 self._backward(last=number == micro_batches - 1)
-        for end in self.last_ends:
-            self.now = max(self.now, end)
+        for one in self.flights:
+            self._finish(one)
         if train and optimizer_seconds:
             self._compute("optimizer step", optimizer_seconds, "optimizer")
         names = (COMPUTE, *(axis.name for axis in self.cluster.axes))
@@ -164,7 +183,7 @@ class _Simulation:
                 self._wait_for(one, "backward")
             if last:
                 for bucket in self.due["reduction", node]:
-                    self.last_ends.append(self._begin(("reduction", bucket)))
+                    self._reduce(bucket)
 
     def _replay(self, segment: Segment, route: Sequence[tuple[str, int]]) -> None:
         end = segment.replayed if segment.replayed >= 0 else segment.last
@@ -196,24 +215,46 @@ class _Simulation:
 
     def _gather(self, which: tuple[str, int], route: Sequence[tuple[str, int]]) -> None:
         """Wait for a bucket, and begin the one after it."""
-        arrival = self.arrivals.pop(which, None)
-        self.now = max(self.now, arrival if arrival is not None else self._begin(which))
+        self._finish(self.begun.pop(which) if which in self.begun else self._begin(which))
         for i in range(route.index(which) + 1, len(route)):
-            if route[i] in self.arrivals:
+            if route[i] in self.begun:
                 return
-            self.arrivals[route[i]] = self._begin(route[i])
+            self.begun[route[i]] = self._begin(route[i])
             if i + 1 == len(route) or SMALL * self._bytes(route[i]) > self._bytes(route[i + 1]):
                 return
+
+    def _reduce(self, bucket: int) -> None:
+        """Begin a bucket's reduction; those before it had all the time since, and go on where they hold memory."""
+        handed = self._bytes(("reduction", bucket))
+        for one in self.flights:
+            if one.holds_more and one.handed_bytes < SMALL * handed:
+                self._land(one)
+        self.flights.append(self._begin(("reduction", bucket)))
 
     def _bytes(self, which: tuple[str, int]) -> int:
         return self.buckets[which][0].bytes
 
-    def _begin(self, which: tuple[str, int]) -> float:
-        """Put a bucket's collectives on their streams from now on; when the last of them ends."""
-        at, (phase, _) = self.now, which
-        for one in self.buckets[which]:
-            at = self._put(one, at, {"again": "backward", "reduction": "backward"}.get(phase, phase))
-        return at
+    def _begin(self, which: tuple[str, int]) -> _Flight:
+        """Put the first of a bucket's collectives on its stream."""
+        phase = {"again": "backward", "reduction": "backward"}.get(which[0], which[0])
+        one = _Flight(phase, list(self.buckets[which]), self._bytes(which))
+        self._launch(one)
+        return one
+
+    def _launch(self, one: _Flight) -> None:
+        under_way = one.left.pop(0)
+        one.end, one.in_place = self._put(under_way, self.now, one.phase), under_way.kind == "all_reduce"
+
+    def _land(self, one: _Flight) -> None:
+        """Wait for a bucket's collective that is under way, and begin the next."""
+        self.now, one.in_place = max(self.now, one.end), True
+        if one.left:
+            self._launch(one)
+
+    def _finish(self, one: _Flight) -> None:
+        while one.left:
+            self._land(one)
+        self._land(one)
 
     def _wait_for(self, one: Transfer, phase: str) -> None:
         self.now = max(self.now, self._put(one, self.now, phase))

@@ -19,6 +19,7 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
 from autopar.cost.buckets import Grouping
+from autopar.cost.gradients import gradient_seconds
 from autopar.cost.memory import StepMemory
 from autopar.cost.moments import moments_of
 from autopar.cost.overlap import hidden_seconds
@@ -47,7 +48,7 @@ def predict(
     nodes, many = list(memory.graph.nodes), memory.micro_batches
     compute = recompute = optimizer = 0.0
     flops = 0
-    seconds = {node: seconds_of(node, strategy, cluster) for node, strategy in chosen.items()}
+    seconds = {node: seconds_of(memory, node, strategy, cluster) for node, strategy in chosen.items()}
     before, behind = [0.0] * len(grouping.stretches), [0.0] * len(grouping.stretches)
     for node, (forward, backward) in seconds.items():
         compute += many * (forward + (backward if memory.train else 0.0))
@@ -84,8 +85,9 @@ def predict(
     return prediction, collectives, moved.buckets
 
 
-def seconds_of(node: fx.Node, strategy: Strategy, cluster: Cluster) -> tuple[float, float]:
-    """Seconds of one op forward and backward; what is only read or handed over takes none."""
+def seconds_of(memory: StepMemory, node: fx.Node, strategy: Strategy, cluster: Cluster) -> tuple[float, float]:
+    """Seconds of one op forward and backward, with what its parameters' gradients take in a micro-batch."""
     if not in_segment(node) or COST not in node.meta:
-        return 0.0, 0.0
-    return node_seconds(node, strategy, cluster.device, cluster.shape)
+        return 0.0, 0.0  # only read, or handed over
+    forward, backward = node_seconds(node, strategy, cluster.device, cluster.shape)
+    return forward, backward + gradient_seconds(memory, node, strategy, cluster.device)

@@ -18,7 +18,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.buckets import Conversion, Grouped, Grouping, group
-from autopar.cost.collectives import collective_seconds
+from autopar.cost.collectives import collective_seconds, copies_seconds
 from autopar.cost.memory import StepMemory
 from autopar.cost.overlap import Movable
 from autopar.graph import TensorRef, tensor_of
@@ -250,8 +250,9 @@ class _Walk:
             key = moves[0].kind, moves[0].axis, sum(sizes), phase, cause
             self.count[key] += count
             for size, one, times in zip(sizes, members, uses, strict=True):
-                calls = self.grouping.calls(one.ref, one.wanted)
-                seconds = collective_seconds(moves[0].kind, size, self.cluster.axes[moves[0].axis], calls)
+                axis, calls = self.cluster.axes[moves[0].axis], self.grouping.calls(one.ref, one.wanted)
+                seconds = collective_seconds(moves[0].kind, size, axis, calls)
+                seconds += copies_seconds(moves[0].kind, size, axis, self.cluster.device)
                 self.seconds[key] += count * times * seconds
                 together += times * seconds
                 getattr(self.movable, kind)[self.grouping.stretch(one.ref.node)] += count * times * seconds

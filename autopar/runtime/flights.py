@@ -24,7 +24,8 @@ _REDUCING = ("all_reduce", "reduce_scatter")
 class Flight:
     """Tensors on their way through `actions` (a list for each), of which the next collective is under way.
 
-    `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it.
+    `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it. `handed_bytes`: of
+    the tensors at the start.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Flight:
         reduction_dtype: torch.dtype | None = None,
     ) -> None:
         self._tensors = list(tensors)
+        self.handed_bytes = sum(tensor.nbytes for tensor in tensors)
         self._left = [list(some) for some in actions]
         self._dtype, self._reduction_dtype = dtype, reduction_dtype
         self._landing: Landing | None = None

@@ -26,7 +26,7 @@ from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
 
 SMALL = 8
-"""A bucket of so much less than the one behind it begins together with it."""
+"""A bucket of so much less than another one begins together with it: a gather before, a reduction after it."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,8 @@ class Transit:
             return
         stages = [bucket.stages[i] for i, _ in there]
         for one in self._reductions:  # they had all the time since: what they were given is freed, and the next begins
-            one.advance()
+            if one.handed_bytes < SMALL * sum(gradient.nbytes for _, gradient in there):  # else it is just under way
+                one.advance()
         flight = Flight(
             [gradient for _, gradient in there],
             [stage.backward for stage in stages],

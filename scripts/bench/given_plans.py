@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -33,6 +33,13 @@ class Priced:
     step: Prediction
     forward_seconds: float
     backward_seconds: float
+
+
+def with_flat_buffers(cluster: Cluster) -> Cluster:
+    """The cluster for systems whose parameters and gradients lie in the buffers that collectives take: no copies."""
+    rates = [(axis, axis.bytes_per_s) for axis in cluster.axes]
+    axes = tuple(replace(axis, gather_bytes_per_s=rate, scatter_bytes_per_s=rate) for axis, rate in rates)
+    return replace(cluster, axes=axes)
 
 
 def price(
@@ -71,7 +78,7 @@ def price(
     segments = [segment for path in recomputed for segment in _segment(memory, path)]
     step, _, _ = predict(memory, cluster, chosen, stored, segments, repeats)
     moved = announced(memory, cluster, chosen, stored, segments, Grouping(memory, repeats)).collectives
-    passes = [seconds_of(node, strategy, cluster) for node, strategy in chosen.items()]
+    passes = [seconds_of(memory, node, strategy, cluster) for node, strategy in chosen.items()]
     phases = {
         phase: sum(c.seconds for c in moved if c.phase == phase) / micro_batches for phase in ("forward", "backward")
     }

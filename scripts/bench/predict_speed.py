@@ -22,7 +22,7 @@ from autopar import Cluster
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.report.tables import table
-from autopar.simulation import predicted_on, simulated
+from autopar.simulation import Restated
 from autopar.sizes import show_bytes
 
 T = TypeVar("T")
@@ -59,8 +59,9 @@ def main() -> None:
     given = timed(rows, "the model on the meta device", model)
     plan = timed(rows, "the plan from its file", lambda: Plan.from_json(text))
     ready = timed(rows, "trace, annotate, strategies", lambda: prepared(given, cluster))
-    prediction = timed(rows, "predicted seconds and bytes", lambda: predicted_on(ready, plan, cluster))
-    step = timed(rows, "simulated step", lambda: simulated(ready, plan))
+    found = timed(rows, "the plan on its graph", lambda: Restated.of(ready, plan, cluster))
+    prediction = timed(rows, "predicted seconds and bytes", found.predicted)
+    step = timed(rows, "simulated step", found.simulated)
     rows.append(["all of it", f"{sum(float(row[1]) for row in rows):.2f}"])
     assert abs(prediction.step_seconds - plan.predicted.step_seconds) <= 1e-9 * prediction.step_seconds
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -186,6 +186,7 @@ def median_cluster(measured: Sequence[Cluster]) -> Cluster:
         launch_seconds=middle([d.launch_seconds for d in devices]),
         attention=middle([d.attention for d in devices]),
         update_bytes_per_s=middle([d.update_bytes_per_s or d.bytes_per_s for d in devices]),
+        parameter_seconds=middle([d.parameter_seconds for d in devices]),
     )
     axes = tuple(
         replace(
@@ -194,6 +195,8 @@ def median_cluster(measured: Sequence[Cluster]) -> Cluster:
             launch_seconds=middle([one.axes[i].launch_seconds for one in measured]),
             bytes_per_s=middle([one.axes[i].bytes_per_s for one in measured]),
             all_to_all_bytes_per_s=middle([one.axes[i].all_to_all_bytes_per_s or 0.0 for one in measured]) or None,
+            gather_bytes_per_s=middle([one.axes[i].gather_bytes_per_s or 0.0 for one in measured]) or None,
+            scatter_bytes_per_s=middle([one.axes[i].scatter_bytes_per_s or 0.0 for one in measured]) or None,
         )
         for i, axis in enumerate(measured[0].axes)
     )
@@ -245,7 +248,9 @@ def show(trained: Sequence[Trained], taken: Sequence[Sequence[float]], cluster: 
         f"\nMedians of the profile: {device.flops_per_s['float32'] / 1e9:.0f} GFLOP/s float32, attention "
         f"{100 * device.attention:.0f} % of it, pointwise {device.bytes_per_s / 1e9:.2f} GB/s, optimizer "
         f"{(device.update_bytes_per_s or 0) / 1e9:.2f} GB/s, {1e6 * device.launch_seconds:.1f} µs an op, axis "
-        f"{axis.bytes_per_s / 1e9:.2f} GB/s and {1e6 * axis.launch_seconds:.0f} µs a collective."
+        f"{axis.bytes_per_s / 1e9:.2f} GB/s (all-gather {(axis.gather_bytes_per_s or 0) / 1e9:.2f}, reduce-scatter "
+        f"{(axis.scatter_bytes_per_s or 0) / 1e9:.2f}) and {1e6 * axis.launch_seconds:.0f} µs a collective, "
+        f"{1e6 * device.parameter_seconds:.0f} µs a parameter."
     )
 
 

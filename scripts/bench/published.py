@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from given_plans import Priced, price
+from given_plans import Priced, price, with_flat_buffers
 from published_models import GPT, llama
 from torch import nn
 
@@ -152,7 +152,7 @@ def priced(run: Run, model: nn.Module | None = None, layers: int | None = None) 
         model = model or run.model()
     layers = layers or run.layers
     paths = [path.format(i) for i in range(round(run.replayed_layers * layers)) for path in run.replays]
-    cluster = Cluster.preset(run.preset, run.mesh, between_nodes=run.network)
+    cluster = with_flat_buffers(Cluster.preset(run.preset, run.mesh, between_nodes=run.network))
     return price(
         model,
         run.batch,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar.calibrate import measure_as_rank, measure_host
 from autopar.cluster import Axis, Cluster
@@ -22,6 +24,7 @@ TRUE = [
     Axis("x", 4, 0.0, 2e8, 3e-4, 2e8),
     Axis("x", 8, 4e-6, 2e11, 2e-5, 5e10),
     Axis("x", 16, 1e-5, 2e10, 0.0, 2e10),
+    Axis("x", 2, 1e-4, 2e9, 5e-4, 1.3e9, gather_bytes_per_s=1.2e9, scatter_bytes_per_s=1.1e9),
 ]
 
 
@@ -47,6 +50,17 @@ def test_a_fit_of_pure_noise_is_still_an_axis() -> None:
     found = fit_axis("x", 2, samples)
     assert found.bytes_per_s > 0
     assert min(found.latency_seconds, found.launch_seconds) >= 0
+
+
+@given(seconds=st.lists(st.floats(1e-5, 1.0), min_size=16, max_size=16))
+def test_whatever_is_measured_an_all_reduce_lies_between_its_halves(seconds: list[float]) -> None:
+    cases = [(kind, size) for kind in KINDS for size in SIZES]
+    found = fit_axis("x", 4, [Sample(*case, taken) for case, taken in zip(cases, seconds, strict=True)])
+    for size in SIZES:
+        scatter, whole = (collective_seconds(kind, size, found) for kind in ("reduce_scatter", "all_reduce"))
+        gather = collective_seconds("all_gather", size / 4, found)
+        assert scatter <= whole * (1 + 1e-9)
+        assert whole <= (scatter + gather) * (1 + 1e-9)
 
 
 def test_a_host_alone() -> None:
@@ -76,8 +90,9 @@ def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
     assert [Cluster.load(f"{out}.{rank}") for rank in (0, 1)] == [cluster, cluster]
     assert (cluster.shape, cluster.axis_names, cluster.device.kind) == ((1, 2), ("dp", "tp"), "cpu")
     assert "tp: all_to_all of 1048576 bytes" in cluster.spreads
-    assert "measuring attention (4 of" in done.stderr
-    assert "measuring collectives of axis tp (8 of 8)" in done.stderr
+    assert "measuring attention (4 of 10)" in done.stderr
+    assert "measuring collectives of axis tp (10 of 10)" in done.stderr
+    assert cluster.device.parameter_seconds > 0
     small, large = (collective_seconds("all_reduce", size, cluster.axes[1]) for size in (1 << 10, 1 << 26))
     assert 0 < small < large
 

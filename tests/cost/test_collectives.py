@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster import Axis, Cluster, Node
-from autopar.cost.collectives import KINDS, collective_seconds
+from autopar.cost.collectives import KINDS, collective_seconds, copies_seconds
 from autopar.errors import InputError
 from autopar.presets import PRESETS
 
-AXES = [axis for name in PRESETS for axis in Cluster.preset(name, (4, 2, 8)).axes]
+MEASURED = Axis("x", 4, 1e-5, 2e9, 5e-4, 1.3e9, gather_bytes_per_s=1.1e9, scatter_bytes_per_s=1e9)
+AXES = [axis for name in PRESETS for axis in Cluster.preset(name, (4, 2, 8)).axes] + [MEASURED]
 SIZES = [0, 1, 1 << 10, 1 << 20, 1 << 30]
 
 
@@ -56,6 +57,17 @@ def test_a_group_within_a_node_is_never_slower_than_one_across(kind: str) -> Non
 def test_two_of_a_half_never_take_less_than_one_whole() -> None:
     for kind, axis, total in itertools.product(KINDS, AXES, SIZES):
         assert 2 * collective_seconds(kind, total / 2, axis) >= collective_seconds(kind, total, axis) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_a_bucket_move_what_goes_in_and_what_comes_out(kind: str) -> None:
+    """Where rates were measured with copies, only their launches are left; on one device there are none."""
+    cluster = Cluster.preset("h100", (8,))
+    axis, device, handed = cluster.axes[0], cluster.device, 1 << 26
+    out = {"all_gather": 8 * handed, "reduce_scatter": handed / 8, "all_to_all": handed, "all_reduce": 0}[kind]
+    assert copies_seconds(kind, handed, axis, device) == pytest.approx(2 * (handed + out) / device.bytes_per_s)
+    assert copies_seconds(kind, handed, MEASURED, device) <= 2 * device.launch_seconds
+    assert copies_seconds(kind, handed, Axis("x", 1, 1.0, 1.0), device) == 0
 
 
 def test_one_device_moves_nothing() -> None:
