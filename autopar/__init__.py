@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autopar.runtime.finite import gradients_are_finite
     from autopar.runtime.loading import load_weights
     from autopar.runtime.materialising import materialise
+    from autopar.runtime.planned import plan_of
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "local_batch",
     "materialise",
     "plan",
+    "plan_of",
     "sampler",
     "save_checkpoint",
     "search",
@@ -73,6 +75,7 @@ _WHERE = {
     "from_pretrained": "pretrained",
     "load_weights": "runtime.loading",
     "local_batch": "runtime.batches",
+    "plan_of": "runtime.planned",
     "sampler": "runtime.batches",
 }
 

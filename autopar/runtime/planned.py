@@ -25,6 +25,7 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
+from autopar.runtime.model_class import ATTRIBUTE
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.traces import Replan, Traced
@@ -247,6 +248,23 @@ class Planned:
             value, self.device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
         )
         return sharded.full_tensor() if self._outputs_whole else sharded
+
+
+def planned_of(model: nn.Module) -> Planned:
+    """What a planned model carries; InputError for a model without a plan."""
+    planned = getattr(model, ATTRIBUTE, None)
+    if planned is None:
+        raise InputError(f"this {type(model).__name__} has no plan: pass it through autoparallelize first")
+    assert isinstance(planned, Planned)
+    return planned
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that `autoparallelize` gave the model; not those of other shapes or modes that came later.
+
+    Raises InputError for a model without a plan.
+    """
+    return min(planned_of(model).programs, key=lambda program: program.number).plan
 
 
 def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
