@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(arguments, prog_name="autopar", standalone_mode=False)
     except (AutoparError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        if message:  # none where no command was given and help was shown
+            print(f"error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
