@@ -63,7 +63,7 @@ def page(plan: Plan, title: str = "plan") -> str:
 def snippet(plan: Plan) -> str:
     """What a notebook shows of a plan: the answers, two bars, and the text report folded away."""
     facts = _facts(plan, "plan")
-    seconds = {name: value for name, value in facts["parts"].items() if name != "hidden"}
+    seconds = facts["busy"]
     sizes = dict(sorted(plan.predicted.parts.items(), key=lambda item: -item[1]))
     return (
         _environment()
