@@ -61,7 +61,8 @@ def plot_tradeoff(plan: Plan, axes: Axes | None = None) -> Axes:
         raise InputError("the plan has no trade-off: make it with autopar.compare(..., tradeoff=8)")
     drawn = _axes(axes)
     budgets = [point.budget_bytes / _GIB for point in plan.tradeoff]
-    drawn.plot(budgets, [point.step_seconds for point in plan.tradeoff], marker="o", label="best plan")
+    seconds = [point.step_seconds for point in plan.tradeoff]
+    drawn.plot(budgets, seconds, marker="o", label="best plan")
     drawn.plot(
         plan.predicted.peak_bytes / _GIB,
         plan.predicted.step_seconds,
@@ -69,7 +70,7 @@ def plot_tradeoff(plan: Plan, axes: Axes | None = None) -> Axes:
         linestyle="none",
         label=f"this plan ({show_bytes(plan.predicted.peak_bytes)})",
     )
-    drawn.set(xlabel="budget per device, GiB", ylabel="seconds of a step", ylim=(0, None))
+    drawn.set(xlabel="budget per device, GiB", ylabel="seconds of a step", ylim=(0, 1.08 * max(seconds)))
     drawn.legend()
     return drawn
 
