@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autopar.runtime.finite import gradients_are_finite
     from autopar.runtime.loading import load_weights
     from autopar.runtime.materialising import materialise
+    from autopar.runtime.monitoring import monitor
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "load_weights",
     "local_batch",
     "materialise",
+    "monitor",
     "plan",
     "sampler",
     "save_checkpoint",
@@ -69,6 +71,7 @@ _WHERE = {
     "save_checkpoint": "runtime.checkpoints",
     "gradients_are_finite": "runtime.finite",
     "materialise": "runtime.materialising",
+    "monitor": "runtime.monitoring",
     "export_full_state": "runtime.exporting",
     "from_pretrained": "pretrained",
     "load_weights": "runtime.loading",
