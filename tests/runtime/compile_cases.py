@@ -12,7 +12,6 @@ import torch.distributed as dist
 import transformers
 from applying import whole
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
@@ -63,6 +62,8 @@ def trained(build: Callable[[], nn.Module], preset: str, compiler: Any, **option
 
 
 def beside_eager(build: Callable[[], nn.Module], preset: str, backend: str, **options: Any) -> dict[str, Any]:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     losses, state = trained(build, preset, None, **options)
