@@ -148,7 +148,7 @@ class Monitor:
             "predicted_seconds": round(plan.predicted.step_seconds, 6),
             "rows_per_s": round(self._rows / seconds, 3),
             "tokens_per_s": round(self._tokens / seconds, 1) if self._tokens else None,
-            "mfu": round(self._flops / seconds / rate, 4) if rate else None,
+            "mfu": float(f"{self._flops / seconds / rate:.4g}") if rate else None,
             "exposed_comm_seconds": round((waits.seconds - self._waited) / steps, 6) if on_cpu else None,
             "peak_bytes": peak_bytes,
             "predicted_peak_bytes": plan.predicted.peak_bytes,

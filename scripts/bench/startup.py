@@ -60,7 +60,7 @@ def on_rank(launched: float, out: Path) -> None:
     optimizer.step()
     ends.append(time.time())
     used = resource.getrusage(resource.RUSAGE_SELF)
-    found = {stage: end - begin for stage, begin, end in zip(STAGES, ends, ends[1:], strict=True)}
+    found = {stage: end - begin for stage, begin, end in zip(STAGES, ends[:-1], ends[1:], strict=True)}
     found["CPU s"] = used.ru_utime + used.ru_stime
     (out / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
