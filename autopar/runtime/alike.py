@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class CallSize:
-    """A call in three numbers below 2^42: rows of its first tensor, elements of all of them, and a digest of the rest."""
+    """A call in three numbers below 2^42: rows of its first tensor, elements of all of them, a digest of the rest."""
 
     rows: int
     elements: int
@@ -84,8 +84,8 @@ class Alike:
         for name, (most, at_most), (least, at_least) in zip(names, found[0::2], found[1::2], strict=False):
             if most != -least:
                 raise InputError(
-                    f"the ranks were given inputs of different shapes in one call: rank {at_least} has {-least} {name}, "
-                    f"rank {at_most} has {most}. Give all ranks the same: deal rows out with autopar.sampler or "
+                    "the ranks were given inputs of different shapes in one call: "
+                    f"rank {at_least} has {-least} {name}, rank {at_most} has {most}. Give all ranks the same: deal rows out with autopar.sampler or "
                     "autopar.local_batch, leave out a smaller last batch, and pad to one length on all ranks"
                 )
         (most, at_most), (least, at_least) = found[4:]

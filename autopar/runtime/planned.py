@@ -159,9 +159,7 @@ class Planned:
             )
         return program
 
-    def _announce(
-        self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _announce(self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the other ranks what kind of call this is."""
         size = self._sizes.get(key) if key is not None else None
         if size is None:

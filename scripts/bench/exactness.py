@@ -49,8 +49,8 @@ from autopar.runtime import apply
 from autopar.runtime.agreement import from_rank_zero
 from autopar.tracing import trace
 
-_TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(_TESTS / "runtime"), str(_TESTS / "equality")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "equality"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime"))
 from architecture_plans import EXACT, KINDS, mesh_shape, plan_of, promote
 from promotion import Promotion
 from small_architectures import MODELS, built, picture, text

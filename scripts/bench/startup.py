@@ -1,6 +1,6 @@
 """Seconds from launch to the first step's end on real ranks, and what planner and runtime take of it on up to 1,024.
 
-    python scripts/bench/startup.py                          # 2, 4 and 8 ranks; then 8, 64 and 1,024 with the fake group
+    python scripts/bench/startup.py                          # 2, 4 and 8 ranks; 8, 64 and 1,024 with the fake group
     python scripts/bench/startup.py --ranks 2 --fake 8,1024
 
 Real ranks: one torchrun on this host (gloo) with a small GPT-2 and the preset fsdp. `launch` is what passes until a
@@ -137,7 +137,12 @@ def launched(ranks: int) -> list[str]:
         found = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
     first = found[0]
     cells = [first[stage] for stage in STAGES]
-    return [str(ranks), *(f"{s:.2f}" for s in cells), f"{sum(cells):.2f}", f"{sum(rank['CPU s'] for rank in found):.1f}"]
+    return [
+        str(ranks),
+        *(f"{s:.2f}" for s in cells),
+        f"{sum(cells):.2f}",
+        f"{sum(rank['CPU s'] for rank in found):.1f}",
+    ]
 
 
 def environment() -> dict[str, str]:

@@ -171,8 +171,8 @@ def sequence_parallel(case: Case, mesh: DeviceMesh) -> nn.Module:
         )
         plan["mlp"] = PrepareModuleInput(input_layouts=parts, desired_input_layouts=whole)
         parallelize_module(block, mesh, plan)
-    ends = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=parts),
+    ends: dict[str, ParallelStyle] = {  # rotary embeddings take their length from what the embedding yields: whole
+        f"{case.blocks}.0": PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(parts,)),
         "model.norm": SequenceParallel(),
         "lm_head": ColwiseParallel(input_layouts=parts, output_layouts=whole),
     }
