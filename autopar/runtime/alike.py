@@ -85,8 +85,9 @@ class Alike:
             if most != -least:
                 raise InputError(
                     "the ranks were given inputs of different shapes in one call: "
-                    f"rank {at_least} has {-least} {name}, rank {at_most} has {most}. Give all ranks the same: deal rows out with autopar.sampler or "
-                    "autopar.local_batch, leave out a smaller last batch, and pad to one length on all ranks"
+                    f"rank {at_least} has {-least} {name}, rank {at_most} has {most}. "
+                    "Give all ranks the same: deal rows out with autopar.sampler or autopar.local_batch, leave out a "
+                    "smaller last batch, and pad to one length on all ranks"
                 )
         (most, at_most), (least, at_least) = found[4:]
         if most != -least:

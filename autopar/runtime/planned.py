@@ -199,7 +199,7 @@ class Planned:
         }
         return global_stand_ins(model, lies, args, kwargs)
 
-    @torch.compiler.disable(
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="autopar traces and plans each new kind of call; make one such call of the model before compiling it"
     )
     def _plan_again(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:

@@ -12,6 +12,6 @@ _NONE = nullcontext()
 
 def named(name: str) -> AbstractContextManager[object]:
     """A range while a profiler runs; compiled graphs have none, for the compiler names its own."""
-    if torch.compiler.is_compiling() or not torch.autograd._profiler_enabled():
+    if torch.compiler.is_compiling() or not torch._C._autograd._profiler_enabled():
         return _NONE
     return record_function(f"autopar: {name}")

@@ -24,6 +24,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 START = time.time()
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,11 +70,12 @@ def on_rank(launched: float, out: Path) -> None:
     dist.destroy_process_group()
 
 
-def small_gpt2() -> object:
+def small_gpt2() -> nn.Module:
     import transformers
 
     config = transformers.GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=512, n_positions=64, use_cache=False)
-    return transformers.GPT2LMHeadModel(config)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
 
 
 def on_fake_ranks(ranks: int) -> dict[str, float]:
@@ -137,12 +142,8 @@ def launched(ranks: int) -> list[str]:
         found = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
     first = found[0]
     cells = [first[stage] for stage in STAGES]
-    return [
-        str(ranks),
-        *(f"{s:.2f}" for s in cells),
-        f"{sum(cells):.2f}",
-        f"{sum(rank['CPU s'] for rank in found):.1f}",
-    ]
+    cpu_seconds = sum(rank["CPU s"] for rank in found)
+    return [str(ranks), *(f"{s:.2f}" for s in cells), f"{sum(cells):.2f}", f"{cpu_seconds:.1f}"]
 
 
 def environment() -> dict[str, str]:

@@ -172,7 +172,9 @@ def sequence_parallel(case: Case, mesh: DeviceMesh) -> nn.Module:
         plan["mlp"] = PrepareModuleInput(input_layouts=parts, desired_input_layouts=whole)
         parallelize_module(block, mesh, plan)
     ends: dict[str, ParallelStyle] = {  # rotary embeddings take their length from what the embedding yields: whole
-        f"{case.blocks}.0": PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(parts,)),
+        f"{case.blocks}.0": PrepareModuleInput(
+            input_layouts=(whole,), desired_input_layouts=(parts,), use_local_output=True
+        ),
         "model.norm": SequenceParallel(),
         "lm_head": ColwiseParallel(input_layouts=parts, output_layouts=whole),
     }
