@@ -35,6 +35,8 @@ from autopar.runtime.transit import Transit
 MAX_GRAPHS = 16
 """How many graphs of one model are kept; the one that was not used for longest goes first."""
 
+_MAX_SIZES = 1024  # calls whose sizes are remembered; those of other calls are worked out each time
+
 
 @dataclass
 class Program:
@@ -164,7 +166,7 @@ class Planned:
         size = self._sizes.get(key) if key is not None else None
         if size is None:
             size = CallSize.of(model, args, kwargs)
-            if key is not None:
+            if key is not None and len(self._sizes) < _MAX_SIZES:
                 self._sizes[key] = size
         self._alike.announce(size)
 

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import logging
-import math
 import sys
 import time
 import traceback
@@ -49,72 +47,20 @@ from autopar.runtime import apply
 from autopar.runtime.agreement import from_rank_zero
 from autopar.tracing import trace
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "equality"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime"))
 from architecture_plans import EXACT, KINDS, mesh_shape, plan_of, promote
+from exact_training import MICRO_BATCHES, state_of, train
 from promotion import Promotion
 from small_architectures import MODELS, built, picture, text
 
-MICRO_BATCHES = 4
-CLIP, RATE, WARM_UP = 0.5, 1e-3, 10
 DROPPED: dict[str, Callable[[], tuple[str, dict[str, torch.Tensor]]]] = {
     "gpt2": lambda: ("GPT2LMHeadModel", text()),
     "bert": lambda: ("BertForMaskedLM", text()),
     "vit": lambda: ("ViTForImageClassification", picture()),
 }
 CPU = torch.device("cpu")
-Inputs = dict[str, torch.Tensor]
-
-
-# -- data and training -------------------------------------------------------------------------------------------------
-
-
-def varied(inputs: Inputs, number: int) -> Inputs:
-    """Other data of the same shapes, in rows of another order: numbers anew, tokens and labels dealt out anew."""
-    generator = torch.Generator().manual_seed(number)
-    order = torch.randperm(next(iter(inputs.values())).shape[0], generator=generator)
-    made = {}
-    for name, tensor in inputs.items():
-        if tensor.is_floating_point():
-            made[name] = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
-        else:
-            made[name] = tensor[order].roll(number, -1) if tensor.ndim > 1 else tensor[order]
-    return made
-
-
-def rate(step: int, steps: int) -> float:
-    """Warm-up, then half a cosine; a factor of the learning rate."""
-    if step < WARM_UP:
-        return (step + 1) / WARM_UP
-    return 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
-
-
-def train(model: nn.Module, inputs: Inputs, steps: int, after: Callable[[int], None] | None = None) -> list[float]:
-    """The losses of all micro-batches."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(rate, steps=steps))
-    losses = []
-    for step in range(steps):
-        for part in range(MICRO_BATCHES):
-            result = model(**varied(inputs, MICRO_BATCHES * step + part))
-            loss: Any = result if isinstance(result, torch.Tensor) else result.loss
-            (loss / MICRO_BATCHES).backward()
-            losses.append(_whole(loss.detach()).item())
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if after is not None:
-            after(step)
-    return losses
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: _whole(value).detach().clone() for name, value in model.state_dict().items()}
 
 
 # -- without dropout: beside one process -------------------------------------------------------------------------------

@@ -39,24 +39,15 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
 
 from autopar import autoparallelize
 from autopar.report.tables import table
 from autopar.sizes import show_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parent))
+from by_hand import BY_HAND
 from peak_memory import LiveStorages
 
 Batch = dict[str, torch.Tensor]
@@ -131,59 +122,6 @@ def batch(case: Case, step: int, rows: int, part: int = 0) -> Batch:
     return {"input_ids": ids, "labels": ids}
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------------
-
-
-def ddp(case: Case, mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(build(case), gradient_as_bucket_view=True)
-
-
-def fsdp(case: Case, mesh: DeviceMesh) -> nn.Module:
-    model = build(case)
-    for block in model.get_submodule(case.blocks):  # type: ignore[attr-defined]
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def tensor_parallel(case: Case, mesh: DeviceMesh) -> nn.Module:
-    model = build(case)
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    rows = ("self_attn.o_proj", "mlp.down_proj")
-    for block in model.get_submodule(case.blocks):  # type: ignore[attr-defined]
-        plan = {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
-        parallelize_module(block, mesh, plan)
-    return model
-
-
-def sequence_parallel(case: Case, mesh: DeviceMesh) -> nn.Module:
-    """Between the blocks' products, and in their norms, each rank has its part of every sequence."""
-    model = build(case)
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    rows = ("self_attn.o_proj", "mlp.down_proj")
-    parts, whole = Shard(1), Replicate()
-    for block in model.get_submodule(case.blocks):  # type: ignore[attr-defined]
-        plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
-        plan |= {name: RowwiseParallel(output_layouts=parts) for name in rows}
-        plan |= {name: SequenceParallel() for name in ("input_layernorm", "post_attention_layernorm")}
-        plan["self_attn"] = PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": parts}, desired_input_kwarg_layouts={"hidden_states": whole}
-        )
-        plan["mlp"] = PrepareModuleInput(input_layouts=parts, desired_input_layouts=whole)
-        parallelize_module(block, mesh, plan)
-    ends: dict[str, ParallelStyle] = {  # rotary embeddings take their length from what the embedding yields: whole
-        f"{case.blocks}.0": PrepareModuleInput(
-            input_layouts=(whole,), desired_input_layouts=(parts,), use_local_output=True
-        ),
-        "model.norm": SequenceParallel(),
-        "lm_head": ColwiseParallel(input_layouts=parts, output_layouts=whole),
-    }
-    return parallelize_module(model, mesh, ends)
-
-
-BY_HAND = {"ddp": ddp, "fsdp": fsdp, "tp": tensor_parallel, "sp": sequence_parallel}
-
-
 # -- one comparison ---------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +174,10 @@ def compare(name: str, kind: str, own: bool, pairs: int, warm_up: int) -> list[s
     example = batch(case, 0, ranks * case.rows)
     pins = () if own else "tp" if kind == "sp" else kind
     planned = autoparallelize(build(case), example, mesh, constraints=pins, inputs="local" if local else "global")
-    ours, theirs = Trained(planned, case, not local), Trained(BY_HAND[kind](case, mesh), case, not local)
+    ours, theirs = (
+        Trained(planned, case, not local),
+        Trained(BY_HAND[kind](build(case), case.blocks, mesh), case, not local),
+    )
     losses = [(ours.step(ours.inputs(step)), theirs.step(theirs.inputs(step))) for step in range(warm_up)]
     check_losses(losses, mean=local)
     times = []
