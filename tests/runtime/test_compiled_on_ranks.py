@@ -27,7 +27,8 @@ def check(found: dict[str, Any], tolerance: float) -> None:
 
 @pytest.fixture(scope="module")
 def two() -> list[dict[str, Any]]:
-    return launch("compile_cases.py", 2, environment={"CASES": ",".join([*QUICK, "another_kind_of_call"])})
+    names = ",".join([*QUICK, "another_kind_of_call"])
+    return launch("compile_cases.py", 2, environment={"CASES": names}, timeout_seconds=900)
 
 
 @pytest.mark.parametrize("case", QUICK)
