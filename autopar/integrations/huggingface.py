@@ -32,8 +32,8 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 
 from autopar.errors import InputError
+from autopar.runtime.carried import plan_of
 from autopar.runtime.model_class import ATTRIBUTE
-from autopar.runtime.planned import plan_of
 
 _PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
 Model = TypeVar("Model", bound=nn.Module)

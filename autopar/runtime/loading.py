@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError
 from autopar.runtime.agreement import agree
+from autopar.runtime.carried import planned_of
 from autopar.runtime.materialising import set_value, tensor_at
 from autopar.runtime.parameters import listed
 from autopar.runtime.pieces import cut, ranges_of
-from autopar.runtime.planned import Planned, planned_of
+from autopar.runtime.planned import Planned
 from autopar.runtime.rearranged import Conversion, renamed_and_converted
 from autopar.runtime.weight_files import WeightFiles, weight_files
 

@@ -14,9 +14,10 @@ from torch import nn
 
 from autopar.errors import InputError
 from autopar.runtime.agreement import agree
+from autopar.runtime.carried import planned_of
 from autopar.runtime.parameters import listed, plain_parameters, replace_parameter, tied_names, without_values
 from autopar.runtime.pieces import cut, ranges_of, stored_as
-from autopar.runtime.planned import Planned, planned_of
+from autopar.runtime.planned import Planned
 from autopar.runtime.recording import Tape, View, recording
 from autopar.runtime.replaying import Replay, Slice, slice_for
 
