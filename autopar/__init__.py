@@ -23,11 +23,13 @@ from autopar.tracing import known
 if TYPE_CHECKING:
     from autopar.pretrained import from_pretrained
     from autopar.runtime.batches import local_batch, sampler
+    from autopar.runtime.carried import plan_of
     from autopar.runtime.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
     from autopar.runtime.exporting import export_full_state
     from autopar.runtime.finite import gradients_are_finite
     from autopar.runtime.loading import load_weights
     from autopar.runtime.materialising import materialise
+    from autopar.runtime.monitoring import monitor
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,7 +57,9 @@ __all__ = [
     "load_weights",
     "local_batch",
     "materialise",
+    "monitor",
     "plan",
+    "plan_of",
     "sampler",
     "save_checkpoint",
     "search",
@@ -69,10 +73,12 @@ _WHERE = {
     "save_checkpoint": "runtime.checkpoints",
     "gradients_are_finite": "runtime.finite",
     "materialise": "runtime.materialising",
+    "monitor": "runtime.monitoring",
     "export_full_state": "runtime.exporting",
     "from_pretrained": "pretrained",
     "load_weights": "runtime.loading",
     "local_batch": "runtime.batches",
+    "plan_of": "runtime.carried",
     "sampler": "runtime.batches",
 }
 

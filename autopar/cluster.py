@@ -62,7 +62,7 @@ class Cluster:
         preset = PRESETS.get(ALIASES.get(name, name)) if isinstance(name, str) else None
         if preset is None:
             known = ", ".join([*PRESETS, *ALIASES])
-            raise InputError(f"cluster preset {name!r} is unknown: use one of {known}, or a profile by Cluster.load")
+            raise InputError(f"cluster preset {name!r} is unknown: use one of {known}, or a profile (a .json file)")
         device, node = preset
         if between_nodes is not None:
             rate, latency = network(between_nodes)

@@ -52,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(arguments, prog_name="autopar", standalone_mode=False)
     except (AutoparError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        context = getattr(error, "ctx", None)
+        if message and context is not None:  # a word that is missing, or one that nobody knows
+            message = f"{message.rstrip('.')}: see {context.command_path} --help"
+        if message:  # none where no command was given and help was shown
+            print(f"error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("stopped", file=sys.stderr)

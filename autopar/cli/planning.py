@@ -26,7 +26,7 @@ from autopar.sizes import show_bytes
 DOES_NOT_FIT = 3
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Out = Annotated[Path | None, typer.Option(help="Write the plan here, as JSON.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here, as JSON.")]
 
 
 @asks

@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 
 from autopar.errors import InputError
+from autopar.runtime.carried import plan_of
 from autopar.runtime.model_class import ATTRIBUTE
 
 _PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
@@ -87,7 +88,7 @@ class PlannedTrainer(Trainer):
 
     def __init__(self, model: nn.Module, args: TrainingArguments, **options: Any) -> None:
         adopt(model)
-        if getattr(model, ATTRIBUTE).programs[0].plan.inputs != "local":
+        if plan_of(model).inputs != "local":
             raise InputError("the Trainer gives every process its own part of the batch: plan with inputs='local'")
         if args.load_best_model_at_end and args.save_only_model:
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")

@@ -59,6 +59,27 @@ def step_parts(predicted: Prediction) -> dict[str, float]:
     return parts
 
 
+def busy_parts(predicted: Prediction, replayed_seconds: float = 0.0) -> dict[str, float]:
+    """Seconds of a step by what is then being done, which add up to the step: nothing that is hidden.
+
+    `replayed_seconds` of recompute are collectives; where that is not known, what hides takes from recompute what
+    communication does not have.
+    """
+    parts = step_parts(predicted)
+    hidden = max(-parts.pop("hidden", 0.0), 0.0)
+    parts["recompute"] -= replayed_seconds
+    parts["communication"] += replayed_seconds
+    for name in ("communication", "recompute"):
+        taken = min(hidden, parts[name])
+        parts[name], hidden = parts[name] - taken, hidden - taken
+    return parts
+
+
+def replayed_seconds(plan: Plan) -> float:
+    """Of the seconds of recompute, those of collectives."""
+    return min(sum(c.seconds for c in plan.collectives if c.phase == "replay"), plan.predicted.recompute_seconds)
+
+
 def limit_bytes(plan: Plan) -> int | None:
     """What the peak is held to: the budget, else what a device has."""
     found: int | None = plan.memory_budget_bytes or plan.cluster.get("device", {}).get("memory_bytes")

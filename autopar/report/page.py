@@ -15,12 +15,14 @@ from autopar.plans import Alternative, Plan
 from autopar.report import glossary
 from autopar.report.colours import COLOURS
 from autopar.report.figures import (
+    busy_parts,
     collective_sums,
     flops_per_device_second,
     limit_bytes,
     peak_moment,
     recomputed_names,
     recomputed_ops,
+    replayed_seconds,
     step_parts,
 )
 from autopar.report.folding import Line
@@ -61,7 +63,7 @@ def page(plan: Plan, title: str = "plan") -> str:
 def snippet(plan: Plan) -> str:
     """What a notebook shows of a plan: the answers, two bars, and the text report folded away."""
     facts = _facts(plan, "plan")
-    seconds = {name: value for name, value in facts["parts"].items() if name != "hidden"}
+    seconds = facts["busy"]
     sizes = dict(sorted(plan.predicted.parts.items(), key=lambda item: -item[1]))
     return (
         _environment()
@@ -86,7 +88,7 @@ def _environment() -> jinja2.Environment:
     )
     made.filters.update(bytes=show_bytes, seconds=show_seconds, thousands="{:,}".format, definitions=_definitions)
     made.globals.update(
-        share=show_share, glossary=glossary, show_amount=show_amount, step_parts=step_parts, colours=COLOURS
+        share=show_share, glossary=glossary, show_amount=show_amount, busy_parts=busy_parts, colours=COLOURS
     )
     return made
 
@@ -108,6 +110,7 @@ def _facts(plan: Plan, title: str) -> dict[str, Any]:
         "axes": _axes(plan),
         "answers": answers(plan),
         "parts": step_parts(plan.predicted),
+        "busy": busy_parts(plan.predicted, replayed_seconds(plan)),
         "flops_rate": flops_per_device_second(plan),
         "sums": collective_sums(plan),
         "limit": limit,
@@ -164,20 +167,22 @@ def _fits(plan: Plan) -> tuple[str, str, str]:
 
 def _bottleneck(plan: Plan) -> tuple[str, str, str]:
     predicted = plan.predicted
-    name, seconds = max(step_parts(predicted).items(), key=lambda item: item[1])
-    sums = collective_sums(plan)
-    more = ""
+    busy = sorted(busy_parts(predicted, replayed_seconds(plan)).items(), key=lambda item: -item[1])
+    name, seconds = busy[0]
+    step, sums = predicted.step_seconds, collective_sums(plan)
+    after = [f"{other} {show_share(count, step)}" for other, count in busy[1:] if count >= 0.005 * step]
+    more = f"Then {', '.join(after)}. " if after else ""
     if sums and name == "communication":
         first = sums[0]
-        more = f"The longest: {first.kind} {first.phase} over {first.axis}, {show_seconds(first.seconds)}. "
+        more += f"The longest: {first.kind} {first.phase} over {first.axis}, {show_seconds(first.seconds)}. "
     elif sums:
-        more = f"Communication takes {show_seconds(predicted.comm_seconds)}. "
+        hidden = show_seconds(max(-step_parts(predicted).get("hidden", 0.0), 0.0))
+        more += f"Of {show_seconds(predicted.comm_seconds + replayed_seconds(plan))} communication {hidden} is hidden. "
     if predicted.flops:
         more += f"A device does {show_amount(flops_per_device_second(plan), 'FLOP/s')} of the model's work"
         peak = _peak_flops_per_s(plan)
         more += f", {show_share(flops_per_device_second(plan), peak)} of its peak." if peak else "."
-    share = show_share(seconds, predicted.step_seconds)
-    return "Where does the time go?", f"{share} {name} of {show_seconds(predicted.step_seconds)} a step", more
+    return "Where does the time go?", f"{name.capitalize()}: {show_share(seconds, step)} of {show_seconds(step)}", more
 
 
 def _peak_flops_per_s(plan: Plan) -> float:
@@ -219,7 +224,8 @@ def why_not(plan: Plan) -> tuple[str, str, str]:
     differences = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in {**theirs, **ours}}
     name, extra = max(differences.items(), key=lambda item: item[1])
     text = f"{show_seconds(extra)} more {name} a step, {show_bytes(p.peak_bytes)} per device at its peak."
-    return question, f"It takes {ratio:.2f} times as long: {show_seconds(p.step_seconds)}", text
+    slower = f"It is {100 * (ratio - 1):.1f} % slower" if ratio < 1.1 else f"It takes {ratio:.2f} times as long"
+    return question, f"{slower}: {show_seconds(p.step_seconds)}", text
 
 
 # -- trees ------------------------------------------------------------------------------------------------------------

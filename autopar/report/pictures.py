@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import InputError
 from autopar.plans import Plan
 from autopar.report.colours import COLOURS
-from autopar.report.figures import step_parts
+from autopar.report.figures import busy_parts
 from autopar.report.timeline import timeline
 from autopar.sizes import show_bytes
 
@@ -45,12 +45,12 @@ def plot_timeline(plan: Plan, axes: Axes | None = None) -> Axes:
     rows += [(a.name, a.predicted, a.fits) for a in plan.comparison if a.predicted is not None]
     starts = [0.0] * len(rows)
     for part in ("compute", "recompute", "communication", "optimizer"):
-        seconds = [step_parts(p)[part] for _, p, _ in rows]
+        seconds = [busy_parts(p)[part] for _, p, _ in rows]
         drawn.barh(range(len(rows)), seconds, left=starts, color=COLOURS[part], label=part)
         starts = [start + more for start, more in zip(starts, seconds, strict=True)]
     drawn.set_yticks(range(len(rows)), [name if fits else f"{name} (does not fit)" for name, _, fits in rows])
     drawn.invert_yaxis()
-    drawn.set_xlabel("seconds of a step")
+    drawn.set_xlabel("seconds of a step; what hides behind something else is left out")
     _legend(drawn)
     return drawn
 
@@ -61,7 +61,8 @@ def plot_tradeoff(plan: Plan, axes: Axes | None = None) -> Axes:
         raise InputError("the plan has no trade-off: make it with autopar.compare(..., tradeoff=8)")
     drawn = _axes(axes)
     budgets = [point.budget_bytes / _GIB for point in plan.tradeoff]
-    drawn.plot(budgets, [point.step_seconds for point in plan.tradeoff], marker="o", label="best plan")
+    seconds = [point.step_seconds for point in plan.tradeoff]
+    drawn.plot(budgets, seconds, marker="o", label="best plan")
     drawn.plot(
         plan.predicted.peak_bytes / _GIB,
         plan.predicted.step_seconds,
@@ -69,7 +70,7 @@ def plot_tradeoff(plan: Plan, axes: Axes | None = None) -> Axes:
         linestyle="none",
         label=f"this plan ({show_bytes(plan.predicted.peak_bytes)})",
     )
-    drawn.set(xlabel="budget per device, GiB", ylabel="seconds of a step", ylim=(0, None))
+    drawn.set(xlabel="budget per device, GiB", ylabel="seconds of a step", ylim=(0, 1.08 * max(seconds)))
     drawn.legend()
     return drawn
 

@@ -100,13 +100,28 @@ class Accumulation:
 
 
 def _refuse_early_steps(accumulation: Accumulation) -> None:
-    """Before every optimizer's step, look whether gradients wait; for as long as `accumulation` lives."""
+    """Before every optimizer's step, look whether gradients wait; for as long as `accumulation` lives.
+
+    A step that is given a closure takes its last gradients from it, so there it is looked after the closure has run.
+    """
     reference = weakref.ref(accumulation)
 
-    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def check(optimizer: torch.optim.Optimizer) -> None:
         alive = reference()
         if alive is not None:
             alive.check(optimizer)
+
+    def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        if closure is None:
+            return check(optimizer)
+
+        def checked() -> Any:
+            result = closure()
+            check(optimizer)
+            return result
+
+        return (args[0], checked), {name: value for name, value in kwargs.items() if name != "closure"}
 
     handle = register_optimizer_step_pre_hook(hook)
     weakref.finalize(accumulation, handle.remove)

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 
 from autopar.errors import InputError
 from autopar.layout import Layout, take_shard
-from autopar.runtime.materialising import planned_of
+from autopar.runtime.carried import planned_of
 from autopar.runtime.planned import Planned
 
 

@@ -46,6 +46,11 @@ class Bucket:
         """Whether something moves in backward."""
         return any(action.kind in COLLECTIVES for action in self.stages[0].backward)
 
+    @property
+    def title(self) -> str:
+        """For people: the first member, and how many more there are."""
+        return self.names[0] + (f" and {len(self.names) - 1} more" if len(self.names) > 1 else "")
+
     def check(self) -> None:
         """Raise PlanMismatchError for members that cannot move together."""
         first, *others = [_signature(stage) for stage in self.stages]

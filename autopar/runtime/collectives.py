@@ -8,6 +8,7 @@ buckets and the local ops pair each with its conjugate.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,8 +17,19 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.runtime.failures import failure
+from autopar.runtime.ranges import named
 
 ReduceOp = Literal["sum", "max", "min"]
+
+
+@dataclass
+class Waits:
+    """For how long this process has stood waiting for collectives; on a GPU streams wait, which does not show here."""
+
+    seconds: float = 0.0
+
+
+waits = Waits()
 
 
 @dataclass(frozen=True)
@@ -69,10 +81,14 @@ def wait(tensor: torch.Tensor, kind: str, group: str) -> torch.Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.ops._c10d_functional.wait_tensor(tensor)
+    start = time.perf_counter()
     try:
-        return torch.ops._c10d_functional.wait_tensor(tensor)
+        with named(f"wait for {kind}"):
+            return torch.ops._c10d_functional.wait_tensor(tensor)
     except RuntimeError as error:  # DistBackendError is one
         raise failure(kind, group, tensor, error) from error
+    finally:
+        waits.seconds += time.perf_counter() - start
 
 
 def begin_all_reduce_(tensor: torch.Tensor, group: str) -> torch.Tensor:

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError
 from autopar.runtime.agreement import agree
-from autopar.runtime.materialising import planned_of, set_value, tensor_at
+from autopar.runtime.carried import planned_of
+from autopar.runtime.materialising import set_value, tensor_at
 from autopar.runtime.parameters import listed
 from autopar.runtime.pieces import cut, ranges_of
 from autopar.runtime.planned import Planned

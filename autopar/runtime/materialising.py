@@ -14,7 +14,7 @@ from torch import nn
 
 from autopar.errors import InputError
 from autopar.runtime.agreement import agree
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.carried import planned_of
 from autopar.runtime.parameters import listed, plain_parameters, replace_parameter, tied_names, without_values
 from autopar.runtime.pieces import cut, ranges_of, stored_as
 from autopar.runtime.planned import Planned
@@ -23,15 +23,6 @@ from autopar.runtime.replaying import Replay, Slice, slice_for
 
 Build = Callable[[], nn.Module]
 _OWN = ("reset_parameters", "_reset_parameters")
-
-
-def planned_of(model: nn.Module) -> Planned:
-    """What a planned model carries; InputError for a model without a plan."""
-    planned = getattr(model, ATTRIBUTE, None)
-    if planned is None:
-        raise InputError(f"this {type(model).__name__} has no plan: pass it through autoparallelize first")
-    assert isinstance(planned, Planned)
-    return planned
 
 
 def materialise(

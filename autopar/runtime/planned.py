@@ -6,7 +6,7 @@ import copy
 import itertools
 import warnings
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +23,19 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
+from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
+from autopar.runtime.ranges import named
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.transit import Transit
 
 MAX_GRAPHS = 16
 """How many graphs of one model are kept; the one that was not used for longest goes first."""
+
+_MAX_SIZES = 1024  # calls whose sizes are remembered; those of other calls are worked out each time
 
 
 @dataclass
@@ -69,15 +73,20 @@ class Planned:
         self._outputs_whole = False
         self._numbers = itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
+        self._sizes: dict[Hashable, CallSize] = {}
+        self._group = group_of_all()
+        self.observers: list[Callable[[Planned, Program, list[Any]], None]] = []  # told of each call and its inputs
         self._forget_model()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Planned:
         copied = copy.copy(self)
+        copied.observers = []
         copied._forget_model()
         return copied
 
     def _forget_model(self) -> None:
         self.accumulation = Accumulation(self.micro_batches)
+        self._alike = Alike(self._group)
         self._modules: tuple[nn.Module, ...] = ()
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
@@ -86,6 +95,8 @@ class Planned:
         if not self._modules:
             self._modules = tuple(model.modules())
         key = call_key(self._modules, args, kwargs)
+        if not torch.compiler.is_compiling():
+            self._announce(model, key, args, kwargs)
         known = self._calls.get(key) if key is not None else None
         if known is None:
             program = self._program(model, args, kwargs)
@@ -96,6 +107,8 @@ class Planned:
             program, order = known
         leaves = pytree.tree_leaves((args, kwargs)) if key is None else (*args, *kwargs.values())
         inputs = [leaves[place] if isinstance(place, int) else place for place in order]
+        for observer in self.observers:
+            observer(self, program, inputs)
         lowered = program.lowered
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(model, program, inputs)
@@ -104,9 +117,11 @@ class Planned:
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
         watched = transit is not None and lowered.route.again and torch.is_grad_enabled()
-        with transit.watching() if transit is not None and watched else nullcontext():
+        with named(f"call of {self.user_class.__name__}"), transit.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
-        return program.traced.rebuild([self._whole(*pair) for pair in zip(outputs, lowered.outputs, strict=True)])
+        beside_loss = torch.compiler.is_compiling() and any(map(_is_loss, outputs))
+        whole = [self._whole(*pair, beside_loss) for pair in zip(outputs, lowered.outputs, strict=True)]
+        return program.traced.rebuild(whole)
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""
@@ -146,6 +161,15 @@ class Planned:
             )
         return program
 
+    def _announce(self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell the other ranks what kind of call this is."""
+        size = self._sizes.get(key) if key is not None else None
+        if size is None:
+            size = CallSize.of(model, args, kwargs)
+            if key is not None and len(self._sizes) < _MAX_SIZES:
+                self._sizes[key] = size
+        self._alike.announce(size)
+
     # -- which graph ---------------------------------------------------------------------------------
 
     def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
@@ -177,6 +201,9 @@ class Planned:
         }
         return global_stand_ins(model, lies, args, kwargs)
 
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="autopar traces and plans each new kind of call; make one such call of the model before compiling it"
+    )
     def _plan_again(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """Another kind of call than any before: every rank traces and plans it, with parameters stored as they are."""
         agree(self.rank.device, {"the shapes and arguments of this call": description(model, args, kwargs)})
@@ -237,16 +264,26 @@ class Planned:
             ]
         return found
 
-    def _whole(self, value: Any, output: tuple[Layout, tuple[int, ...]] | None) -> Any:
-        """An output for the user: a plain tensor where it is whole (or is to be), a DTensor where it is sharded."""
+    def _whole(self, value: Any, output: tuple[Layout, tuple[int, ...]] | None, beside_loss: bool) -> Any:
+        """An output for the user: a plain tensor where it is whole (or is to be), a DTensor where it is sharded.
+
+        A compiled graph fixes what kind of gradient each output gets, and wants a DTensor for a DTensor also where none
+        comes: so, there, sharded outputs `beside_loss` take part in no backward (pytorch/pytorch#172556).
+        """
         if output is None or output[0].is_replicated:
             return value
         layout, shape = output
+        if beside_loss:
+            value = value.detach()
         stride = torch.empty(shape, device="meta").stride()
         sharded = DTensor.from_local(
             value, self.device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
         )
         return sharded.full_tensor() if self._outputs_whole else sharded
+
+
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
 
 
 def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

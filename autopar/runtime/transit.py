@@ -24,6 +24,7 @@ from autopar.errors import InputError
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
+from autopar.runtime.ranges import named
 
 SMALL = 8
 """A bucket of so much less than another one begins together with it: a gather before, a reduction after it."""
@@ -138,7 +139,7 @@ class Transit:
     def _begin(self, bucket: Bucket, members: Sequence[int]) -> Flight:
         stages = [bucket.stages[i] for i in members]
         shards = [self._shards[bucket.places[i]] for i in members]
-        with torch.no_grad():
+        with torch.no_grad(), named(f"gather {bucket.title}"):
             return Flight(shards, [stage.forward for stage in stages], stages[0].dtype)
 
     def _begin_next(self, bucket: Bucket) -> None:
@@ -213,11 +214,12 @@ class Transit:
         for one in self._reductions:  # they had all the time since: what they were given is freed, and the next begins
             if one.handed_bytes < SMALL * sum(gradient.nbytes for _, gradient in there):  # else it is just under way
                 one.advance()
-        flight = Flight(
-            [gradient for _, gradient in there],
-            [stage.backward for stage in stages],
-            reduction_dtype=stages[0].reduction_dtype,
-        )
+        with named(f"reduce {bucket.title}"):
+            flight = Flight(
+                [gradient for _, gradient in there],
+                [stage.backward for stage in stages],
+                reduction_dtype=stages[0].reduction_dtype,
+            )
         self._reductions = [one for one in (*self._reductions, flight) if one.holds_more]
         for number, (i, _) in enumerate(there):
             self._arriving.setdefault(bucket.places[i], []).append((flight, number))

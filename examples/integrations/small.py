@@ -15,15 +15,16 @@ from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 BATCH, SEQUENCE, STEPS = 8, 64, 6
+TITAN = Path(__file__).parent / "titan.toml"
 
 
 class Bytes(Dataset[dict[str, torch.Tensor]]):
     """Stretches of the standard library's modules, one after the other."""
 
-    def __init__(self, size: int = BATCH * STEPS) -> None:
+    def __init__(self, size: int = BATCH * STEPS, length: int = SEQUENCE) -> None:
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py"))
-        text = b"".join(file.read_bytes() for file in files)[: size * SEQUENCE]
-        self.rows = torch.frombuffer(bytearray(text), dtype=torch.uint8).view(size, SEQUENCE).long()
+        text = b"".join(file.read_bytes() for file in files)[: size * length]
+        self.rows = torch.frombuffer(bytearray(text), dtype=torch.uint8).view(size, length).long()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,8 +68,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for losses and weights")
     parser.add_argument("--constraint", action="append", default=[], help="as in autopar.plan: fsdp, tp, a pin")
-    parser.add_argument("--save-steps", type=int, default=0, help="steps between checkpoints (the Trainer's example)")
-    parser.add_argument("--resume", help="checkpoint to go on from (the Trainer's example)")
+    parser.add_argument(
+        "--save-steps", type=int, default=0, help="steps between checkpoints (where the example has them)"
+    )
+    parser.add_argument("--resume", help="checkpoint to go on from (where the example has them)")
+    parser.add_argument("--config", type=Path, default=TITAN, help="a job (the example of torchtitan's files)")
     parsed = parser.parse_args()
     parsed.out.mkdir(parents=True, exist_ok=True)
     return parsed

@@ -7,19 +7,25 @@ A pair is one step of each (forward, backward, the same fused AdamW, zero_grad) 
 between barriers. The table gives the median of autopar's time over the other's in a pair with a 95 % interval by
 bootstrap, and the largest rank's peak of bytes in live tensors.
 
-=====  =========================================  ==================================
+=====  =========================================  ===========================================================
 name   autopar                                    by hand
-=====  =========================================  ==================================
+=====  =========================================  ===========================================================
 ddp    constraints="ddp", each rank its part      DistributedDataParallel
 fsdp   constraints="fsdp", each rank its part     fully_shard for each block
 tp     constraints="tp", the batch on every rank  parallelize_module (Llama alone)
-=====  =========================================  ==================================
+sp     the same                                   parallelize_module with sequence parallelism (Llama alone)
+=====  =========================================  ===========================================================
+
+With `--own` autopar is not pinned, and stands beside the same.
+
+Batches are text: the reference pages of Python's own documentation (`pydoc_data.topics`), one token a byte.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import random
 import statistics
 import sys
@@ -27,21 +33,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data import topics
 
 import torch
 import torch.distributed as dist
 import transformers
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
 
 from autopar import autoparallelize
 from autopar.report.tables import table
 from autopar.sizes import show_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parent))
+from by_hand import BY_HAND
 from peak_memory import LiveStorages
 
 Batch = dict[str, torch.Tensor]
@@ -101,38 +107,19 @@ def build(case: Case) -> nn.Module:
     return case.build().train()
 
 
+@functools.cache
+def corpus() -> torch.Tensor:
+    """Some 700 kB of English about Python, as bytes."""
+    text = "\n\n".join(topics.topics.values()).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
 def batch(case: Case, step: int, rows: int, part: int = 0) -> Batch:
+    """Rows of text from places drawn at random."""
     generator = torch.Generator().manual_seed(7919 * step + part)
-    ids = torch.randint(0, case.vocabulary, (rows, case.sequence), generator=generator)
+    starts = torch.randint(0, len(corpus()) - case.sequence, (rows, 1), generator=generator)
+    ids = corpus()[starts + torch.arange(case.sequence)]
     return {"input_ids": ids, "labels": ids}
-
-
-# -- by hand ----------------------------------------------------------------------------------------------------------
-
-
-def ddp(case: Case, mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(build(case), gradient_as_bucket_view=True)
-
-
-def fsdp(case: Case, mesh: DeviceMesh) -> nn.Module:
-    model = build(case)
-    for block in model.get_submodule(case.blocks):  # type: ignore[attr-defined]
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def tensor_parallel(case: Case, mesh: DeviceMesh) -> nn.Module:
-    model = build(case)
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-    rows = ("self_attn.o_proj", "mlp.down_proj")
-    for block in model.get_submodule(case.blocks):  # type: ignore[attr-defined]
-        plan = {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
-        parallelize_module(block, mesh, plan)
-    return model
-
-
-BY_HAND = {"ddp": ddp, "fsdp": fsdp, "tp": tensor_parallel}
 
 
 # -- one comparison ---------------------------------------------------------------------------------------------------
@@ -141,8 +128,8 @@ BY_HAND = {"ddp": ddp, "fsdp": fsdp, "tp": tensor_parallel}
 class Trained:
     """A model with its optimizer and what it is fed."""
 
-    def __init__(self, model: nn.Module, case: Case, kind: str) -> None:
-        self.model, self.case, self.whole = model, case, kind == "tp"
+    def __init__(self, model: nn.Module, case: Case, whole: bool) -> None:
+        self.model, self.case, self.whole = model, case, whole
         groups: dict[type, list[nn.Parameter]] = {}  # one fused call takes DTensors or plain tensors
         for parameter in model.parameters():
             groups.setdefault(type(parameter.data), []).append(parameter)
@@ -179,14 +166,18 @@ class Trained:
         return int(largest)
 
 
-def compare(name: str, kind: str, pairs: int, warm_up: int) -> list[str]:
-    """One row of the table."""
+def compare(name: str, kind: str, own: bool, pairs: int, warm_up: int) -> list[str]:
+    """One row of the table; `own`: ours is not pinned to the kind."""
     case, ranks = CASES[name], dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("ranks",))
-    local = kind != "tp"
+    local = kind not in ("tp", "sp")
     example = batch(case, 0, ranks * case.rows)
-    planned = autoparallelize(build(case), example, mesh, constraints=kind, inputs="local" if local else "global")
-    ours, theirs = Trained(planned, case, kind), Trained(BY_HAND[kind](case, mesh), case, kind)
+    pins = () if own else "tp" if kind == "sp" else kind
+    planned = autoparallelize(build(case), example, mesh, constraints=pins, inputs="local" if local else "global")
+    ours, theirs = (
+        Trained(planned, case, not local),
+        Trained(BY_HAND[kind](build(case), case.blocks, mesh), case, not local),
+    )
     losses = [(ours.step(ours.inputs(step)), theirs.step(theirs.inputs(step))) for step in range(warm_up)]
     check_losses(losses, mean=local)
     times = []
@@ -198,7 +189,8 @@ def compare(name: str, kind: str, pairs: int, warm_up: int) -> list[str]:
     low, middle, high = median_with_interval([a / b for a, b in times])
     return [
         name,
-        kind,
+        "own" if own else str(pins),
+        BY_HAND[kind].__name__,
         f"{statistics.median(a for a, _ in times):.3f}",
         f"{statistics.median(b for _, b in times):.3f}",
         f"{middle:.3f}",
@@ -244,6 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=CASES, help="default: gpt2-small, and llama-small for tp")
     parser.add_argument("--only", choices=BY_HAND, action="append", help="one of the comparisons (may be repeated)")
+    parser.add_argument("--own", action="store_true", help="leave the choice of the plan to the planner")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=3)
     options = parser.parse_args()
@@ -253,15 +246,15 @@ def main() -> None:
     dist.init_process_group("gloo")
     rows = []
     for kind in options.only or BY_HAND:
-        name = options.model or ("llama-small" if kind == "tp" else "gpt2-small")
-        if kind == "tp" and not name.startswith("llama"):
-            raise SystemExit("parallelize_module shards nn.Linear, which GPT-2 has not: take a Llama for tp")
-        rows.append(compare(name, kind, options.pairs, options.warm_up))
+        name = options.model or ("llama-small" if kind in ("tp", "sp") else "gpt2-small")
+        if kind in ("tp", "sp") and not name.startswith("llama"):
+            raise SystemExit("parallelize_module shards nn.Linear, which GPT-2 has not: take a Llama for tp and sp")
+        rows.append(compare(name, kind, options.own, options.pairs, options.warm_up))
         if dist.get_rank() == 0:
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     if dist.get_rank() == 0:
-        head = ["model", "plan", "autopar s", "by hand s", "ratio", "95 %", "autopar peak", "by hand peak"]
-        print(*table(rows, "<<>>>>>>", head=head, indent=0), sep="\n")
+        head = ["model", "plan", "by hand", "autopar s", "by hand s", "ratio", "95 %", "autopar peak", "by hand peak"]
+        print(*table(rows, "<<<>>>>>>", head=head, indent=0), sep="\n")
     dist.destroy_process_group()
 
 

@@ -18,6 +18,8 @@ EXPECTED = {
     "plan_of_another_mesh": ("PlanMismatchError", r"mesh of 4.*this one is 2"),
     "another_shape": ("InputError", r"worker\.py:\d+"),
     "different_global_batches": ("InputError|PlanMismatchError", r"global"),
+    "different_rows": ("InputError", r"rank 0 has 4 rows, rank 1 has 6\..*autopar\.sampler"),
+    "different_modes": ("InputError", r"ranks \d and \d make different calls.*train\(\) or eval\(\)"),
     "unknown_argument": ("InputError", r"labels"),
     "mesh_too_large": ("RuntimeError|InputError|ValueError", r"[Mm]esh"),
     "one_rank_differs": ("PlanMismatchError", r"rank"),

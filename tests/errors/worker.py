@@ -67,6 +67,16 @@ def different_global_batches(mesh: DeviceMesh) -> None:
     model(X + dist.get_rank())
 
 
+def different_rows(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh, inputs="local")
+    model(torch.ones(4 + 2 * dist.get_rank(), 16))
+
+
+def different_modes(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model.train(dist.get_rank() == 0)(X)
+
+
 def unknown_argument(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Net(), {"x": X, "labels": X}, mesh)
 
@@ -118,6 +128,8 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     plan_of_another_mesh,
     another_shape,
     different_global_batches,
+    different_rows,
+    different_modes,
     unknown_argument,
     mesh_too_large,
     one_rank_differs,

@@ -4,34 +4,73 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 sys.path.insert(0, str(Path(__file__).parent))
-from running import run_example
+from running import run_alone, run_example
 
 CASES = [
     pytest.param("with_accelerate.py", "tp", "", id="accelerate"),
     pytest.param("with_trainer.py", "fsdp", "trained/model.safetensors", id="trainer"),
     pytest.param("with_lora.py", "fsdp", "adapters/adapter_model.safetensors", id="lora"),
     pytest.param("from_folder.py", "fsdp", "trained/model.safetensors", id="folder"),
+    pytest.param("with_lightning.py", "fsdp", "step=6.ckpt", id="lightning"),
+    pytest.param("with_titan_config.py", "", "", id="titan"),
 ]
+LOGGED = "with_tensorboard.py"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with what each example wrote on one process, and what each reports."""
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, run_alone([str(case.values[0]) for case in CASES] + [LOGGED], folder)
 
 
 @pytest.mark.parametrize(("name", "scheme", "saved"), CASES)
-def test_two_processes_are_one(name: str, scheme: str, saved: str, tmp_path: Path) -> None:
-    alone = run_example(name, tmp_path / "one")
-    planned = run_example(name, tmp_path / "two", "--constraint", scheme, processes=2)
-    assert planned["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-    assert len(set(alone["losses"])) == len(alone["losses"]) >= 5
-    assert alone["held"] == 1 and planned["held"] < 0.6  # it was in parts
+def test_two_processes_are_one(
+    name: str, scheme: str, saved: str, alone: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, one = alone[0] / name, alone[1][name]
+    two = run_example(name, tmp_path, *(("--constraint", scheme) if scheme else ()), processes=2)
+    _check_same(one, two)
     if saved:
-        ours, theirs = (load_file(tmp_path / folder / saved) for folder in ("two", "one"))
+        ours, theirs = (_weights(where / saved) for where in (tmp_path, folder))
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
             torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-5)
+
+
+def _check_same(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert len(set(one["losses"])) == len(one["losses"]) >= 5
+    assert one["held"] == 1 and two["held"] < 0.6  # it was in parts
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".ckpt":
+        state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["state_dict"]
+        return state
+    return load_file(path)
+
+
+def test_tensorboard_has_what_was_logged(alone: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    result = run_example(LOGGED, tmp_path, "--constraint", "fsdp", processes=2)
+    _check_same(alone[1][LOGGED], result)
+    log = EventAccumulator(str(tmp_path / "tensorboard"))
+    log.Reload()
+    told = {tag: [event.value for event in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+    assert told["loss"] == pytest.approx(result["losses"])
+    assert len(told["step_seconds"]) == len(told["tokens_per_second"]) == 6
+    assert set(told["predicted/step_seconds"]) == set(told["predicted/step_seconds"][:1])
+    assert len(told["peak_bytes"]) == 2
+    for measured in told["peak_bytes"]:
+        assert measured == pytest.approx(told["predicted/peak_bytes"][0], rel=0.1)
 
 
 def test_the_trainer_resumes_where_it_was(tmp_path: Path) -> None:

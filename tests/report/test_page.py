@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.plans import Alternative, Moment, Plan, TradeoffPoint
+from autopar.report.figures import busy_parts, step_parts
 from autopar.report.page import answers, page, snippet, why_not
 from autopar.report.timeline import Timeline, in_time, timeline
 from autopar.sizes import show_bytes
@@ -111,10 +112,26 @@ def test_other_budgets_are_a_curve_and_a_table(plan: Plan) -> None:
 def test_the_four_questions(plan: Plan) -> None:
     fits, bottleneck, recomputed, _ = answers(plan)
     assert fits[:2] == ("Does it fit?", "Yes: 43.0 MiB of 64.0 MiB")
-    assert bottleneck[1] == "80.0 % compute of 250 ms a step"
+    assert bottleneck[1] == "Compute: 80.0 % of 250 ms"
     assert recomputed[1] == "transformer.h.{0,1,3}"
     tight = replace(plan, memory_budget_bytes=40 * 2**20)
     assert answers(tight)[0][1].startswith("No: ") and "3.0 MiB too much" in answers(tight)[0][2]
+
+
+def test_bars_add_up_to_the_step(plan: Plan) -> None:
+    """What hides is left out of communication first, and of recompute where that has replayed collectives."""
+    hiding = replace(plan.predicted, step_seconds=0.225)  # of 0.25 of parts
+    assert busy_parts(plan.predicted) == step_parts(plan.predicted)
+    for replayed, communication, recompute in ((0.0, 0.0, 0.015), (0.01, 0.005, 0.01)):
+        busy = busy_parts(hiding, replayed)
+        assert sum(busy.values()) == pytest.approx(0.225)
+        assert (busy["communication"], busy["recompute"]) == pytest.approx((communication, recompute))
+
+
+def test_a_scheme_a_little_slower(plan: Plan) -> None:
+    fsdp = replace(plan.predicted, step_seconds=0.251)
+    made = replace(plan, comparison=(Alternative("fsdp", True, fsdp),))
+    assert why_not(made)[1] == "It is 0.4 % slower: 251 ms"
 
 
 def test_why_not_fsdp(plan: Plan) -> None:

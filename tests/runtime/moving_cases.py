@@ -112,6 +112,23 @@ def steps_too_early() -> dict[str, str]:
     return found
 
 
+def closures() -> dict[str, Any]:
+    """A step whose closure makes the last backward has all gradients; one whose closure lacks some is refused."""
+    alone, found = reference(), {}
+    model, *_ = applied((2,), ("dp",), buckets=BUCKETS["dp"], micro_batches=2)
+    for trained in (alone, model):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        trained(**batch(0)).backward()
+        optimizer.step(lambda trained=trained: trained(**batch(1)).backward())
+        optimizer.zero_grad()
+    found["error"] = error_of(model, alone)
+    try:
+        optimizer.step(closure=lambda: model(**batch(2)).backward())
+    except InputError as error:
+        found["told"] = str(error)
+    return found
+
+
 def unusual_backwards() -> dict[str, float]:
     """One graph twice, two calls in one backward, gradients of some parameters alone."""
     found = {}
@@ -176,6 +193,7 @@ CASES = (
     accumulation,
     accumulation_over_shapes,
     steps_too_early,
+    closures,
     unusual_backwards,
     differentiated_twice,
     compiled,

@@ -1,0 +1,157 @@
+"""PyTorch Lightning: a strategy that plans a submodule of the LightningModule, and lets the Trainer go on as it does.
+
+    trainer = Trainer(devices=2, strategy=PlannedStrategy(examples, memory_budget="70GiB"))
+
+Every process takes its own part of the batch, as under DDP: the Trainer's own samplers deal the data out, the plan puts
+the parts together where it wants them, and the loss of each process is that of the whole batch. Clipping, accumulation,
+schedulers, callbacks and loggers stay Lightning's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from typing_extensions import Unpack
+
+from autopar.api import autoparallelize
+from autopar.errors import InputError
+from autopar.planning import RequestOptions
+from autopar.runtime.carried import planned_of
+from autopar.runtime.materialising import materialise
+from autopar.runtime.model_class import ATTRIBUTE
+
+_RANDOM = "autopar_random"  # key of a checkpoint
+
+
+class PlannedStrategy(ModelParallelStrategy):
+    """Trains `lightning_module.<module>` by a plan over all processes.
+
+    Args:
+        meta_args: examples of what the submodule is called with, by name, for one batch of all processes together.
+        module: path of the submodule that holds every parameter that is trained.
+        mesh_shape: how the processes are laid out; default: one axis of all.
+        axis_names: names of the mesh axes.
+        save_distributed_checkpoint: False: rank 0 writes one file, as on a single device, and either reads the other's.
+            True: every rank writes its part, into a folder.
+        options: those of `autopar.plan`, but `inputs` (each process its part) and `micro_batches` (the Trainer's
+            `accumulate_grad_batches`).
+
+    A submodule on the meta device is given its initial values after planning. The precision is the plan's
+    (`precision="bf16"` here), the Trainer's stays "32-true".
+
+    Raises InputError in `Trainer.fit` where the module lacks the submodule or trains parameters outside of it, and
+    where what the Trainer was given contradicts the plan.
+    """
+
+    def __init__(
+        self,
+        meta_args: Mapping[str, Any],
+        *,
+        module: str = "model",
+        mesh_shape: Sequence[int] | None = None,
+        axis_names: Sequence[str] | None = None,
+        save_distributed_checkpoint: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> None:
+        super().__init__(save_distributed_checkpoint=save_distributed_checkpoint)
+        for name, instead in (
+            ("inputs", "every process passes its own part of the batch"),
+            ("micro_batches", "give the Trainer accumulate_grad_batches"),
+        ):
+            if name in options:
+                raise InputError(f"PlannedStrategy takes no {name}: {instead}")
+        self._meta_args, self._module_path = meta_args, module
+        self._options: dict[str, Any] = dict(options)
+        self._mesh_shape, self._axis_names = mesh_shape, axis_names
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        shape = tuple(self._mesh_shape or (self.world_size,))
+        if math.prod(shape) != self.world_size:
+            text = "x".join(map(str, shape))
+            raise InputError(f"a mesh of {text} has {math.prod(shape)} processes and there are {self.world_size}")
+        names = tuple(self._axis_names) if self._axis_names is not None else None
+        self._device_mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def planned(self) -> nn.Module:
+        """The submodule that is planned."""
+        assert self.lightning_module is not None
+        try:
+            return self.lightning_module.get_submodule(self._module_path)
+        except AttributeError as error:
+            owner = type(self.lightning_module).__name__
+            raise InputError(
+                f"{owner} has no submodule {self._module_path!r}: name the one to plan, module=..."
+            ) from error
+
+    def setup(self, trainer: Trainer) -> None:
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        if type(self.precision_plugin) is not Precision or self.precision_plugin.precision != "32-true":
+            given = self.precision_plugin.precision
+            raise InputError(f"the Trainer has precision={given!r}: give PlannedStrategy the precision, it is planned")
+        if not hasattr(self.planned, ATTRIBUTE):
+            self._plan(trainer.accumulate_grad_batches)
+        self._refuse_others()
+        self.model_to_device()
+        self.barrier()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def _plan(self, micro_batches: int) -> None:
+        module = self.planned.train()
+        on_meta = any(p.is_meta for p in module.parameters())
+        autoparallelize(
+            module, self._meta_args, self.device_mesh, inputs="local", micro_batches=micro_batches, **self._options
+        )
+        if on_meta:
+            materialise(module)
+
+    def _refuse_others(self) -> None:
+        """Nobody would sum the gradients of what is trained beside the plan."""
+        assert self.lightning_module is not None
+        own = {id(p) for p in self.planned.parameters()}
+        others = [n for n, p in self.lightning_module.named_parameters() if id(p) not in own and p.requires_grad]
+        if others:
+            raise InputError(
+                f"{len(others)} trained parameters ('{others[0]}' is one) are outside of {self._module_path!r}, which "
+                "is what is planned: move them into it, or name a submodule that holds all (module=...)"
+            )
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        no_sync: Any = self.planned.no_sync
+        with no_sync():
+            yield
+
+    # -- checkpoints: Lightning's, with the counter that random masks are drawn from --------------------------------
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        random = planned_of(self.planned).random
+        if random is not None:
+            checkpoint[_RANDOM] = random.state_dict()
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        random, state = planned_of(self.planned).random, checkpoint.pop(_RANDOM, None)
+        if random is not None and state is not None:
+            random.load_state_dict(state)
+        return checkpoint

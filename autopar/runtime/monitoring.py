@@ -1,0 +1,214 @@
+"""A line of figures for each optimizer step of a planned model, beside what the plan predicted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from autopar.cluster import Cluster
+from autopar.plans import Plan
+from autopar.runtime.carried import planned_of
+from autopar.runtime.collectives import waits
+from autopar.runtime.live_storages import LiveStorages
+from autopar.runtime.planned import Planned, Program
+
+Line = dict[str, Any]
+_MEASURED_STEP = 2  # the third: state and buffers are there by then
+
+
+def monitor(
+    model: nn.Module,
+    *,
+    log: Callable[[Line], None] | None = None,
+    every: int = 1,
+    memory: bool = True,
+    deviation: float = 0.1,
+) -> Monitor:
+    """Watch the training steps made inside, and log one line of JSON a step on rank 0.
+
+        with autopar.monitor(model):
+            for batch in loader:
+                ...
+
+    A step ends with `optimizer.step()` of an optimizer of the model. Its line has `step`, counted from 0; `seconds`
+    since the one before, and `predicted_seconds`; `rows_per_s` and, for models of tokens, `tokens_per_s` of all ranks;
+    `mfu`, the plan's FLOPs over the peak rate of all devices at its compute dtype (null where the plan's cluster has no
+    such rate); `exposed_comm_seconds`, for which this rank stood waiting for collectives (null on GPUs, where streams
+    wait: see the ranges "autopar: ..." in a `torch.profiler` trace); `peak_bytes` of this rank and
+    `predicted_peak_bytes`. On GPUs the peak is the allocator's; a CPU has no such count, so that there the tensors of
+    the third step alone are followed, which makes it slow, and other lines have null. Evaluation between steps counts
+    into seconds, not into rates.
+
+    Args:
+        log: what is called with each line, on rank 0 alone; None: printed to standard error.
+        every: log every so many steps; rates are then means over them.
+        memory: whether to measure the peak.
+        deviation: warn, once, when the peak is further from its prediction than this part of it.
+    """
+    return Monitor(model, log, every, memory, deviation)
+
+
+class Monitor:
+    """What `monitor` returns; `last` is the newest line."""
+
+    def __init__(
+        self, model: nn.Module, log: Callable[[Line], None] | None, every: int, memory: bool, deviation: float
+    ) -> None:
+        self.last: Line | None = None
+        self._model, self._planned = model, planned_of(model)
+        self._log, self._every, self._memory, self._deviation = log or _printed, every, memory, deviation
+        self._device = self._planned.rank.device
+        self._step = 0
+        self._warned = False
+        self._live: LiveStorages | None = None
+        self._handle: RemovableHandle | None = None
+        self._begin()
+
+    def __enter__(self) -> Monitor:
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._planned.observers.append(self._called)
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._planned.observers.remove(self._called)
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+            self._live = None
+
+    def _begin(self) -> None:
+        """A new span of steps."""
+        self._start, self._waited = time.perf_counter(), waits.seconds
+        self._rows = self._tokens = self._flops = 0
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _called(self, planned: Planned, program: Program, inputs: list[Any]) -> None:
+        """A call of the model: what it works on, if it trains."""
+        if not torch.is_grad_enabled():
+            return
+        rows, tokens = work_of(program, inputs, planned.rank.mesh.shape)
+        self._rows, self._tokens = self._rows + rows, self._tokens + tokens
+        self._flops += program.plan.predicted.flops // program.plan.micro_batches
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        own = {id(parameter) for parameter in self._model.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            return
+        peak_bytes = self._peak()
+        self._step += 1
+        if self._step % self._every == 0 or peak_bytes is not None:
+            self.last = self._line(peak_bytes)
+            if dist.get_rank() == 0 and self._step % self._every == 0:
+                self._log(self.last)
+        if peak_bytes is not None:
+            self._compare(peak_bytes)
+        if self._step % self._every == 0:
+            self._begin()
+        if self._memory and self._device.type != "cuda" and self._step == _MEASURED_STEP:
+            self._live = LiveStorages(_standing(self._model, optimizer))
+            self._live.__enter__()
+
+    def _peak(self) -> int | None:
+        if not self._memory:
+            return None
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        live, self._live = self._live, None
+        if live is None:
+            return None
+        live.__exit__(None, None, None)
+        return live.peak_bytes
+
+    def _line(self, peak_bytes: int | None) -> Line:
+        plan = self._plan
+        seconds = time.perf_counter() - self._start
+        steps = (self._step - 1) % self._every + 1
+        rate = peak_rate(plan, self._model)
+        on_cpu = self._device.type == "cpu"
+        return {
+            "step": self._step - 1,
+            "seconds": round(seconds / steps, 6),
+            "predicted_seconds": round(plan.predicted.step_seconds, 6),
+            "rows_per_s": round(self._rows / seconds, 3),
+            "tokens_per_s": round(self._tokens / seconds, 1) if self._tokens else None,
+            "mfu": float(f"{self._flops / seconds / rate:.4g}") if rate else None,
+            "exposed_comm_seconds": round((waits.seconds - self._waited) / steps, 6) if on_cpu else None,
+            "peak_bytes": peak_bytes,
+            "predicted_peak_bytes": plan.predicted.peak_bytes,
+        }
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan of the training step: that of the first graph."""
+        return min(self._planned.programs, key=lambda program: program.number).plan
+
+    def _compare(self, peak_bytes: int) -> None:
+        predicted = self._plan.predicted.peak_bytes
+        if self._warned or not predicted or abs(peak_bytes / predicted - 1) <= self._deviation:
+            return
+        self._warned = True
+        warnings.warn(
+            f"rank {dist.get_rank()}: the peak of a step is {peak_bytes} bytes, and the plan predicted {predicted} "
+            f"({peak_bytes / predicted - 1:+.0%}; told from {self._deviation:.0%} on): tensors that the training loop "
+            "keeps are not in the plan; what else differs is worth a report",
+            stacklevel=4,
+        )
+
+
+def work_of(program: Program, inputs: list[Any], mesh_shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and tokens that all ranks together work on in one call.
+
+    Rows are the first size of the first input; tokens the elements of the first input of integers with two dims.
+    """
+    plan, nodes = program.plan, list(program.traced.graph.nodes)
+    layouts = [p.outputs[0] for p in plan.nodes if nodes[p.position].op == "placeholder"]
+    rows = tokens = 0
+    for value, layout in zip(inputs, layouts, strict=True):
+        if not isinstance(value, torch.Tensor) or not value.ndim:
+            continue
+        parts = layout.shards(mesh_shape) if plan.inputs == "local" else 1
+        rows = rows or value.shape[0] * parts
+        if value.ndim == 2 and not value.is_floating_point() and not value.is_complex():
+            tokens = tokens or value.numel() * parts
+    return rows, tokens
+
+
+def peak_rate(plan: Plan, model: nn.Module) -> float | None:
+    """FLOPs a second that all devices of the plan reach at most, in the dtype in which it computes."""
+    if not plan.cluster:
+        return None
+    cluster = Cluster.from_dict(plan.cluster)
+    stored = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    dtype = plan.precision.get("compute") or str(stored)
+    rate = cluster.device.flops_per_s.get(dtype.removeprefix("torch."))
+    return rate * cluster.devices if rate else None
+
+
+def _standing(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What is there between steps."""
+    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    states: list[Mapping[str, Any]] = list(optimizer.state.values())
+    tensors += [value for state in states for value in state.values() if isinstance(value, (torch.Tensor, DTensor))]
+    return tensors
+
+
+def _printed(line: Line) -> None:
+    print(json.dumps(line), file=sys.stderr, flush=True)

@@ -1,0 +1,107 @@
+"""Planned models under `torch.compile(fullgraph=True)` on real ranks, beside the same models in eager mode."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from applying import whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+
+STEPS = 3
+MESHES = {2: (2,), 4: (2, 2)}
+PRESETS = {2: ("ddp", "fsdp", "tp"), 4: ("fsdp+tp",)}
+
+
+def gpt2(dropout: float = 0.0) -> nn.Module:
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=4, vocab_size=64, n_positions=32, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=64)
+    config.num_attention_heads = config.num_key_value_heads = 4
+    config.head_dim, config.use_cache = 8, False
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama}
+
+
+def batch(step: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(step))
+    return {"input_ids": ids, "labels": ids}
+
+
+def trained(build: Callable[[], nn.Module], preset: str, compiler: Any, **options: Any) -> tuple[list[float], Any]:
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", MESHES[dist.get_world_size()])
+    model = autopar.autoparallelize(build(), batch(0), mesh, constraints=preset, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    run = torch.compile(model, fullgraph=True, backend=compiler) if compiler is not None else model
+    losses = []
+    for step in range(STEPS):
+        loss = run(**batch(step)).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, whole(model)
+
+
+def beside_eager(build: Callable[[], nn.Module], preset: str, backend: str, **options: Any) -> dict[str, Any]:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    losses, state = trained(build, preset, None, **options)
+    compiled_losses, compiled_state = trained(build, preset, counter, **options)
+    return {
+        "graphs": counter.frame_count,
+        "losses": max(abs(a - b) for a, b in zip(losses, compiled_losses, strict=True)),
+        "parameters": max((state[name] - compiled_state[name]).abs().max().item() for name in state),
+    }
+
+
+def another_kind_of_call() -> str:
+    """Eval was never called before: the plan cannot be made in the middle of a compiled graph."""
+    torch._dynamo.reset()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(gpt2(), batch(0), mesh, constraints="ddp")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(**batch(0)).loss.backward()
+    model.eval()
+    try:
+        with torch.no_grad():
+            compiled(**batch(0))
+    except torch._dynamo.exc.Unsupported as refused:
+        with torch.no_grad():
+            model(**batch(0))
+            compiled(**batch(0))  # planned now
+        return str(refused)
+    return "no error"
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    ranks: {
+        f"{name}-{preset}-{backend}": functools.partial(beside_eager, MODELS[name], preset, backend)
+        for (name, preset), backend in itertools.product(
+            itertools.product(MODELS, PRESETS[ranks]), ("aot_eager", "inductor")
+        )
+    }
+    for ranks in MESHES
+}
+CASES[2]["dropout"] = functools.partial(beside_eager, functools.partial(gpt2, 0.1), "fsdp", "aot_eager")
+CASES[2]["another_kind_of_call"] = another_kind_of_call

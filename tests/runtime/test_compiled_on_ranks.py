@@ -1,0 +1,58 @@
+"""`torch.compile(model, fullgraph=True)` of planned models: one graph, and the numbers of eager mode."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from compile_cases import MODELS, PRESETS
+from launch import launch
+
+QUICK = ["gpt2-fsdp-aot_eager", "llama-tp-aot_eager"]
+ALL = {
+    (ranks, backend): [f"{name}-{preset}-{backend}" for name in MODELS for preset in PRESETS[ranks]]
+    for ranks in PRESETS
+    for backend in ("aot_eager", "inductor")
+}
+
+
+def check(found: dict[str, Any], tolerance: float) -> None:
+    assert "error" not in found, found["traceback"]
+    value = found["value"]
+    assert value["graphs"] == 1
+    assert value["losses"] <= tolerance
+    assert value["parameters"] <= tolerance
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    names = ",".join([*QUICK, "another_kind_of_call"])
+    return launch("compile_cases.py", 2, environment={"CASES": names}, timeout_seconds=900)
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_compiled_is_eager(case: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        check(rank[case], tolerance=1e-6)
+
+
+def test_a_kind_of_call_that_was_not_planned_is_told(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        found = rank["another_kind_of_call"]
+        assert "error" not in found, found["traceback"]
+        assert "make one such call of the model before compiling it" in found["value"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_kind_of_plan_compiled_is_eager(ranks: int, backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor compiles C++ here, and there is no compiler")
+    cases = ALL[ranks, backend] + (["dropout"] if (ranks, backend) == (2, "aot_eager") else [])
+    found = launch("compile_cases.py", ranks, environment={"CASES": ",".join(cases)}, timeout_seconds=2900)
+    for rank in found:
+        for case in cases:
+            check(rank[case], tolerance=1e-6 if backend == "aot_eager" else 1e-4)
