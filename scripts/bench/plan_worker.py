@@ -20,6 +20,7 @@ from zoo_worker import OutOfTime, cpu_limit, drops_layers, failure, serve
 from autopar import Cluster, InfeasibleError
 from autopar.graph import COST
 from autopar.leaf_calls import LeafCall
+from autopar.leaf_splits import find_splits
 from autopar.planning import Prepared, Stopwatch, prepare, request_of
 from autopar.plans import Plan
 from autopar.strategies.arguments import qualified_name
@@ -111,6 +112,7 @@ def _both(*changes: str) -> str:
 def traced_on(model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype) -> Traced:
     traced = trace(model, inputs, parameter_dtype=dtype, unsupported="leaf")
     show_leaf_tensors(traced, dtype)
+    find_splits(traced.graph)
     return traced
 
 
