@@ -86,6 +86,7 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
             what = f"{len(nodes)} {call.noun}s '{pattern}'" if len(nodes) > 1 else f"{call.noun} '{call.path}'"
             what += f" ({type(call.module).__name__})" if call.noun == LeafCall.noun else ""
             reason = call.reason or reasons.get(call.module, "a registered leaf")
+            reason += f"; nor can the batch split it: {call.whole}" if call.whole and call.whole not in reason else ""
             accepting = "" if call.reason else f", or accept it with constraints='{_KIND}{pattern}'"
             raise UntraceableError(
                 f"{what} would run whole on every rank, with about {share:.0%} of the "

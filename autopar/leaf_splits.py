@@ -134,7 +134,7 @@ def _check(graph: fx.Graph, inputs: Iterable[fx.Node]) -> None:
             spot = spots.get(refs[0]) if refs else None
             if counted or (spot is not None and _is_count(node, spot)):
                 counts[node] = not counted and len(node.args) > 1
-        elif any(ref in spots for ref in refs):
+        elif op_name(node) not in _FILLED and any(ref in spots for ref in refs):
             _follow(node, refs, spots, bool(counted))
         elif counted:
             spots[TensorRef(node, 0)] = _filled(node, counts)

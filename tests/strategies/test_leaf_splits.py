@@ -28,7 +28,7 @@ def made(forward):
 
 
 def recurrence(self, x):
-    state, states = torch.zeros(x.shape[0], 3), []
+    state, states = x.new_zeros(x.shape[0], 3) + torch.zeros(x.shape[0], 3), []
     for t in range(x.shape[1]):
         state = torch.tanh(x[:, t] @ self.weight + state * self.seen)
         states.append(state)
