@@ -30,6 +30,7 @@ from autopar.tracing.cleaning import WRITES
 
 _ROWS = Spot(0, 1)
 _SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # they take numbers of rows as sizes
+_OF_DTYPE = {"to", "type_as"}  # of what may be their second tensor they ask for no element
 _FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # all rows are alike
 _ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that does what a leaf's own code does by itself
 
@@ -168,8 +169,9 @@ def _follow(node: fx.Node, refs: list[TensorRef], spots: dict[TensorRef, Spot], 
         raise Together(f"{_named(node)}: {error.message}") from error
     if bound is None:
         raise Together(f"{_named(node)} has no rule")
-    places = {position_at(bound, t, spots[ref]) for t, ref in enumerate(refs) if ref in spots}
-    place = places.pop()
+    read = refs[:1] if name in _OF_DTYPE else refs
+    places = {position_at(bound, t, spots[ref]) for t, ref in enumerate(read) if ref in spots}
+    place = places.pop() if places else None
     if places or place is None or not bound.factors[place.factor].splits_at(place.outer):
         raise Together(f"rows meet in {_named(node)}")
     if any(bound.spots[t][place.factor] is not None for t, ref in enumerate(refs) if ref not in spots):

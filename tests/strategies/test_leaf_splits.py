@@ -53,6 +53,7 @@ APART = {
     "in place": in_place,
     "two results": lambda self, x: (x @ self.weight, x.sum((1, 2))),
     "time in front and back": lambda self, x: (x.transpose(0, 1) @ self.weight).transpose(0, 1),
+    "another's dtype": lambda self, x: (x.double() @ self.weight.double()).type_as(x),
     "softmax over time": lambda self, x: x.softmax(1) * self.weight[0],
 }
 TOGETHER = {
