@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -56,11 +56,24 @@ def find_splits(graph: fx.Graph) -> None:
         call = node.target
         if not isinstance(call, LeafCall) or call.noun != LeafCall.noun:
             continue
-        tensors = [tensor_of(ref) for ref in tensor_inputs(node)]
-        key = (call.kind, *((tuple(t.shape), t.dtype) for t in tensors), repr(pytree.tree_structure(value(node.args))))
+        key = (call.kind, _options(call.module), _described(value(node.args)))
         if key not in known:
             known[key] = _split(node, call)
         call.rule, call.whole = known[key]
+
+
+def _options(module: nn.Module) -> str:
+    """The numbers and words that a module and its parts hold, but for their place in the model (`layer_idx`)."""
+    plain = (bool, int, float, str, torch.dtype, type(None))
+    parts = [vars(part).items() for part in module.modules()]
+    kept = [[(k, v) for k, v in part if isinstance(v, plain) and not k.startswith("layer_")] for part in parts]
+    return repr(kept)
+
+
+def _described(arguments: Any) -> str:
+    leaves, structure = pytree.tree_flatten(arguments)
+    facts = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in leaves]
+    return repr((structure, facts))
 
 
 def _split(node: fx.Node, call: LeafCall) -> Split:

@@ -112,6 +112,23 @@ def test_rows_together_are_not(name):
     assert not all(a.shape == b.shape and torch.allclose(a, b) for a, b in zip(whole, together, strict=True))
 
 
+def test_an_option_of_the_module_decides():
+    class Leaf(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.dim = dim
+
+        def forward(self, x):
+            return x.softmax(self.dim)
+
+    model = nn.Sequential(Leaf(1), Leaf(0), Leaf(1))
+    traced = trace(model, {"input": torch.randn(ROWS, 2, 3)}, module_leaves=lambda module, path: path != "")
+    show_leaf_tensors(traced)
+    find_splits(traced.graph)
+    rules = [node.target.rule for node in traced.graph.nodes if isinstance(node.target, LeafCall)]
+    assert rules == ["b _ _ -> b _ _", None, "b _ _ -> b _ _"]
+
+
 def test_a_leaf_that_remembers_is_not_split():
     def remembers(self, x):
         self.seen.add_(1)
