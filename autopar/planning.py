@@ -168,9 +168,11 @@ def _warn_of_leaves(traced: Traced) -> None:
         why = traced.failures.get(call.module) if is_module else call.reason
         if why is not None:  # else it was asked for
             kind = type(call.module).__name__ if is_module else call.noun
-            alike.setdefault((kind, why, call.rule is not None), []).append(call.path)
+            paths = alike.setdefault((kind, why, call.rule is not None), [])
+            if not is_module or call.path not in paths:  # a module may be called twice
+                paths.append(call.path)
     for (kind, why, split), paths in alike.items():
-        warnings.warn(reason_told(list(dict.fromkeys(paths)), kind, why, split=split), LeafWarning, stacklevel=4)
+        warnings.warn(reason_told(paths, kind, why, split=split), LeafWarning, stacklevel=4)
 
 
 def _raised_at(model: nn.Module, error: Exception) -> str:
