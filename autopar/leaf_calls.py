@@ -23,6 +23,8 @@ class LeafCall:
 
     noun = "module"
     reason = ""  # why it is one, where that is not told of its module
+    rule: str | None = None  # how it may be split (see `leaf_splits`), or
+    whole = ""  # why it runs whole
 
     def __init__(self, module: nn.Module, path: str, names: Sequence[str]) -> None:
         self.module, self.path, self.names = module, path, tuple(names)

@@ -1,8 +1,9 @@
 """Leaves in a plan: those the user asked for, and how much of a model may be in the others.
 
-A leaf is one op that nobody looks into and that runs whole on every rank. The planner makes leaves of modules whose
-way depends on data; past `LARGEST_SHARE` of the model's FLOPs that is an error, unless the constraint `leaf:PATTERN`
-asks for it. The pattern is one of `fnmatch` on module paths, and the modules it matches are leaves in any case.
+A leaf is one op that runs whole on every rank, unless it is known to work on each row of the batch alone
+(`leaf_splits`). The planner makes leaves of modules whose way depends on data; of those that run whole, more than
+`LARGEST_SHARE` of the model's FLOPs is an error, unless the constraint `leaf:PATTERN` asks for it. The pattern is one
+of `fnmatch` on module paths, and the modules it matches are leaves in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _KIND = "leaf:"
 
 
 class LeafWarning(UserWarning):
-    """A module could not be traced and runs whole on every rank."""
+    """A module is one op in the plan: it runs whole on every rank, or is split on the batch alone."""
 
 
 def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -54,10 +55,11 @@ def asked_for(model: nn.Module, constraints: Iterable[str]) -> Callable[[nn.Modu
     return (lambda module, path: any(fnmatchcase(path, pattern) for pattern in patterns)) if patterns else None
 
 
-def reason_told(modules: Sequence[str], kind: str, why: str) -> str:
-    """The warning about modules of one kind that had to be leaves."""
+def reason_told(modules: Sequence[str], kind: str, why: str, *, split: bool) -> str:
+    """The warning about modules of one kind that had to be leaves; `split`: they can be split on the batch."""
     others = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-    return f"{modules[0]}{others} ({kind}) cannot be traced and will run whole on every rank: {why}"
+    then = "is one op, which only the batch splits" if split else "cannot be traced and will run whole on every rank"
+    return f"{modules[0]}{others} ({kind}) {then}: {why}"
 
 
 def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Iterable[str]) -> None:
@@ -70,7 +72,9 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
     alike: dict[str, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         call = node.target
-        if isinstance(call, LeafCall) and not any(fnmatchcase(call.path, pattern) for pattern in patterns):
+        if not isinstance(call, LeafCall) or call.rule is not None:
+            continue
+        if not any(fnmatchcase(call.path, pattern) for pattern in patterns):
             alike[re.sub(r"(?<![^.])\d+(?![^.])", "*", call.path)].append(node)
     total = sum(total_flops(graph))
     for pattern, nodes in alike.items():
@@ -82,6 +86,7 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
             what = f"{len(nodes)} {call.noun}s '{pattern}'" if len(nodes) > 1 else f"{call.noun} '{call.path}'"
             what += f" ({type(call.module).__name__})" if call.noun == LeafCall.noun else ""
             reason = call.reason or reasons.get(call.module, "a registered leaf")
+            reason += f"; nor can the batch split it: {call.whole}" if call.whole and call.whole not in reason else ""
             accepting = "" if call.reason else f", or accept it with constraints='{_KIND}{pattern}'"
             raise UntraceableError(
                 f"{what} would run whole on every rank, with about {share:.0%} of the "

@@ -24,6 +24,7 @@ from autopar.graph import fingerprint
 from autopar.layout import Layout
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_requests import LeafWarning, asked_for, check_shares, reason_told, split_requests
+from autopar.leaf_splits import find_splits
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
@@ -152,23 +153,27 @@ def trace_for(
                 f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}",
                 where=_raised_at(model, error),
             ) from error
-        _warn_of_leaves(model, traced)
         show_leaf_tensors(traced, request.precision.compute)
+        find_splits(traced.graph)
+        _warn_of_leaves(traced)
     return traced
 
 
-def _warn_of_leaves(model: nn.Module, traced: Traced) -> None:
-    paths = {module: path for path, module in model.named_modules()}
-    leaves = {str(node.target) for node in traced.graph.nodes if node.op == "call_module"}
-    alike: dict[tuple[str, str], list[str]] = {}
-    for module, why in traced.failures.items():
-        if paths.get(module) in leaves:
-            alike.setdefault((type(module).__name__, why), []).append(paths[module])
+def _warn_of_leaves(traced: Traced) -> None:
+    alike: dict[tuple[str, str, bool], list[str]] = {}
     for node in traced.graph.nodes:
-        if isinstance(node.target, LeafCall):
-            alike.setdefault(("function", node.target.reason), []).append(node.target.path)
-    for (kind, why), modules in alike.items():
-        warnings.warn(reason_told(modules, kind, why), LeafWarning, stacklevel=4)
+        call = node.target
+        if not isinstance(call, LeafCall):
+            continue
+        is_module = call.noun == LeafCall.noun
+        why = traced.failures.get(call.module) if is_module else call.reason
+        if why is not None:  # else it was asked for
+            kind = type(call.module).__name__ if is_module else call.noun
+            paths = alike.setdefault((kind, why, call.rule is not None), [])
+            if not is_module or call.path not in paths:  # a module may be called twice
+                paths.append(call.path)
+    for (kind, why, split), paths in alike.items():
+        warnings.warn(reason_told(paths, kind, why, split=split), LeafWarning, stacklevel=4)
 
 
 def _raised_at(model: nn.Module, error: Exception) -> str:

@@ -122,8 +122,8 @@ def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Mem
     bounds: dict[Hashable, Any] = {}
     warned: set[str] = set()
     for node in graph.nodes:
-        if not _is_op(node) or node in constant or isinstance(node.target, LeafCall):
-            continue  # a leaf runs whole: what it does with its inputs may depend on all of them
+        if not _is_op(node) or node in constant or (isinstance(node.target, LeafCall) and node.target.rule is None):
+            continue  # such a leaf runs whole: what it does with its inputs may depend on all of them
         key = _signature(node)
         if key not in bounds:
             bounds[key] = _bound(node, warned)
@@ -158,6 +158,8 @@ def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
 
     A user's own rule that does not fit the node is an error.
     """
+    if isinstance(node.target, LeafCall) and node.target.rule is not None:
+        return bind(parse(node.target.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
     try:
         bound = bound_rule(node)
         reason = "has no sharding rule" + (" for these arguments" if entry(node) else "")
@@ -194,7 +196,9 @@ def _signature(node: fx.Node) -> Hashable:
         return _Known(argument.meta.get(VAL)) if isinstance(argument, fx.Node) else argument
 
     arguments = fx.node.map_aggregate((node.args, node.kwargs), known)
-    return (node.op, target_name(node), repr(arguments), repr([TensorFact.of(t) for t in output_tensors(node)]))
+    facts = repr([TensorFact.of(t) for t in output_tensors(node)])
+    rule = node.target.rule if isinstance(node.target, LeafCall) else None
+    return (node.op, target_name(node), rule, repr(arguments), facts)
 
 
 class _Known:

@@ -26,6 +26,7 @@ from autopar.tracing.flex import flex_attention_recorded
 from autopar.tracing.function_leaves import function_leaves
 from autopar.tracing.functionalize import functionalize
 from autopar.tracing.guards import take_guards
+from autopar.tracing.inference import inference_as_no_grad
 from autopar.tracing.inputs import Inputs
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.libraries import DataFreePaths
@@ -125,6 +126,7 @@ class Attempt:
         options, recorder = self.options, self.recorder
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+            stack.enter_context(inference_as_no_grad())
             stack.enter_context(huggingface.prepared(self.model))
             stack.enter_context(sets_in_order(self.model))
             stack.enter_context(self.attributes.swapped())

@@ -20,6 +20,7 @@ from zoo_worker import OutOfTime, cpu_limit, drops_layers, failure, serve
 from autopar import Cluster, InfeasibleError
 from autopar.graph import COST
 from autopar.leaf_calls import LeafCall
+from autopar.leaf_splits import find_splits
 from autopar.planning import Prepared, Stopwatch, prepare, request_of
 from autopar.plans import Plan
 from autopar.strategies.arguments import qualified_name
@@ -94,6 +95,12 @@ def best_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> tuple[Tr
                 first = error
     if found is None:
         raise first
+    if is_left(found) and getattr(config, "use_cache", False):
+        config.use_cache = False  # a leaf that fills a cache cannot be split
+        with contextlib.suppress(Exception):
+            other = traced_on(model, inputs, dtype)
+            if not is_left(other):
+                return other, _both(changed, "use_cache=False")
     if text := known_text(config, inputs) if is_left(found) else {}:
         with contextlib.suppress(Exception):  # what was traced before stays
             other = traced_on(model, inputs | text, dtype)
@@ -111,12 +118,13 @@ def _both(*changes: str) -> str:
 def traced_on(model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype) -> Traced:
     traced = trace(model, inputs, parameter_dtype=dtype, unsupported="leaf")
     show_leaf_tensors(traced, dtype)
+    find_splits(traced.graph)
     return traced
 
 
 def is_left(traced: Traced) -> bool:
-    """Whether a module could not be traced."""
-    return any(isinstance(node.target, LeafCall) or node.op == "call_module" for node in traced.graph.nodes)
+    """Whether a part of the model runs whole on every rank since it could not be traced."""
+    return any(isinstance(node.target, LeafCall) and node.target.rule is None for node in traced.graph.nodes)
 
 
 def ruled(graph: fx.Graph, mesh: tuple[int, ...]) -> dict[str, Any]:

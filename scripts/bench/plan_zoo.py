@@ -13,6 +13,7 @@ every device does, the gap, CPU seconds. Devices are H100s; memory is taken to b
 from __future__ import annotations
 
 import collections
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 from zoo_models import FAMILIES, architectures, one_of_each_kind, title
 from zoo_report import last_records
+from zoo_source import PLANNER
+from zoo_source import told as sources_told
 from zoo_sweep import parse, parser_of, sweep
 
 from autopar.report.tables import table
@@ -111,7 +114,7 @@ def without_rule(records: Iterable[Record], key: str) -> list[list[str]]:
 
 def report(records: list[Record], notes: list[str], others: Sequence[Sequence[Record]] = ()) -> list[str]:
     """The whole table as Markdown; `others` are records of further meshes."""
-    lines = ["# The zoo, planned", "", *notes, ""]
+    lines = ["# The zoo, planned", "", *notes, sources_told([*records, *itertools.chain(*others)], PLANNER), ""]
     lines += _markdown(["wanted", "reached by"], goals(records))
     lines += ["", *_markdown(HEAD, rows(records))]
     lines += ["", *LEGEND]
@@ -169,7 +172,7 @@ def main() -> None:
         return [name for name in found if listed is None or name in listed]
 
     options = {"meshes": given.mesh or [(8,)], "gap": given.gap}
-    print(sweep(given, records, "plan_worker.py", options, told, names))
+    print(sweep(given, records, "plan_worker.py", PLANNER, options, told, names))
     print(*table(rows(records.values()), "<" + ">" * (len(HEAD) - 1), head=HEAD, indent=0), sep="\n")
     print(
         *table(without_rule(records.values(), "ops_without"), "<><", head=["op without a rule", "in", ""], indent=0),

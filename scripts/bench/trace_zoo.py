@@ -22,6 +22,7 @@ from typing import Any
 
 from zoo_models import architectures, one_of_each_kind
 from zoo_report import summary, write_report
+from zoo_source import TRACER
 from zoo_sweep import parse, parser_of, sweep
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     def names(family: str) -> Sequence[str]:
         return one_of_each_kind() if family == "timm" and given.kinds else architectures(family)
 
-    done = sweep(given, records, "zoo_worker.py", {"train": not given.eval}, told, names)
+    done = sweep(given, records, "zoo_worker.py", TRACER, {"train": not given.eval}, told, names)
     print(done, *summary(records), sep="\n")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from zoo_sessions import SESSIONS
 from zoo_shapes import floats, integers, ones
 from zoo_sound import SOUND
 
@@ -122,6 +123,7 @@ def _timesfm(c: Any, batch: int) -> Example:
 
 PARTICULAR: dict[str, Callable[[Any, int], Example]] = {
     **SOUND,
+    **SESSIONS,
     "Blip2QFormerModel": lambda c, batch: {
         "query_embeds": floats(batch, 32, c.hidden_size),
         "encoder_hidden_states": floats(batch, 257, c.encoder_hidden_size),

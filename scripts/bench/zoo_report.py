@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo_models import FAMILIES, title
-from zoo_source import told
+from zoo_source import TRACER, told
 
 from autopar.report.tables import table
 
@@ -81,7 +81,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def write_report(records: Records, path: Path, notes: Sequence[str]) -> None:
     """`path`.md: summary and what was not traced whole; `path`.csv: one line an architecture."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["# The zoo, traced", "", *notes, told(records.values()), "", *_markdown(_HEAD, _rows(records)), ""]
+    lines = ["# The zoo, traced", "", *notes, told(records.values(), TRACER), "", *_markdown(_HEAD, _rows(records)), ""]
     lines += [
         "run: architectures in the registry that were run. built: their default config gives a model. whole: every op "
         "is in the graph. leaves: some modules, or functions, `f()`, are one node, in the worst case the model's "

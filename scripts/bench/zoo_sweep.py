@@ -26,8 +26,8 @@ OLD = "old"  # of --again: records of another source than this
 class Worker:
     """A process that runs `script`; a new one takes its place when it dies, hangs or has grown too large."""
 
-    def __init__(self, script: str, options: dict[str, Any], wall_seconds: float) -> None:
-        self.script, self.options, self.wall_seconds = script, options, wall_seconds
+    def __init__(self, script: str, part: str, options: dict[str, Any], wall_seconds: float) -> None:
+        self.script, self.part, self.options, self.wall_seconds = script, part, options, wall_seconds
         self.process: subprocess.Popen[str] | None = None
         self.stamp: dict[str, str] = {}  # of the source that the process has read
 
@@ -57,7 +57,7 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         if self.process is None:
-            self.stamp = stamp()
+            self.stamp = stamp(self.part)
             self.process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name(self.script)), json.dumps(self.options)],
                 stdin=subprocess.PIPE,
@@ -104,14 +104,18 @@ def sweep(
     given: argparse.Namespace,
     records: Records,
     script: str,
+    part: str,
     options: dict[str, Any],
     told: Callable[[dict[str, Any], int, int], str],
     names: Callable[[str], Sequence[str]] = architectures,
 ) -> str:
-    """Let `script` examine every architecture that is asked for and not done; says how many there were."""
+    """Let `script` examine every architecture that is asked for and not done; says how many there were.
+
+    `part`: the folder of the package whose files make a record old when they change.
+    """
     shared = {"batch": given.batch, "length": given.length, "cpu_seconds": given.cpu_seconds}
     shared["memory_bytes"] = parse_bytes(given.memory)
-    todo, current = [], source()
+    todo, current = [], source(part)
 
     def is_due(record: dict[str, Any] | None) -> bool:
         if record is None or record["status"] in given.again:
@@ -128,7 +132,7 @@ def sweep(
             if (not given.only or given.only in name) and is_due(records.get((family, name))):
                 todo.append((family, name))
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    worker = Worker(script, shared | options, wall_seconds=20 * given.cpu_seconds)
+    worker = Worker(script, part, shared | options, wall_seconds=20 * given.cpu_seconds)
     start = time.perf_counter()
     try:
         with given.out.open("a", buffering=1) as out:

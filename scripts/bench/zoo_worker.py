@@ -106,6 +106,10 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     unsure = record["status"] == "failed" or "Unknown" in str(record.get("leaves"))
     if unsure and record["parameters"] < _REAL_PARAMETERS:
         record = for_real(record, family, name, inputs, limit)
+    if record["status"] == "does not run" and options["train"]:
+        record = better(
+            record, traced(model.eval(), inputs, limit) | {"changed": "eval(): it does not run in training"}
+        )
     if record["status"] in ("leaves", "failed") and drops_layers(config):
         record = better(record, traced(model.eval(), inputs, limit) | {"changed": "eval(), since it drops layers"})
     if "passes" in str(record.get("leaves")):

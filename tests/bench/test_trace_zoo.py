@@ -182,9 +182,9 @@ def test_the_report_counts_and_names_no_folder_of_the_machine(tmp_path):
 
 def test_the_report_tells_which_tracer_its_rows_are_of():
     records = [record("A", "whole", source="1f", date="2026-01-02")] * 2 + [record("B", "whole")]
-    told = zoo_source.told(records)
-    assert "2 of tracer 1f on 2026-01-02, 1 of tracer unknown on unknown" in told
-    assert len(zoo_source.source()) == 8
+    told = zoo_source.told(records, zoo_source.TRACER)
+    assert told.startswith("Records: 2 of 1f on 2026-01-02, 1 of unknown on unknown (") and "autopar/tracing" in told
+    assert len(zoo_source.source(zoo_source.TRACER)) == 8
 
 
 def test_boxes_are_suppressed_by_better_ones_that_are_kept():

@@ -53,6 +53,27 @@ class Experts(nn.Module):
         return out
 
 
+class Loop(nn.Module):
+    """A recurrence within each row."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width // 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, states = x.new_zeros(x.shape[0], x.shape[1] * 3 // 4), []
+        for piece in x.chunk(4, -1):
+            new = self.linear(torch.cat([piece, state], -1)).tanh()
+            state = torch.cat([new, state[:, : -piece.shape[1]]], -1)
+            states.append(new)
+        return torch.cat(states, -1)
+
+
+LEAVES: dict[str, Callable[[], nn.Module]] = {
+    "gate": lambda: Gate(16), "experts": lambda: Experts(16, 2), "loop": lambda: Loop(16),
+}  # fmt: skip
+
+
 class Block(nn.Module):
     def __init__(self, leaf: nn.Module) -> None:
         super().__init__()
@@ -65,7 +86,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Block(Gate(16) if kind == "gate" else Experts(16, 2)) for _ in range(3)))
+        self.blocks = nn.Sequential(*(Block(LEAVES[kind]()) for _ in range(3)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.blocks(x) ** 2).mean()
@@ -142,6 +163,9 @@ def trained(kind: str, *constraints: str, saving: bool = False) -> dict[str, Any
         "parameters": parameters,
         "warnings": sum(w.category is LeafWarning for w in told),
         "recomputed": None if plan is None else len(plan.recompute),
+        "factors": []
+        if plan is None
+        else sorted({f for n in plan.nodes if "leaf_Loop" in n.target for f in n.factors}),
     }
 
 
@@ -171,6 +195,9 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "gate-saving": _case("gate", "ddp", saving=True),
         "experts": _case("experts"),
         "experts-fsdp": _case("experts", "leaf:blocks.*.leaf", "fsdp"),
+        "loop": _case("loop", "leaf:blocks.*.leaf"),
+        "loop-fsdp": _case("loop", "leaf:blocks.*.leaf", "fsdp"),
+        "loop-saving": _case("loop", "leaf:blocks.*.leaf", "ddp", saving=True),
         "function": _case("function"),
         "function-fsdp": _case("function", "fsdp"),
         "function-saving": _case("function", "ddp", saving=True),

@@ -14,7 +14,7 @@ def two() -> list[dict[str, Any]]:
 
 
 CASES = ["gate", "gate-fsdp", "gate-tp", "gate-saving", "experts", "experts-fsdp"]
-CASES += ["function", "function-fsdp", "function-saving"]
+CASES += ["loop", "loop-fsdp", "loop-saving", "function", "function-fsdp", "function-saving"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -30,6 +30,10 @@ def test_a_leaf_that_nobody_asked_for_is_told(two: list[dict[str, Any]]) -> None
     assert two[0]["gate"]["value"]["warnings"] == 1  # the three are alike
     assert two[0]["function"]["value"]["warnings"] == 1
     assert two[0]["experts-fsdp"]["value"]["warnings"] == 0
+
+
+def test_a_leaf_whose_rows_do_not_meet_is_split(two: list[dict[str, Any]]) -> None:
+    assert all(two[0][case]["value"]["factors"] == ["b"] for case in ("loop-fsdp", "loop-saving"))
 
 
 def test_a_budget_makes_leaves_recompute(two: list[dict[str, Any]]) -> None:

@@ -1,0 +1,206 @@
+"""Leaves that work on each row of the batch alone: proven by the rules of what they do, op by op.
+
+A module that unrolls a loop over time is a leaf since its graph would be too long for a plan. Alone, one such module
+can be traced, and the rules of its ops show whether the rows of its inputs ever meet. Where they do not, the leaf gets
+a rule that splits them, with its parameters whole on every rank. What cannot be traced alone runs whole: nobody knows
+what it does with its rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.errors import AutoparError, RuleError
+from autopar.graph import PLACE, TensorRef, is_getitem, output_tensors, tensor_inputs, tensor_of
+from autopar.leaf_calls import LeafCall
+from autopar.runtime.local.draws import draws
+from autopar.strategies.arguments import op_name, value
+from autopar.strategies.bind import Spot
+from autopar.strategies.positions import position_at
+from autopar.strategies.table import bound_rule
+from autopar.tracing import trace
+from autopar.tracing.cleaning import WRITES
+
+_ROWS = Spot(0, 1)
+_SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # they take numbers of rows as sizes
+_OF_DTYPE = {"to", "type_as"}  # of what may be their second tensor they ask for no element
+_FILLED = {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # all rows are alike
+_ADAPTING = {"", "shape", "split", "slice", "groups"}  # local code that does what a leaf's own code does by itself
+
+
+class Together(Exception):
+    """Rows meet, or may."""
+
+
+class Split(NamedTuple):
+    """How a leaf may be split: a rule, or why there is none."""
+
+    rule: str | None
+    why: str = ""
+
+
+def find_splits(graph: fx.Graph) -> None:
+    """Set `rule` of every module that is a leaf and can be split on the rows of its inputs, and `whole` of the others.
+
+    `graph` is one of `show_leaf_tensors`. Leaves of one kind on inputs of the same shapes are traced once.
+    """
+    known: dict[Hashable, Split] = {}
+    for node in graph.nodes:
+        call = node.target
+        if not isinstance(call, LeafCall) or call.noun != LeafCall.noun:
+            continue
+        key = (call.kind, _options(call.module), _described(value(node.args)))
+        if key not in known:
+            known[key] = _split(node, call)
+        call.rule, call.whole = known[key]
+
+
+def _options(module: nn.Module) -> str:
+    """The numbers and words that a module and its parts hold, but for their place in the model (`layer_idx`)."""
+    plain = (bool, int, float, str, torch.dtype, type(None))
+    parts = [vars(part).items() for part in module.modules()]
+    kept = [[(k, v) for k, v in part if isinstance(v, plain) and not k.startswith("layer_")] for part in parts]
+    return repr(kept)
+
+
+def _described(arguments: Any) -> str:
+    leaves, structure = pytree.tree_flatten(arguments)
+    facts = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in leaves]
+    return repr((structure, facts))
+
+
+def _split(node: fx.Node, call: LeafCall) -> Split:
+    own, args, kwargs = node.args
+    try:
+        given = inspect.signature(call.module.forward).bind(*value(args), **value(kwargs))
+    except TypeError as error:
+        return Split(None, str(error))
+    kinds = {p.kind for n, p in given.signature.parameters.items() if n in given.arguments}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return Split(None, "it takes any number of arguments")
+    named = dict(given.arguments)
+    for name, parameter in given.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= named.pop(name, {})
+    tensors = [t for t in pytree.tree_leaves(named) if isinstance(t, torch.Tensor) and t.dim()]
+    rows = tensors[0].shape[0] if tensors else 1
+    if rows == 1:
+        return Split(None, "its first input has one row")
+    floating = [t for t in value(own) if isinstance(t, nn.Parameter) and t.is_floating_point()]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = trace(call.module, named, parameter_dtype=floating[0].dtype if floating else None)
+    except AutoparError as error:
+        return Split(None, error.message)
+    except Exception as error:  # its code may raise anything on arguments that are made for it
+        return Split(None, f"{type(error).__name__}: {error}")
+    inputs = [n for n in found.graph.nodes if n.op == "placeholder"]
+    try:
+        _check(found.graph, [n for n in inputs if _has_rows(output_tensors(n)[0], rows)])
+    except Together as error:
+        return Split(None, str(error))
+    refs = tensor_inputs(node)
+    operands = [
+        _operand(tensor_of(ref), i >= len(call.names) and _has_rows(tensor_of(ref), rows)) for i, ref in enumerate(refs)
+    ]
+    results = [_operand(t, True) for t in output_tensors(node)]
+    return Split(f"{', '.join(operands)} -> {', '.join(results)}")
+
+
+def _has_rows(tensor: torch.Tensor, rows: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == rows
+
+
+def _operand(tensor: torch.Tensor, split: bool) -> str:
+    """
+    >>> _operand(torch.ones(2, 3), True), _operand(torch.ones(2, 3), False)
+    ('b _', '_ _')
+    """
+    return " ".join(["b" if split else "_", *"_" * (tensor.dim() - 1)][: tensor.dim()])
+
+
+def _check(graph: fx.Graph, inputs: Iterable[fx.Node]) -> None:
+    """Raise Together unless every output has the rows of `inputs`, in dim 0, and no op lets rows meet."""
+    spots = {TensorRef(node, 0): _ROWS for node in inputs}
+    counts: dict[fx.Node, bool] = {}  # numbers that depend on how many rows there are; True: that very number
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr") or is_getitem(node):
+            continue
+        refs = tensor_inputs(node)
+        if node.op == "output":
+            if any(spots.get(ref) != _ROWS for ref in refs):
+                raise Together("it returns what has no rows")
+            if any(source in counts for source in node.all_input_nodes):
+                raise Together("it returns a number that depends on how many rows there are")
+            return
+        if WRITES in node.meta:
+            raise Together(f"{_named(node)} writes into what outlives it")
+        counted = [source for source in node.all_input_nodes if source in counts]
+        if not output_tensors(node):
+            spot = spots.get(refs[0]) if refs else None
+            if counted or (spot is not None and _is_count(node, spot)):
+                counts[node] = not counted and len(node.args) > 1
+        elif op_name(node) not in _FILLED and any(ref in spots for ref in refs):
+            _follow(node, refs, spots, bool(counted))
+        elif counted:
+            spots[TensorRef(node, 0)] = _filled(node, counts)
+
+
+def _is_count(node: fx.Node, spot: Spot) -> bool:
+    """Whether a node that asks a tensor with rows for something gets to know how many there are."""
+    if op_name(node) != "size" or len(node.args) < 2:
+        return True
+    dim = node.args[1]
+    return not isinstance(dim, int) or dim % tensor_of(tensor_inputs(node)[0]).dim() == spot.dim
+
+
+def _filled(node: fx.Node, counts: dict[fx.Node, bool]) -> Spot:
+    """Where the rows are in a tensor that is made with as many, all alike."""
+    sizes = [size for size in pytree.tree_leaves(list(node.args)) if isinstance(size, (int, fx.Node))]
+    if op_name(node).startswith("new_"):
+        sizes = sizes[1:]
+    found = [(dim, counts[size]) for dim, size in enumerate(sizes) if isinstance(size, fx.Node) and size in counts]
+    if op_name(node) not in _FILLED or [is_number for _, is_number in found] != [True]:
+        raise Together(f"{_named(node)} makes a tensor after the number of rows")
+    return Spot(found[0][0], 1)
+
+
+def _follow(node: fx.Node, refs: list[TensorRef], spots: dict[TensorRef, Spot], counted: bool) -> None:
+    """Note where an op that reads rows leaves them; Together where its rule does not say that each is on its own."""
+    name = op_name(node)
+    try:
+        bound = bound_rule(node)
+    except RuleError as error:
+        raise Together(f"{_named(node)}: {error.message}") from error
+    if bound is None:
+        raise Together(f"{_named(node)} has no rule")
+    read = refs[:1] if name in _OF_DTYPE else refs
+    places = {position_at(bound, t, spots[ref]) for t, ref in enumerate(read) if ref in spots}
+    place = places.pop() if places else None
+    if places or place is None or not bound.factors[place.factor].splits_at(place.outer):
+        raise Together(f"rows meet in {_named(node)}")
+    if any(bound.spots[t][place.factor] is not None for t, ref in enumerate(refs) if ref not in spots):
+        raise Together(f"rows meet what is no row in {_named(node)}")
+    adapts = bound.operation.local in _ADAPTING and bound.factors[place.factor].note.local in _ADAPTING
+    if not adapts or "always" in bound.operation.words or draws(node):
+        raise Together(f"{_named(node)} on some of the rows alone does something else")
+    numbers = [n for n in pytree.tree_leaves(list(node.args[1:])) if isinstance(n, int)]
+    if (counted and name not in _SHAPED) or (name in _SHAPED and not counted and -1 not in numbers):
+        raise Together(f"{_named(node)} takes a number that may be that of the rows")
+    for i, lies in enumerate(spot[place.factor] for spot in bound.spots[bound.inputs :]):
+        if lies is None:
+            raise Together(f"rows are joined in {_named(node)}")
+        spots[TensorRef(node, i)] = Spot(lies.dim, lies.outer * place.outer)
+
+
+def _named(node: fx.Node) -> str:
+    place = node.meta.get(PLACE, "")
+    return f"{op_name(node) or node.name}{f' ({place})' if place else ''}"
