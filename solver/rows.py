@@ -7,6 +7,9 @@ bytes kept by one block, b by the inputs of a recomputed one and G of one block'
 
     last block (kept):  always + H(before) + (m - r - 1) F + r b + W             + gradients(after) + moving <= budget
     any other:          always + H(before)                 + r b + W + (m - 1) G + gradients(after) + moving <= budget
+    next to the last:   always + H(before) + (m - r - 2) F + r b + W + G         + gradients(after) + moving <= budget
+
+From the third row to the second, F leaves and G comes from block to block, so that the two bound all blocks between.
 
 K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`. What
 differs from the prediction is never less: a recomputed block's inputs count beside their copies in its replay, what all
@@ -210,8 +213,19 @@ class Rows:
                 for begun, moved in case.items():
                     parts = [always, left, before, later, fullest[begun], *moved]
                     self._row(f"backward of stage {i}", parts, others)
+                    if stage.count > 2:
+                        self._row(f"backward of stage {i}, next to last block", parts, self._next_to_last(data))
             before = self._sum("held", data.held, before)
         self._row("optimizer step", [always], self.optimizer)
+
+    def _next_to_last(self, data: StageBytes) -> Expression:
+        """What blocks before the last but one keep, with the gradients of the last."""
+        found = {v: 2 * c for v, c in data.held_but_one.items()}
+        for variable, size in data.held.items():
+            add(found, variable, -size)
+        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
+            add(found, variable, size)
+        return found
 
     def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[tuple[Moving, int]]:
         """What moves for the parameters that a stage's ops read, or for those whose gradients are reduced behind it."""
