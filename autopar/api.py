@@ -117,8 +117,11 @@ def compare(
     watch = Stopwatch()
     prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
     chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+    from autopar.simulation import streams
+
     return replace(
         chosen,
+        streams=streams(prepared, chosen),
         comparison=tuple(alternatives(prepared, against)),
         tradeoff=tuple(budget_ladder(prepared, tradeoff)) if tradeoff else (),
     )

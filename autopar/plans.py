@@ -154,6 +154,16 @@ class TradeoffPoint:
 
 
 @dataclass(frozen=True)
+class Span:
+    """What a stream ("compute", or an axis' name) of the simulated step runs without a pause."""
+
+    stream: str
+    kind: str  # compute, recompute, communication or optimizer
+    start_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Certificate:
     """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective."""
 
@@ -199,6 +209,7 @@ class Plan(Shown):
     notes: tuple[str, ...] = ()
     comparison: tuple[Alternative, ...] = ()  # of `compare`
     tradeoff: tuple[TradeoffPoint, ...] = ()  # of `compare`, smallest budget first
+    streams: tuple[Span, ...] = ()  # of `compare`
     buckets: tuple[Bucket, ...] = ()  # parameters that are in none move alone
     compiled: bool = False  # priced as torch.compile fuses it
     version: int = field(default=VERSION)
@@ -262,6 +273,7 @@ _NESTED = {
     "size": PlanSize,
     "comparison": Alternative,
     "tradeoff": TradeoffPoint,
+    "streams": Span,
 }
 _LAYOUTS = {"inputs", "outputs", "storage", "wanted"}
 

@@ -22,7 +22,7 @@ from autopar.cost.traffic import announced
 from autopar.errors import PlanMismatchError
 from autopar.leaf_requests import split_requests
 from autopar.planning import Prepared, check_fingerprints, fingerprints
-from autopar.plans import ParameterPlan, Plan, Prediction
+from autopar.plans import ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
 from autopar.strategies.strategy import Strategy
 
@@ -33,6 +33,27 @@ def simulated(prepared: Prepared, plan: Plan) -> Simulated:
     Raises PlanMismatchError where it is not.
     """
     return Restated.of(prepared, plan).simulated()
+
+
+def streams(prepared: Prepared, plan: Plan, resolution: int = 1000) -> tuple[Span, ...]:
+    """The simulated step for a picture: pauses below one part in `resolution` of the step are closed.
+
+    Raises PlanMismatchError where `prepared` does not hold the plan's graph.
+    """
+    step = simulated(prepared, plan)
+    found: list[Span] = []
+    for stream in step.streams:
+        start = end = 0.0
+        kind = ""
+        for event in (e for e in step.events if e.stream == stream and e.seconds > 0):
+            if event.kind != kind or event.start_seconds - end > step.step_seconds / resolution:
+                if kind:
+                    found.append(Span(stream, kind, start, end - start))
+                start, kind = event.start_seconds, event.kind
+            end = event.start_seconds + event.seconds
+        if kind:
+            found.append(Span(stream, kind, start, end - start))
+    return tuple(found)
 
 
 def predicted_on(prepared: Prepared, plan: Plan, cluster: Cluster) -> Prediction:

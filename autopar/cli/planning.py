@@ -21,6 +21,7 @@ from autopar.precision import Precision
 from autopar.report.figures import alternative_figures, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
+from autopar.simulation import streams
 from autopar.sizes import show_bytes
 
 DOES_NOT_FIT = 3
@@ -64,7 +65,7 @@ def compare(
         for point in budget_ladder(ready, tradeoff) if tradeoff else ():
             points.append(point)
             status.update(f"solving budget {len(points) + 1} of {tradeoff} ...")
-    made = replace(made, comparison=tuple(found), tradeoff=tuple(points))
+    made = replace(made, streams=streams(ready, made), comparison=tuple(found), tradeoff=tuple(points))
     if json:
         own = {**alternative_figures_of(made), "certificate": dict(vars(made.certificate))}
         curve = [dict(vars(point)) for point in points]

@@ -27,6 +27,7 @@ from autopar.plans import Segment
 
 COMPUTE = "compute"
 SMALL = 8  # as in the runtime
+_PARTS = {"replay": "recompute", "optimizer": "optimizer"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Event:
     start_seconds: float
     seconds: float
     phase: str  # forward, replay, backward, optimizer
+
+    @property
+    def kind(self) -> str:
+        """The part of a step that it belongs to: compute, recompute, optimizer or communication."""
+        return _PARTS.get(self.phase, "compute") if self.stream == COMPUTE else "communication"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from autopar.report.figures import (
     step_parts,
 )
 from autopar.report.folding import Line
+from autopar.report.lanes import kinds, lanes
 from autopar.report.layers import labelled, layout_tree, parameter_tree, show_shape
 from autopar.report.tables import show_amount, show_seconds, show_share
 from autopar.report.timeline import curve, timeline
@@ -116,6 +117,8 @@ def _facts(plan: Plan, title: str) -> dict[str, Any]:
         "limit": limit,
         "peak_moment": peak_moment(plan),
         "timeline": timeline(plan),
+        "lanes": lanes(plan),
+        "lane_kinds": kinds(lanes(plan)),
         "recomputed": recomputed_names(plan.recompute),
         "recomputed_ops": recomputed_ops(plan),
         "layouts": layouts,

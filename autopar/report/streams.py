@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.cost.simulator import COMPUTE, Event, Simulated
+from autopar.cost.simulator import Simulated
 from autopar.report.colours import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_PART = {"replay": "recompute", "optimizer": "optimizer"}
 
 
 def chrome_trace(step: Simulated) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def plot_streams(step: Simulated, axes: Axes | None = None) -> Axes:
         kinds: dict[str, list[tuple[float, float]]] = {}
         for event in step.events:
             if event.stream == stream:
-                kinds.setdefault(_kind(event), []).append((event.start_seconds, event.seconds))
+                kinds.setdefault(event.kind, []).append((event.start_seconds, event.seconds))
         for kind, spans in kinds.items():
             label = kind if kind not in seen else None
             axes.broken_barh(spans, (row - 0.4, 0.8), color=COLOURS[kind], label=label)
@@ -67,7 +65,3 @@ def save_streams(step: Simulated, path: Path) -> None:
     plot_streams(step, axes)
     figure.savefig(path)
     pyplot.close(figure)
-
-
-def _kind(event: Event) -> str:
-    return _PART.get(event.phase, "compute") if event.stream == COMPUTE else "communication"
