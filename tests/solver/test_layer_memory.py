@@ -10,8 +10,8 @@ s sequence, b batch, h width, a heads, t ranks that share the layer's products::
 
 Megatron-LM keeps inputs of sequence-parallel products as shards and gathers them again in backward. The plans here come
 to the same bytes by products that read their inputs in shards of the width, exchanged for those of the sequence; where
-the solver gathers instead (with fused attention at some prices), what was gathered is kept, up to s b h (4 + 30 / t),
-so sequence parallelism with the core recomputed is not reproduced.
+the solver gathers instead (layers wide for their sequence, or fused attention), what was gathered is kept, up to
+s b h (4 + 30 / t), so sequence parallelism with the core recomputed is not reproduced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autopar.plans import Segment
 from autopar.precision import Precision
 from autopar.solver.constraints import restrict
 
-BATCH, SEQUENCE, WIDTH, HEADS = 2, 512, 256, 8
+BATCH, SEQUENCE, WIDTH, HEADS = 4, 1024, 256, 8
 SBH = SEQUENCE * BATCH * WIDTH
 SCORES = 5 * HEADS * SEQUENCE / WIDTH
 BETWEEN = ("norm1", "drop1", "norm2", "drop2")  # modules between products
