@@ -68,4 +68,6 @@ def copies_seconds(kind: str, input_bytes: float, axis: Axis, device: Device) ->
     arrives = {"all_gather": n * input_bytes, "reduce_scatter": input_bytes / n, "all_to_all": input_bytes}.get(kind, 0)
     moved = 2 * (input_bytes + arrives) if axis.gather_bytes_per_s is None else 0.0
     launches = 1 if kind == "all_reduce" else 2
+    if device.kind != "cpu":
+        launches -= 1  # GPUs copy all tensors of a bucket into it by one kernel
     return device.together(0.0, moved / device.bytes_per_s, launches * device.launch_seconds)
