@@ -107,9 +107,8 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
     if unsure and record["parameters"] < _REAL_PARAMETERS:
         record = for_real(record, family, name, inputs, limit)
     if record["status"] == "does not run" and options["train"]:
-        record = better(
-            record, traced(model.eval(), inputs, limit) | {"changed": "eval(): it does not run in training"}
-        )
+        again = traced(model.eval(), inputs, limit) | {"changed": "eval(): it does not run in training"}
+        record = again if again["status"] in ("whole", "leaves") else record
     if record["status"] in ("leaves", "failed") and drops_layers(config):
         record = better(record, traced(model.eval(), inputs, limit) | {"changed": "eval(), since it drops layers"})
     if "passes" in str(record.get("leaves")):
