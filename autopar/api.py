@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from typing_extensions import Unpack
 
+from autopar.call_arguments import sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
 from autopar.comparison import alternatives
@@ -34,6 +33,7 @@ from autopar.planning import (
 )
 from autopar.plans import Plan
 from autopar.precision import Precision
+from autopar.simulation import simulated, streams
 from autopar.tracing import Traced
 
 if TYPE_CHECKING:
@@ -117,8 +117,6 @@ def compare(
     watch = Stopwatch()
     prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
     chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
-    from autopar.simulation import streams
-
     return replace(
         chosen,
         streams=streams(prepared, chosen),
@@ -161,8 +159,6 @@ def simulate(
     `model` and the examples are those of the plan. `autopar.report.streams` draws the result and exports a Chrome
     trace. Raises PlanMismatchError where the plan is one of another model or graph.
     """
-    from autopar.simulation import simulated
-
     request = request_of(
         Cluster.from_dict(plan.cluster),
         precision=Precision.from_dict(plan.precision),
@@ -249,13 +245,11 @@ def autoparallelize(
         model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: Mapping[str, Layout]
     ) -> tuple[Traced, Plan]:
         """Another graph key: trace what is called now and plan it around the stored parameters."""
-        given = _call_arguments(model, args, kwargs, request.loss_fn)
-        tensors = {k: v for k, v in given.items() if _is_example(v)}
-        constants = {k: v for k, v in given.items() if k not in tensors}
+        examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn)
         watch = Stopwatch()
         error: Exception | None = None
         try:
-            again = trace_for(model, tensors, constants, request, watch)
+            again = trace_for(model, examples, constants, request, watch)
             digests = fingerprints(model, again, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}
@@ -285,23 +279,3 @@ def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
             f"{'x'.join(map(str, device_mesh.shape))}: plan again for this mesh"
         )
-
-
-def _is_example(value: Any) -> bool:
-    """Whether an argument of a call belongs to `meta_args`: tensors are in it, or will be (an empty cache)."""
-    leaves, spec = pytree.tree_flatten(value)
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or not (leaves or spec.is_leaf())
-
-
-def _call_arguments(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
-) -> dict[str, Any]:
-    """The arguments of one call by name, `loss_fn`'s extra inputs among them; those left out stay out."""
-    extra = list(inspect.signature(loss_fn).parameters)[1:] if loss_fn is not None else []
-    own = {name: value for name, value in kwargs.items() if name not in extra}
-    bound = inspect.signature(model.forward).bind(*args, **own).arguments
-    named: dict[str, Any] = {}
-    for name, value in bound.items():
-        parameter = inspect.signature(model.forward).parameters[name]
-        named.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
-    return {**named, **{name: kwargs[name] for name in extra if name in kwargs}}

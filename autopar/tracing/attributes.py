@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.collecting import collection_paused
+
 _DICTS = (dict, collections.OrderedDict)
 _FEW = 16  # elements of a buffer whose contents are known
 
@@ -107,14 +109,11 @@ class Attributes:
                         known = _number(tensor) if kind == "_buffers" else None
                         self._by_id[id(stand_in)] = Attribute(full, stand_in, tensor, known)
                     tensors[name] = stand_ins[id(tensor)]
-        collecting = gc.isenabled()
         gc.collect(1)  # what lives now is in the old generation; see _is_new
-        gc.disable()
         try:
-            yield
+            with collection_paused():
+                yield
         finally:
-            if collecting:
-                gc.enable()
             for tensors, before in saved:
                 tensors.clear()
                 tensors.update(before)

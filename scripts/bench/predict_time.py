@@ -254,17 +254,27 @@ def show(trained: Sequence[Trained], taken: Sequence[Sequence[float]], cluster: 
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def timing_options(about: str | None) -> argparse.ArgumentParser:
+    """The options of a script that measures this machine and steps on it, in rounds."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else "")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="timed steps of a pair in a round")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a plan in a round")
     parser.add_argument("--profile-seconds", type=float, default=4.0)
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
-    options = parser.parse_args()
+    return parser
+
+
+def start_rank() -> None:
+    """This process as one rank of one thread."""
     keep_freed_memory()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     dist.init_process_group("gloo")
+
+
+def main() -> None:
+    options = timing_options(__doc__).parse_args()
+    start_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ranks",))
     clock = {"cpu": time.process_time, "wall": time.perf_counter}[options.clock]
     measured = [measure_host(mesh, seconds=options.profile_seconds, clock=options.clock)]

@@ -11,17 +11,13 @@ others use too they tell of the others. The plan is asked to be fastest in the s
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
-import transformers
-from predict_time import MODELS, Pair, Trained, median_cluster, told
-from step_time import keep_freed_memory
+from predict_time import MODELS, Pair, Trained, median_cluster, start_rank, timing_options, told
 from torch.distributed.device_mesh import init_device_mesh
 
 from autopar import Cluster
@@ -87,19 +83,12 @@ def rows_of(model: str, cluster: Cluster, rounds: int, steps: int) -> list[list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = timing_options(__doc__)
     parser.add_argument("--mesh", type=int, nargs="+", help="default: one axis of all ranks")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="timed steps of a plan in a round")
     parser.add_argument("--profiles", type=int, default=3)
-    parser.add_argument("--profile-seconds", type=float, default=4.0)
-    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     options = parser.parse_args()
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    dist.init_process_group("gloo")
+    start_rank()
     shape = tuple(options.mesh or [dist.get_world_size()])
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple(f"axis{i}" for i in range(len(shape))))
     profiles = [

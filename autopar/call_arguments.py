@@ -1,0 +1,41 @@
+"""The arguments of one call of a model, as `plan` takes them: examples, and what is fixed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autopar.planning import LossFunction
+
+
+def sorted_arguments(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`meta_args` and `concrete_args` of a call, by name: also `loss_fn`'s extra inputs, and nothing left out."""
+    given = _by_name(model, args, kwargs, loss_fn)
+    examples = {name: value for name, value in given.items() if _is_example(value)}
+    return examples, {name: value for name, value in given.items() if name not in examples}
+
+
+def _is_example(value: Any) -> bool:
+    """Whether an argument belongs to `meta_args`: tensors are in it, or will be (an empty cache)."""
+    leaves, spec = pytree.tree_flatten(value)
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or not (leaves or spec.is_leaf())
+
+
+def _by_name(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
+) -> dict[str, Any]:
+    extra = list(inspect.signature(loss_fn).parameters)[1:] if loss_fn is not None else []
+    own = {name: value for name, value in kwargs.items() if name not in extra}
+    forward = inspect.signature(model.forward)
+    named: dict[str, Any] = {}
+    for name, value in forward.bind(*args, **own).arguments.items():
+        parameter = forward.parameters[name]
+        named.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
+    return {**named, **{name: kwargs[name] for name in extra if name in kwargs}}
