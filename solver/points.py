@@ -177,8 +177,8 @@ class OnTheWay:
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
         self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
         self.reductions = [_expression(some, "reduction") for some in reduced]
-        kinds = (("gathered", read), ("left_behind", reduced), ("others", reduced))
-        self.gathered, self.left_behind, self.others = (
+        kinds = (("gathered", read), ("begun", read), ("left_behind", reduced), ("others", reduced))
+        self.gathered, self.begun, self.left_behind, self.others = (
             [total(kind, _expression(some, kind), None) for some in by_stage] for kind, by_stage in kinds
         )
 
@@ -206,9 +206,11 @@ class OnTheWay:
         ]
         gathered = self.gathered[own]
         arriving = self.gathered[self.stage_of[before]] if before is not None else None
+        further = self.grouping.before(before) if before is not None else None
+        begun = self.begun[self.stage_of[further]] if further is not None else None
         return {
             False: [*always, gathered if self.grouping.ahead(region) else None],
-            True: [*always, gathered, arriving],
+            True: [*always, gathered, arriving, begun],
         }
 
 

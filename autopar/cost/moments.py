@@ -107,14 +107,17 @@ class _Walk:
     def _on_the_way(self, i: int) -> dict[bool, int]:
         """Buckets in the backward of a region, before and since it came to an op that reads a gathered parameter.
 
-        Since then: its own bucket, the one that arrives, and what the reduction before left behind.
+        Since then: its own bucket, the one that arrives, what has begun of the one behind that, and what the reduction
+        before left behind.
         """
         before, after = self.grouping.before(i), self.grouping.after(i)
         own = sum(one.gathered for one in self.moving[i].values())
         found = sum(one.left_behind for one in self.reduced[after]) if after is not None else 0
         found += sum(one.others for one in self.reduced[i]) if self.grouping.goes_on(i) else 0
         arriving = sum(one.gathered for one in self.moving[before].values()) if before is not None else 0
-        return {False: found + (own if self.grouping.ahead(i) else 0), True: found + own + arriving}
+        further = self.grouping.before(before) if before is not None else None
+        begun = sum(one.begun for one in self.moving[further].values()) if further is not None else 0
+        return {False: found + (own if self.grouping.ahead(i) else 0), True: found + own + arriving + begun}
 
     def _count_parameters(self) -> None:
         for node, storage in self.plan.parameters():

@@ -5,6 +5,7 @@ Of a parameter, as one use in backward wants it (`autopar.cost.buckets`: b bytes
 =============  ==================================================================================================
 gathered       b for a parameter that is gathered again, while the ops of its region run backward; and b of the
                bucket before, which arrives meanwhile
+begun          where that takes several collectives: what all but the last leave of the bucket before that one
 waiting        its own gradient, as the op gives it, until those of its bucket are there
 reduction      b more, once they are: the buffer that is handed in
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter)
@@ -31,6 +32,7 @@ class Moving:
     regions in its bucket take beyond what they take once reduced."""
 
     gathered: int = 0
+    begun: int = 0
     waiting: int = 0
     reduction: int = 0
     left_behind: int = 0
@@ -45,17 +47,18 @@ def moving(
     """Of a parameter stored as `storage` that an op reads as `wanted`."""
     tensor = tensor_of(ref)
     own = tensor.dtype.itemsize
-    gathered = 0
+    gathered = begun = 0
+    whole = memory.local_bytes(ref, wanted)
+    gathers, moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
     if regather and memory.read_bytes(ref.node, storage, wanted):
         gathered = grouping.bucket_bytes(ref, wanted, own)
+        begun = gathered * sum(move.elements for move in gathers[1:]) * own // max(1, whole)
     if not memory.is_trainable(ref.node):
-        return Moving(gathered)
-    whole = memory.local_bytes(ref, wanted)
-    moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))[1]
+        return Moving(gathered, begun)
     moves = [move for move in moves if memory.mesh_shape[move.axis] > 1]
     if not moves:
         stored = memory.gradient_bytes(ref.node, storage)
-        return Moving(gathered, max(whole, stored), reduced=stored, accumulated=stored)
+        return Moving(gathered, begun, max(whole, stored), reduced=stored, accumulated=stored)
     travels = reduction_dtype(memory, ref).itemsize
     elements = math.prod(storage.local_shape(tuple(tensor.shape), memory.mesh_shape))
     bucket = grouping.bucket_bytes(ref, wanted, travels)
@@ -63,6 +66,7 @@ def moving(
     others = max(0, grouping.bucket_bytes(ref, wanted, own) - whole)
     return Moving(
         gathered=gathered,
+        begun=begun,
         waiting=whole,
         reduction=bucket,
         left_behind=bucket if scattered else 0,

@@ -3,10 +3,10 @@
 The order is the runtime's (`autopar.runtime.transit`): ops one after the other, forward and back; collectives of
 activations are waited for; a bucket's gather begins when the one before it in the order of the pass has arrived (behind
 a small one together with it); its reduction begins when the last of its gradients is there, and all are waited for at
-the end of backward; then the optimizer. Where a bucket takes several collectives, one after another, the next begins
-when the op comes that reads what is gathered, or when the gradients of another bucket are there that is not small
-beside it. A stream runs one collective at a time, in the order in which they begin. While any of them runs, compute
-goes on at `device.overlap` of its rate.
+the end of backward; then the optimizer. Where a bucket takes several collectives, one after another, its gather begins
+so many buckets earlier, and of its reduction the next one begins when the gradients of another bucket are there that is
+not small beside it. A stream runs one collective at a time, in the order in which they begin. While one runs, compute
+goes on at `device.overlap` of its rate; of several at a time, each takes as much from it.
 
 What communication is exposed is an outcome here, and a bound in `autopar.cost.overlap`; the two are held against each
 other in tests.
@@ -97,6 +97,7 @@ class _Flight:
     handed_bytes: int
     end: float = 0.0
     in_place: bool = True
+    launched: int = 0
 
     @property
     def holds_more(self) -> bool:
@@ -134,7 +135,7 @@ class _Simulation:
     ) -> None:
         self.nodes = list(graph.nodes)
         self.cluster, self.seconds = cluster, seconds
-        self.rate = cluster.device.overlap
+        self.taken = 1.0 - cluster.device.overlap  # of the compute rate, by each collective that runs beside it
         self.lines = [_Line() for _ in cluster.axes]
         self.events: list[Event] = []
         self.now = self.alone = 0.0
@@ -149,6 +150,7 @@ class _Simulation:
             if not self.buckets[one.phase, one.bucket]:
                 self.due[one.phase, one.node].append(one.bucket)
             self.buckets[one.phase, one.bucket].append(one)
+        self.longest = max((len(moves) for moves in self.buckets.values()), default=0)
         self.segment_ends = {self.nodes[s.last]: s for s in segments}
         self.segment_of = {node: s for s in segments for node in self.nodes[s.first : s.last + 1] if in_segment(node)}
         self.begun: dict[tuple[str, int], _Flight] = {}  # gathers ahead of use
@@ -220,14 +222,25 @@ class _Simulation:
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def _gather(self, which: tuple[str, int], route: Sequence[tuple[str, int]]) -> None:
-        """Wait for a bucket, and begin the one after it."""
-        self._finish(self.begun.pop(which) if which in self.begun else self._begin(which))
-        for i in range(route.index(which) + 1, len(route)):
-            if route[i] in self.begun:
+        """Wait for a bucket, and begin what those after it need by now."""
+        behind = route[route.index(which) + 1 :]
+        one = self.begun.pop(which) if which in self.begun else self._begin(which)
+        self._go_ahead(behind, 2)
+        self._finish(one)
+        self._go_ahead(behind, 1)
+
+    def _go_ahead(self, behind: Sequence[tuple[str, int]], distance: int) -> None:
+        for i, which in enumerate(behind):
+            if distance > self.longest:
                 return
-            self.begun[route[i]] = self._begin(route[i])
-            if i + 1 == len(route) or SMALL * self._bytes(route[i]) > self._bytes(route[i + 1]):
-                return
+            due = len(self.buckets[which]) + 1 - distance
+            if which in self.begun:
+                while self.begun[which].launched < due:
+                    self._land(self.begun[which])
+            elif due > 0:
+                self.begun[which] = self._begin(which)
+            if i + 1 == len(behind) or SMALL * self._bytes(which) > self._bytes(behind[i + 1]):
+                distance += 1
 
     def _reduce(self, bucket: int) -> None:
         """Begin a bucket's reduction; those before it had all the time since, and go on where they hold memory."""
@@ -249,6 +262,7 @@ class _Simulation:
 
     def _launch(self, one: _Flight) -> None:
         under_way = one.left.pop(0)
+        one.launched += 1
         one.end, one.in_place = self._put(under_way, self.now, one.phase), under_way.kind == "all_reduce"
 
     def _land(self, one: _Flight) -> None:
@@ -285,7 +299,7 @@ class _Simulation:
             until = max(busy) if beside else min((line.next_start(at) for line in self.lines), default=float("inf"))
             if beside:  # until a stream that runs now ends; the others are looked at then
                 until = min(end for end in busy if end > at)
-            rate = self.rate if beside else 1.0
+            rate = max(0.0, 1.0 - self.taken * sum(end > at for end in busy))
             if left <= rate * (until - at):
                 at += left / rate
                 break

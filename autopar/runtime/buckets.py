@@ -37,9 +37,9 @@ class Bucket:
     __name__: str = "bucket"
 
     @property
-    def gathers(self) -> bool:
-        """Whether something moves in forward."""
-        return any(action.kind in COLLECTIVES for action in self.stages[0].forward)
+    def gathers(self) -> int:
+        """How many collectives, one after another, bring the members to where they are wanted."""
+        return sum(action.kind in COLLECTIVES for action in self.stages[0].forward)
 
     @property
     def reduces(self) -> bool:

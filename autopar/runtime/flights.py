@@ -25,7 +25,7 @@ class Flight:
     """Tensors on their way through `actions` (a list for each), of which the next collective is under way.
 
     `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it. `handed_bytes`: of
-    the tensors at the start.
+    the tensors at the start; `launched`: how many collectives have begun.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Flight:
         self._dtype, self._reduction_dtype = dtype, reduction_dtype
         self._landing: Landing | None = None
         self._in_place = False
+        self.launched = 0
         self._launch()
 
     def advance(self) -> None:
@@ -76,6 +77,7 @@ class Flight:
             dtype = self._reduction_dtype if reduces else self._dtype or self._tensors[0].dtype
             assert dtype is not None
             handed, self._tensors = self._tensors, []
+            self.launched += 1
             self._landing, self._in_place = _BEGIN[kind](actions, handed, dtype), kind == "all_reduce"
 
 

@@ -1,11 +1,12 @@
 """What is under way for one call of a model: gathers ahead of use, gathers again in backward, reductions behind it.
 
 A gather begins when the bucket before it in the order of the call has arrived, in backward likewise; behind one that is
-small beside it (a block's norms, that move in another way than its weights), together with that one. Outside
-recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy (the copy
-itself, or a view of it such as its transpose) is replaced by its place in the bucket. Reductions begin when a bucket's
-gradients are there and are waited for by the parameters: their nodes were made before all others of the call, so
-autograd runs them after all others that are ready.
+small beside it (a block's norms, that move in another way than its weights), together with that one. One that takes
+several collectives, as over two axes, begins so many buckets earlier: each of them has the time of one bucket to hide
+behind. Outside recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy
+(the copy itself, or a view of it such as its transpose) is replaced by its place in the bucket. Reductions begin when a
+bucket's gradients are there and are waited for by the parameters: their nodes were made before all others of the call,
+so autograd runs them after all others that are ready.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Route:
     forward: dict[Bucket, Bucket] = field(default_factory=dict)  # by the one before
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
     again: bool = False  # whether any outside segments is gathered again
+    longest: int = 0  # the most collectives that one takes
 
     @staticmethod
     def of(stops: Sequence[Stop]) -> Route:
@@ -64,7 +66,8 @@ class Route:
             else:
                 back += [stop.bucket for stop in run if stop.replayed]
         again = any(stop.bucket.again and stop.segment < 0 for stop in gathering)
-        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again)
+        longest = max((bucket.gathers for bucket in there), default=0)
+        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest)
 
 
 class _Gathered(NamedTuple):
@@ -112,23 +115,21 @@ class Transit:
 
     def gather(self, bucket: Bucket) -> list[torch.Tensor]:
         """All members, whole; the next bucket's gather is under way then."""
-        flight = self._begun.pop(bucket, None) or self._begin(bucket, range(len(bucket.places)))
-        whole = flight.finish()
+        whole = self._arrived(bucket, range(len(bucket.places)))
         if self._live is not None and bucket.again:
             for member, tensor in enumerate(whole):
                 storage = StorageWeakRef(tensor.untyped_storage())
                 self._live[storage.cdata] = _Gathered(storage, bucket, member)
-        self._begin_next(bucket)
+        self._go_ahead(bucket, 1)
         return whole
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
         """A member that backward needs; kept for as long as others that were saved are not read."""
         if bucket not in self._whole:
             packed = self._packed[bucket]
-            flight = self._begun.pop(bucket, None) or self._begin(bucket, list(packed))
-            self._whole[bucket] = dict(zip(packed, flight.finish(), strict=True))
+            self._whole[bucket] = dict(zip(packed, self._arrived(bucket, list(packed)), strict=True))
             self._unread[bucket] = sum(packed.values())
-            self._begin_next(bucket)
+            self._go_ahead(bucket, 1)
         whole = self._whole[bucket][member]
         self._unread[bucket] -= 1
         if not self._unread[bucket]:
@@ -136,25 +137,42 @@ class Transit:
             self._read[bucket] = torch._C._current_graph_task_id()
         return whole
 
+    def _arrived(self, bucket: Bucket, members: Sequence[int]) -> list[torch.Tensor]:
+        flight = self._begun.pop(bucket, None) or self._begin(bucket, members)
+        self._go_ahead(bucket, 2)  # at the start of a pass: behind the first collective of this one, not the last
+        return flight.finish()
+
     def _begin(self, bucket: Bucket, members: Sequence[int]) -> Flight:
         stages = [bucket.stages[i] for i in members]
         shards = [self._shards[bucket.places[i]] for i in members]
         with torch.no_grad(), named(f"gather {bucket.title}"):
             return Flight(shards, [stage.forward for stage in stages], stages[0].dtype)
 
-    def _begin_next(self, bucket: Bucket) -> None:
+    def _go_ahead(self, bucket: Bucket, distance: int) -> None:
+        """Of the buckets behind one, begin what is due by now: all collectives of the next, all but one of that behind
+        it, and so on; `distance` is the next one's, from 1. Waits for such alone as began at a bucket before."""
         backward = torch._C._current_graph_task_id() != -1
+        after = self._following(bucket, backward=backward)
+        while after is not None and distance <= self._route.longest and after not in self._whole:
+            due = after.gathers + 1 - distance
+            flight = self._begun.get(after)
+            if flight is not None:
+                while flight.launched < due:
+                    flight.advance()
+            elif due > 0:
+                members = list(self._packed[after]) if backward and after in self._packed else range(len(after.places))
+                self._begun[after] = self._begin(after, members)
+            behind = self._following(after, backward=backward)
+            if behind is None or SMALL * self._stored_bytes(after) > self._stored_bytes(behind):
+                distance += 1  # else what is read with so little cannot hide the gather behind it
+            after = behind
+
+    def _following(self, bucket: Bucket, *, backward: bool) -> Bucket | None:
         following = self._route.backward if backward else self._route.forward
         after = following.get(bucket)
         while backward and after is not None and not after.in_segment and not self._wanted(after):
             after = following.get(after)
-        if after is None or after in self._begun or after in self._whole:
-            return
-        members = list(self._packed[after]) if backward and after in self._packed else range(len(after.places))
-        self._begun[after] = self._begin(after, members)
-        behind = following.get(after)
-        if behind is not None and SMALL * self._stored_bytes(after) <= self._stored_bytes(behind):
-            self._begin_next(after)  # what is read with so little cannot hide the gather behind it
+        return after
 
     def _stored_bytes(self, bucket: Bucket) -> int:
         return sum(self._shards[place].nbytes for place in bucket.places)

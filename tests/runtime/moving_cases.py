@@ -7,17 +7,19 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from applying import SEGMENT, applied, equals_one_process, error_of, mesh_of, reference
 from hand_made import Net, batch, plan, trace
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar import gradients_are_finite
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Bucket
-from autopar.runtime import apply
+from autopar.runtime import apply, collectives
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
 from counting import CollectiveCounter
@@ -42,6 +44,39 @@ def in_buckets() -> dict[str, Any]:
             alone = equals_one_process((2,), (style,), **options)
             found[style + name] = together | {"counted_alone": alone["counted"]}
     return found
+
+
+def gathers_over_two_axes() -> dict[str, Any]:
+    """What a forward begins and waits for, and its products, in their order: three buckets, two collectives each."""
+    layout, log = Layout.parse("R+,R+"), list[str]()
+    buckets = [
+        Bucket(names, (layout,) * len(names))
+        for names in (("up.weight",), ("down.weight", "down.bias"), ("head.weight", "head.bias"))
+    ]
+    shape, styles = (2, 2), ("fsdp", "fsdp")
+    bucketed = equals_one_process(shape, styles, buckets=buckets, regather=True)
+    model, *_ = applied(shape, styles, buckets=buckets, regather=True)
+    axes = {mesh_of(shape).get_group(axis).group_name: axis for axis in range(2)}
+    begin, wait = collectives.begin_all_gather, collectives.wait
+
+    def logged_begin(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
+        log.append(f"begin{axes[group]}")
+        return begin(tensor, size, group)
+
+    def logged_wait(tensor: torch.Tensor, kind: str, group: str) -> torch.Tensor:
+        if kind == "all_gather":
+            log.append(f"wait{axes[group]}")
+        return wait(tensor, kind, group)
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):  # a bias is added by the product
+                log.append("product")
+            return func(*args, **(kwargs or {}))
+
+    with mock.patch.multiple(collectives, begin_all_gather=logged_begin, wait=logged_wait), Products():
+        model(**batch(0))
+    return {"log": log, "bucketed": bucketed}
 
 
 def reductions(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:

@@ -302,7 +302,7 @@ def on_line(ranks: int) -> dict[str, Callable[[], Any]]:
 def on_square() -> dict[str, Callable[[], Any]]:
     return {
         f"{'x'.join(styles)}{name}": functools.partial(equals_one_process, (2, 2), styles, **options)
-        for styles in (("dp", "tp"), ("tp", "fsdp"), ("dp", "fsdp"))
+        for styles in (("dp", "tp"), ("tp", "fsdp"), ("dp", "fsdp"), ("fsdp", "fsdp"))
         for name, options in KINDS.items()
     }
 
@@ -320,5 +320,10 @@ ALONE = (
 )
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {**on_line(2), **{case.__name__: case for case in ALONE}, "load_checkpoint": load_checkpoint},
-    4: {**on_line(4), **on_square(), "save_checkpoint": save_checkpoint},
+    4: {
+        **on_line(4),
+        **on_square(),
+        "gathers_over_two_axes": moving_cases.gathers_over_two_axes,
+        "save_checkpoint": save_checkpoint,
+    },
 }

@@ -10,7 +10,7 @@ from launch import launch
 STYLES = ("dp", "tp", "fsdp")
 KINDS = ("", "+recompute", "+regather")
 ON_LINE = [style + kind for style in STYLES for kind in KINDS]
-ON_SQUARE = [styles + kind for styles in ("dpxtp", "tpxfsdp", "dpxfsdp") for kind in KINDS]
+ON_SQUARE = [styles + kind for styles in ("dpxtp", "tpxfsdp", "dpxfsdp", "fsdpxfsdp") for kind in KINDS]
 EXACT = 1e-9  # float64 after several AdamW steps
 
 
@@ -69,6 +69,21 @@ def test_buckets_move_together(two: list[dict[str, Any]]) -> None:
         assert together.keys() == alone.keys()
         assert {kind: volume for kind, (_, volume) in together.items()} == {k: v for k, (_, v) in alone.items()}
         assert sum(calls for calls, _ in together.values()) < sum(calls for calls, _ in alone.values())
+
+
+def test_what_two_axes_gather_is_under_way_before_its_use(four: list[dict[str, Any]]) -> None:
+    found = value(four, "gathers_over_two_axes")
+    logs = [rank["gathers_over_two_axes"]["value"]["log"] for rank in four]
+    assert all(log == logs[0] for log in logs), "collectives come in one order on all ranks"
+    for key in ("loss_error", "parameter_error"):
+        assert found["bucketed"][key] < EXACT
+    stretches = " ".join(logs[0]).split("product")
+    assert [stretch.split() for stretch in stretches] == [
+        ["begin0", "begin0", "wait0", "begin1", "wait1", "wait0", "begin1", "begin0"],
+        ["wait1", "wait0", "begin1"],  # the second bucket: its last gather had the first product to hide behind
+        ["wait1"],
+        [],
+    ]
 
 
 def test_a_step_is_left_out_by_all(two: list[dict[str, Any]]) -> None:
