@@ -1,31 +1,32 @@
 """Whether all ranks make the same call: told before it can hang or train on something else, at no cost to a step.
 
-Each call announces itself to the other ranks in the background, with a reduction of six numbers on the CPU. A rank
-whose call is like its last one goes on, and reads the outcome before the next call or the optimizer's step, whichever
-comes first; one whose call differs waits for it at once. Calls that were alike before can part only where some rank's
-changes, so of ranks that part one waits, and says so before its first collective.
+A call that is like the rank's last one just counts. One that differs is compared with the others' before it runs, by a
+reduction of eight numbers on the CPU, and waits for the outcome. Calls that were alike before can part only where some
+rank's changes, so of ranks that part one waits, and says so before its first collective: where the others' calls did
+not change they take no part in the reduction, and it reads in their notes (`autopar.runtime.standing`) what they do.
 """
 
 from __future__ import annotations
 
 import hashlib
-import weakref
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 from autopar.runtime.calls import description
 from autopar.runtime.failures import told
+from autopar.runtime.standing import Call, mine, ordinal, others, period_seconds
 
 _RANK_BITS = 20
 _CPU = torch.device("cpu")
+_PAUSES = 1e-4, 0.05  # seconds between looks whether the others have answered: at first, at last
 
 
 @dataclass(frozen=True)
@@ -46,55 +47,79 @@ class CallSize:
 
 
 class Alike:
-    """The announcements of one model. All ranks of the default process group take part."""
+    """The calls of one model. All ranks of the default process group take part."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._last: CallSize | None = None
-        self._pending: tuple[dist.Work, torch.Tensor] | None = None
-        _look_before_steps(self)
 
     def announce(self, call: CallSize) -> None:
-        """Tell the others of a call that is about to be made.
+        """Note a call that is about to be made; where it is of another kind than the last, compare it first.
 
-        Raises InputError if the ranks' calls are not alike: the last ones, or these where this rank's is of another
-        kind than its last.
+        Raises InputError if another rank makes another call.
         """
-        self.check()
-        numbers = [sign * n for n in (call.rows, call.elements, call.digest) for sign in (1, -1)]
-        vector = torch.tensor([(n << _RANK_BITS) + dist.get_rank() for n in numbers])
+        mine.call = Call(mine.call.number + 1, call.rows, call.elements, call.digest)
+        if call != self._last:
+            self._compare()
+            self._last = call
+
+    def _compare(self) -> None:
+        vector = torch.tensor(_numbers(mine.call, dist.get_rank()))
         work = dist.all_reduce(vector, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
-        self._pending = work, vector
-        if call != self._last:
-            self.check()
-        self._last = call
-
-    def check(self) -> None:
-        """Raise InputError if the calls that were announced last are not alike."""
-        if self._pending is None:
-            return
-        (work, vector), self._pending = self._pending, None
+        pause, longest = _PAUSES
+        looked = time.monotonic()
+        while not work.is_completed():
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+            if time.monotonic() - looked > period_seconds():
+                _look_around()
+                looked = time.monotonic()
         try:
             work.wait()
         except RuntimeError as error:
             raise told("the ranks' agreement on the shapes of this call", error) from error
-        found = [(n >> _RANK_BITS, n & ((1 << _RANK_BITS) - 1)) for n in vector.tolist()]
-        names = ("rows", "elements in all inputs")
-        for name, (most, at_most), (least, at_least) in zip(names, found[0::2], found[1::2], strict=False):
-            if most != -least:
-                raise InputError(
-                    "the ranks were given inputs of different shapes in one call: "
-                    f"rank {at_least} has {-least} {name}, rank {at_most} has {most}. "
-                    "Give all ranks the same: deal rows out with autopar.sampler or autopar.local_batch, leave out a "
-                    "smaller last batch, and pad to one length on all ranks"
-                )
-        (most, at_most), (least, at_least) = found[4:]
+        _check(vector.tolist())
+
+
+def _look_around() -> None:
+    """Raise InputError where a rank went past this call, or makes it, and it is another one there."""
+    own = _numbers(mine.call, dist.get_rank())
+    for rank, note in others().items():
+        if note.call.number >= mine.call.number:
+            _check([max(pair) for pair in zip(own, _numbers(note.call, rank), strict=True)])
+
+
+def _numbers(call: Call, rank: int) -> list[int]:
+    """A call for a comparison by maxima: each number and its negative, with the rank that has it."""
+    return [(sign * number << _RANK_BITS) + rank for number in call for sign in (1, -1)]
+
+
+def _check(largest: Sequence[int]) -> None:
+    """Raise InputError unless all calls are one, by the maxima of their numbers."""
+    found = [(n >> _RANK_BITS, n & ((1 << _RANK_BITS) - 1)) for n in largest]
+    (most, at_most), (least, at_least) = found[:2]
+    if most != -least:
+        raise InputError(
+            f"rank {at_least} makes its {ordinal(-least)} call of planned models where rank {at_most} makes its "
+            f"{ordinal(most)}: every rank must make the same calls, of equally many batches (autopar.sampler deals "
+            "those out)"
+        )
+    names = ("rows", "elements in all inputs")
+    for name, (most, at_most), (least, at_least) in zip(names, found[2::2], found[3::2], strict=False):
         if most != -least:
             raise InputError(
-                f"ranks {at_least} and {at_most} make different calls of the model: its arguments, their shapes, "
-                "train() or eval(), and no_grad() are the same on all ranks"
+                "the ranks were given inputs of different shapes in one call: "
+                f"rank {at_least} has {-least} {name}, rank {at_most} has {most}. "
+                "Give all ranks the same: deal rows out with autopar.sampler or autopar.local_batch, leave out a "
+                "smaller last batch, and pad to one length on all ranks"
             )
+    (most, at_most), (least, at_least) = found[6:]
+    if most != -least:
+        raise InputError(
+            f"ranks {at_least} and {at_most} make different calls of the model: its arguments, their shapes, "
+            "train() or eval(), and no_grad() are the same on all ranks"
+        )
 
 
 def group_of_all() -> dist.ProcessGroup | None:
@@ -106,16 +131,3 @@ def group_of_all() -> dist.ProcessGroup | None:
     except RuntimeError:  # NCCL alone: reading a number from a GPU would hold up its queue
         return dist.new_group(backend="gloo")
     return None
-
-
-def _look_before_steps(alike: Alike) -> None:
-    """Before every optimizer's step look at the calls that it trains on; for as long as `alike` lives."""
-    reference = weakref.ref(alike)
-
-    def hook(*_: Any) -> None:
-        living = reference()
-        if living is not None:
-            living.check()
-
-    handle = register_optimizer_step_pre_hook(hook)
-    weakref.finalize(alike, handle.remove)

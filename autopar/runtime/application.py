@@ -22,6 +22,7 @@ from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.parameters import distribute_state, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
+from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.traces import Replan, Traced
 
 
@@ -57,6 +58,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
     leave_quietly()
+    note_from_now_on()
     count_steps()
     return model
 

@@ -16,8 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autopar.errors import CollectiveError
-
-_steps = [0]
+from autopar.runtime.standing import compared, mine, others
 
 
 @functools.cache
@@ -25,14 +24,14 @@ def count_steps() -> None:
     """From now on count the calls of `optimizer.step()` that ended, of all optimizers; once a process."""
 
     def hook(*_: object) -> None:
-        _steps[0] += 1
+        mine.steps += 1
 
     register_optimizer_step_post_hook(hook)
 
 
 def count_steps_from(step: int) -> None:
     """Go on counting where a checkpoint was saved."""
-    _steps[0] = step
+    mine.steps = step
 
 
 def failure(kind: str, group: str, tensor: torch.Tensor, error: Exception) -> CollectiveError:
@@ -44,11 +43,13 @@ def failure(kind: str, group: str, tensor: torch.Tensor, error: Exception) -> Co
 
 
 def told(what: str, error: Exception) -> CollectiveError:
-    """The error of some collective, described in words."""
+    """The error of some collective, described in words, with what the other ranks were about."""
+    there = compared(others())
+    there = there and f". {there}"
     return CollectiveError(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}, after {_steps[0]} calls of optimizer.step(): {what} did "
+        f"rank {dist.get_rank()} of {dist.get_world_size()}, after {mine.steps} calls of optimizer.step(): {what} did "
         f"not end: {str(error).strip()}. Another rank died or hangs, or is slower than the process group's timeout "
-        "(`init_process_group(timeout=...)`): look at the other ranks' logs for the first error"
+        f"(`init_process_group(timeout=...)`): look at the other ranks' logs for the first error{there}"
     )
 
 

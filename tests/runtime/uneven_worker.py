@@ -1,8 +1,9 @@
-"""One of two ranks with inputs="local"; in the third step the last has another number of rows than the first."""
+"""One of two ranks with inputs="local" that trains for two steps; then the last does not do what the first does."""
 
 from __future__ import annotations
 
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -16,15 +17,21 @@ STEPS = 2
 
 
 def main() -> None:
-    """`argv`: how many rows this rank passes in the third step, first rank first."""
+    """`argv`: the groups' timeout in seconds, and what each rank passes in the third step: so many rows, or nothing,
+    as it "ends" before or "stays" without a call."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+    timeout, *third = sys.argv[1:]
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout)))
     mesh = init_device_mesh("cpu", (2,))
     model = autopar.autoparallelize(built(), {"x": rows(8)}, mesh, constraints="ddp", inputs="local")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    own = int(sys.argv[1 + dist.get_rank()])
+    own = third[dist.get_rank()]
     for step in range(STEPS + 1):
-        model(rows(own if step == STEPS else 4)).backward()
+        if step == STEPS and own == "ends":
+            return
+        if step == STEPS and own == "stays":
+            time.sleep(1000)  # until the test kills it
+        model(rows(int(own) if step == STEPS else 4)).backward()
         optimizer.step()
         optimizer.zero_grad()
 
