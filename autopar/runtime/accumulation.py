@@ -2,13 +2,15 @@
 
 Gradients move once per optimizer step: at every backward outside `no_sync`, once that was used, and otherwise
 at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
-`.grad` never holds a part of a sum. An optimizer that steps while some wait would miss them: that is an error.
+`.grad` never holds a part of a sum. An optimizer that steps while some wait would miss them: that is an error. Zeroing
+gradients, by the model or by the optimizer that has their parameters, drops what waits: it is a part of them.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +33,8 @@ class Accumulation:
         self._backwards = 0  # since gradients moved
         self._pass, self._moves = -1, True
         _refuse_early_steps(self)
+        _drop_with_gradients()
+        _every.add(self)
 
     @property
     def waiting(self) -> int:
@@ -78,9 +82,12 @@ class Accumulation:
         self._parameters.pop(id(parameter), None)
         return self._waiting.pop(name, {})
 
-    def forget(self) -> None:
-        """Drop what waits, as zeroing gradients does."""
-        self._waiting, self._parameters, self._backwards = {}, {}, 0
+    def forget(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
+        """Drop what waits, of these parameters or of all, as zeroing gradients does."""
+        for parameter in parameters if parameters is not None else ():
+            self._waiting.pop(self._parameters.pop(id(parameter), ""), None)
+        if parameters is None or not self._parameters:  # the step's backward passes begin anew
+            self._waiting, self._parameters, self._backwards = {}, {}, 0
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError if the optimizer is about to step past gradients that wait."""
@@ -95,8 +102,30 @@ class Accumulation:
             raise InputError(
                 f"gradients of {len(names)} parameters ('{names[0]}' is one) are not summed over the ranks yet: {why}; "
                 "make the last forward and backward before optimizer.step() outside no_sync(), or plan with "
-                "micro_batches=1, or drop them with model.zero_grad()"
+                "micro_batches=1, or drop them with zero_grad()"
             )
+
+
+_every: weakref.WeakSet[Accumulation] = weakref.WeakSet()
+
+
+@functools.cache
+def _drop_with_gradients() -> None:
+    """From now on `optimizer.zero_grad()` drops what waits of the optimizer's parameters; once a process.
+
+    torch has hooks around `step()` alone. While gradients wait, `.grad` is None before and after: nothing else shows
+    that they were zeroed.
+    """
+    original = torch.optim.Optimizer.zero_grad
+
+    @functools.wraps(original)
+    def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        for accumulation in _every:
+            if accumulation.waiting:
+                accumulation.forget(p for group in self.param_groups for p in group["params"])
+        original(self, *args, **kwargs)
+
+    torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
 
 
 def _refuse_early_steps(accumulation: Accumulation) -> None:

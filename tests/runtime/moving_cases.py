@@ -147,6 +147,29 @@ def steps_too_early() -> dict[str, str]:
     return found
 
 
+def zeroed_between() -> dict[str, float]:
+    """`zero_grad` after a backward whose gradients still wait: what comes then is all there is, as on one process."""
+    found = {}
+    for how, micro_batches in (("no_sync", 1), ("counted", 2)):
+        for who in ("optimizer", "optimizer, zeros", "model", "of some"):
+            alone = reference()
+            model, *_ = applied((2,), ("dp",), buckets=BUCKETS["dp"], micro_batches=micro_batches)
+            for trained in (alone, model):
+                own = [p for name, p in trained.named_parameters() if who != "of some" or name.startswith("up")]
+                optimizer = torch.optim.SGD(own, lr=0.1)
+                with trained.no_sync() if trained is model and how == "no_sync" else contextlib.nullcontext():
+                    trained(**batch(0)).backward()
+                if who == "model":
+                    trained.zero_grad()
+                else:
+                    optimizer.zero_grad(set_to_none=who != "optimizer, zeros")
+                if how == "counted" and who != "of some" and trained is model:
+                    (0.0 * trained(**batch(2))).backward()  # the plan counts its two backwards from the zeroing
+                trained(**batch(1)).backward()
+            found[f"{how}: {who}"] = gradient_error(model, alone)
+    return found
+
+
 def closures() -> dict[str, Any]:
     """A step whose closure makes the last backward has all gradients; one whose closure lacks some is refused."""
     alone, found = reference(), {}
@@ -228,6 +251,7 @@ CASES = (
     accumulation,
     accumulation_over_shapes,
     steps_too_early,
+    zeroed_between,
     closures,
     unusual_backwards,
     differentiated_twice,

@@ -107,6 +107,11 @@ def test_an_optimizer_does_not_step_past_gradients_that_wait(two: list[dict[str,
         assert list(found) == ["early"] and "1 of the plan's 2 backward passes" in found["early"]
 
 
+def test_gradients_that_wait_are_zeroed_with_the_others(two: list[dict[str, Any]]) -> None:
+    for name, error in value(two, "zeroed_between").items():
+        assert error < EXACT, name
+
+
 def test_a_step_with_a_closure_takes_its_gradients(two: list[dict[str, Any]]) -> None:
     for rank in two:
         found = rank["closures"]["value"]
