@@ -3,7 +3,9 @@
     autopar profile --mesh 2x2 --axis-names dp,tp --out cluster.json
 
 All processes measure at the same time, as they train at the same time: cores, memory and network are shared then too.
-Every figure is a mean of repeats, over all ranks; how far its repeats lie apart is kept beside it.
+Every figure is a mean of repeats, over all ranks; how far its repeats lie apart is kept beside it. On a machine that
+others keep busy repeats become fewer, and collectives of middle sizes are left out, once it takes twice the time given;
+the result says so.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from autopar.runtime.collectives import LocalMesh
 
 Clock = Literal["wall", "cpu"]
 _SECONDS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+_LEAST, _LEAST_IN_HASTE = 5, 2  # repeats
+_ENDS = 2  # sizes of a collective, without which its latency and rate cannot be told apart
 
 
 def measure_host(
@@ -67,6 +71,8 @@ class _Measuring:
         self.links = 0.0 if mesh is None or mesh.size() == 1 else seconds / 2
         self.share = (seconds - self.links) / self.steps
         self.told = 0
+        self.begun, self.due = time.perf_counter(), seconds  # when what was measured so far is late
+        self.hasty = False
 
     def cluster(self) -> Cluster:
         device = self._device()
@@ -74,7 +80,8 @@ class _Measuring:
         ranks = 1 if self.mesh is None else self.mesh.size()
         threads = f", {torch.get_num_threads()} threads each" if self.kind == "cpu" else ""
         clock = ", in CPU seconds" if self.clock is time.process_time else ""
-        source = f"measured by {ranks} processes{threads}{clock}, torch {torch.__version__}"
+        haste = ", with few repeats as the machine was busy" if self.hasty else ""
+        source = f"measured by {ranks} processes{threads}{clock}, torch {torch.__version__}{haste}"
         return Cluster(device, axes, source, self.spreads)
 
     def _device(self) -> Device:
@@ -125,8 +132,7 @@ class _Measuring:
         """What one device does a second, the same on every rank."""
         self._tell(probe.name)
         probe.run()
-        once = max(_gathered(self._timed(probe.run)))
-        count = max(5, min(1000, int(self.share / max(once, 1e-7))))
+        count = self._repeats(self._timed(probe.run), self.share, 1000)
         return probe.amount / self._kept(probe.name, [max(self._timed(probe.run), 1e-9) for _ in range(count)])
 
     def _axes(self, mesh: DeviceMesh, device: Device) -> tuple[Axis, ...]:
@@ -140,11 +146,14 @@ class _Measuring:
                 continue
             self._tell(f"collectives of axis {name}")
             calls, between = probes.collectives(mesh.device_type, size, group), probes.between(mesh.device_type)
-            share = self.links / self.busy_axes / len(calls)
+            share = self.links / self.busy_axes / sum(map(len, calls))
             samples = []
-            for kind, count, run in calls:
-                taken = self._kept(f"{name}: {kind} of {count} bytes", self._together_timed(run, between, share))
-                samples.append(Sample(kind, count, taken))
+            for number, alike in enumerate(calls):
+                if number >= _ENDS and self._is_late():
+                    break
+                for kind, count, run in alike:
+                    taken = self._kept(f"{name}: {kind} of {count} bytes", self._together_timed(run, between, share))
+                    samples.append(Sample(kind, count, taken))
             axes.append(fit_axis(name, size, samples))
         return tuple(axes)
 
@@ -158,12 +167,23 @@ class _Measuring:
         begin = time.perf_counter()
         self._meet(between)
         run()
-        once = max(_gathered(time.perf_counter() - begin))
         times = []
-        for _ in range(max(5, min(100, int(seconds / max(once, 1e-6))))):
+        for _ in range(self._repeats(time.perf_counter() - begin, seconds, 100)):
             self._meet(between)
             times.append(self._timed(run))
         return times
+
+    def _repeats(self, once: float, seconds: float, most: int) -> int:
+        """How many calls of `once` seconds are made, on every rank: as many as fit, and a few at least."""
+        self.due += seconds
+        least = _LEAST_IN_HASTE if self._is_late() else _LEAST
+        return max(least, min(most, int(seconds / max(*_gathered(once), 1e-7))))
+
+    def _is_late(self) -> bool:
+        """Whether some rank is behind; the result is told that it was."""
+        late = any(_gathered(time.perf_counter() - self.begun > self.due))
+        self.hasty |= late
+        return late
 
     def _meet(self, between: Callable[[], Any]) -> None:
         self._timed(between)

@@ -4,6 +4,9 @@ import os
 import random
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar import probes
 from autopar.calibrate import measure_as_rank, measure_host
 from autopar.cluster import Axis, Cluster
 from autopar.cost import collective_seconds
@@ -89,12 +93,30 @@ def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
     cluster = Cluster.load(out)
     assert [Cluster.load(f"{out}.{rank}") for rank in (0, 1)] == [cluster, cluster]
     assert (cluster.shape, cluster.axis_names, cluster.device.kind) == ((1, 2), ("dp", "tp"), "cpu")
-    assert "tp: all_to_all of 1048576 bytes" in cluster.spreads
+    assert "tp: all_to_all of 33554432 bytes" in cluster.spreads
     assert "measuring attention (4 of 10)" in done.stderr
     assert "measuring collectives of axis tp (10 of 10)" in done.stderr
     assert cluster.device.parameter_seconds > 0
     small, large = (collective_seconds("all_reduce", size, cluster.axes[1]) for size in (1 << 10, 1 << 26))
     assert 0 < small < large
+
+
+def test_a_busy_machine_is_measured_with_fewer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def slow(name: str) -> Callable[[str], probes.Probe]:
+        def run() -> None:
+            calls[name] += 1
+            time.sleep(0.2)
+
+        return lambda kind: probes.Probe(name, 1.0, run)
+
+    for name in ("attention", "pointwise", "launch", "update"):
+        monkeypatch.setattr(probes, name, slow(name))
+    monkeypatch.setattr(probes, "products", lambda kind, dtype: [probes.product(kind, dtype, 128)])
+    cluster = measure_host(seconds=0.6)
+    assert calls["update"] == 2 + 2 < 2 + 5, "one to warm up, one to see how many fit, and then two in place of five"
+    assert "few repeats" in cluster.source and cluster.spreads["update"] >= 0
 
 
 def test_cpu_seconds_of_a_process_are_its_own() -> None:
