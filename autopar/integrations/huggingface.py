@@ -94,6 +94,12 @@ class PlannedTrainer(Trainer):
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         super().__init__(model=model, args=args, **options)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Every rank calls it, rank 0 writes, all wait for it: what reads the folder next may be any of them."""
+        super().save_model(output_dir, _internal_call=_internal_call)
+        if dist.is_initialized():
+            dist.barrier()
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         super()._save(output_dir, state_dict=whole_state(self.model) if state_dict is None else state_dict)
 

@@ -38,6 +38,15 @@ def run_example(name: str, folder: Path, *words: str, processes: int = 1) -> dic
     return result
 
 
+def run_cases(name: str, folder: Path, *words: Path, processes: int = 1) -> dict[str, Any]:
+    """What the cases of a file in this folder found."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    cases = [str(Path(__file__).with_name(name)), str(folder), *map(str, words)]
+    _run([sys.executable, *(launch if processes > 1 else []), *cases], folder)
+    found: dict[str, Any] = json.loads((folder / "cases.json").read_text())
+    return found
+
+
 def _run(command: list[str], folder: Path) -> None:
     path = os.pathsep.join(filter(None, [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 import autopar
 from autopar import InputError
 from autopar.integrations.huggingface import PlannedTrainer, adopt, save_pretrained, whole_state
+
+sys.path.insert(0, str(Path(__file__).parent))
+from running import run_cases
 
 
 def _model() -> nn.Module:
@@ -72,3 +76,16 @@ def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
     assert again.keys() == state.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.slow
+def test_the_trainer_on_two_processes_is_the_trainer_on_one(tmp_path: Path) -> None:
+    """Accumulating, keeping the best, resuming, saving; and one process goes on from what two saved."""
+    one = run_cases("trainer_cases.py", tmp_path / "one")
+    two = run_cases("trainer_cases.py", tmp_path / "two", processes=2)
+    again = run_cases("trainer_cases.py", tmp_path / "again", tmp_path / "two")
+    assert one.keys() == two.keys()
+    for name, losses in one.items():
+        assert two[name] == pytest.approx(losses, rel=1e-4), name
+    assert again["resumed from another"] == pytest.approx(one["resumed"], rel=1e-4)
+    assert one["best"][-2] == pytest.approx(one["best"][-1]), "the weights of the best step are in the model again"

@@ -1,0 +1,107 @@
+"""What the Trainer of transformers does with a planned model beyond steps, on the ranks of one launch.
+
+    torchrun --nproc-per-node 2 trainer_cases.py FOLDER [FOLDER OF ANOTHER RUN]
+
+or `python trainer_cases.py ...` for one process, without autopar unless another run is given. Writes what each case
+found to FOLDER/cases.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from small import BATCH, Bytes, mesh_of_all, processes, small_model, whole_batch
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+
+from autopar import autoparallelize
+from autopar.integrations.huggingface import PlannedTrainer
+
+SAVED, STEPS = 2, 4
+
+
+def trainer_of(folder: Path, *, planned: bool, steps: int = STEPS, **words: Any) -> Trainer:
+    """One that accumulates two backward passes a step and saves every second step."""
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH // processes() // 2,
+        per_device_eval_batch_size=BATCH // processes() // 2,
+        gradient_accumulation_steps=2,
+        max_steps=steps,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=SAVED,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **words,
+    )
+    model, half = small_model(), {name: ids[: BATCH // 2] for name, ids in whole_batch().items()}
+    data = {"train_dataset": Bytes(), "eval_dataset": Bytes(2 * BATCH)}
+    if not planned:
+        return Trainer(model=model, args=arguments, **data)
+    model = autoparallelize(model, half, mesh_of_all(), inputs="local", constraints="fsdp")
+    return PlannedTrainer(model=model, args=arguments, **data)
+
+
+def losses(trainer: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def best(folder: Path, *, planned: bool) -> list[float]:
+    """Losses of a run whose best step is not its last (the rate grows out of hand); then that of what is kept."""
+    words = {"eval_strategy": "steps", "eval_steps": SAVED, "load_best_model_at_end": True}
+    trainer = trainer_of(folder, planned=planned, **words)
+    trainer.args.learning_rate = 0.3
+    trainer.train()
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert evaluated[0] < evaluated[-1], "the last step is the best, so this shows nothing"
+    return [*losses(trainer), trainer.evaluate()["eval_loss"], evaluated[0]]
+
+
+def resumed(folder: Path, *, planned: bool) -> list[float]:
+    """Two steps, and in another trainer two more from the last checkpoint in the folder."""
+    trainer_of(folder, planned=planned, steps=SAVED).train()
+    again = trainer_of(folder, planned=planned)
+    again.train(resume_from_checkpoint=True)
+    return losses(again)
+
+
+def saved(folder: Path, *, planned: bool) -> list[float]:
+    """`save_model`, and what one process makes of the folder."""
+    trainer = trainer_of(folder, planned=planned)
+    trainer.train()
+    trainer.save_model(str(folder / "kept"))
+    with torch.no_grad():
+        batch = {name: ids[: BATCH // 2] for name, ids in Bytes()[:BATCH].items()}
+        plain = LlamaForCausalLM.from_pretrained(folder / "kept")
+        return [*losses(trainer), float(plain(**batch).loss)]
+
+
+def main() -> None:
+    folder, others = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
+    planned = processes() > 1 or bool(others)
+    if planned:
+        for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+            os.environ.setdefault(name, str(value))
+        dist.init_process_group("gloo")
+    found = {case.__name__: case(folder / case.__name__, planned=planned) for case in (best, resumed, saved)}
+    for other in others:
+        trainer = trainer_of(folder / "other", planned=planned)
+        trainer.train(resume_from_checkpoint=str(other / "saved" / f"checkpoint-{SAVED}"))
+        found["resumed from another"] = losses(trainer)
+    if int(os.environ.get("RANK", 0)) == 0:
+        (folder / "cases.json").write_text(json.dumps(found))
+    if planned:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
