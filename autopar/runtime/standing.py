@@ -53,6 +53,7 @@ class Notes:
     """The notes of all ranks of the default process group, in its store."""
 
     def __init__(self) -> None:
+        # held until the process ends: taking a group down waits for a collective in it that not all ranks have joined
         self.group, self._rank, self._ranks = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
         self.period_seconds = max(PERIOD_SECONDS, self._ranks / _NOTES_A_SECOND)
         default = c10d._get_default_store()  # there is no public way to it
