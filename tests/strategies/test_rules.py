@@ -252,7 +252,10 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.grid_sample, x(6, 4, 5, 5), (x(6, 6, 2, 2) / 2).detach().requires_grad_(), {"align_corners": False}),
         lstm(layers=2, batch_first=True),
         lstm(layers=1, batch_first=False, bidirectional=True),
+        lstm(layers=3, batch_first=True, bidirectional=True, dropout=0.4),
+        lstm(layers=2, batch_first=False, dropout=0.4),
         (torch._VF.gru, x(6, 3, 4), x(1, 6, 2), weights(6, 4, 2), True, 1, 0.0, True, False, True),
+        (torch._VF.gru, x(6, 3, 4), x(2, 6, 2), weights(6, 4, 2, layers=2), True, 2, 0.5, True, False, True),
         (torch._VF.rnn_tanh, x(3, 6, 4), x(1, 6, 2), weights(2, 4, 2), True, 1, 0.0, True, False, False),
     ],
     "attention": [

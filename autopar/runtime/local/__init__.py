@@ -17,6 +17,7 @@ batch_norm        statistics over all axes that shard the batch or space; runnin
 dropout           mask from a counter over global indices
 sdpa_dropout      attention with such a mask
 drawn             other random numbers, from such a counter or seeded by the step's key
+recurrent_dropout recurrent layers with such masks between them
 experts           experts of a mixture that lie on several ranks (output P)
 experts_exchanged tokens sent to the ranks of their experts, and back
 sdpa_causal       causal attention on a part of the queries
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.local import classes, draws, experts, losses, masks, norms, shapes, vocabulary
+from autopar.runtime.local import classes, draws, experts, losses, masks, norms, recurrent, shapes, vocabulary
 from autopar.runtime.local.context import LocalContext, LocalOp
 
 LOCAL_OPS: Mapping[str, LocalOp] = {
@@ -47,11 +48,13 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "dropout": masks.dropout,
     "sdpa_dropout": masks.attention_dropout,
     "drawn": draws.drawn,
+    "recurrent_dropout": recurrent.recurrent_dropout,
     "experts": experts.experts,
     "experts_exchanged": experts.exchanged,
     "sdpa_causal": masks.causal_attention,
 }
-NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn"})  # their code is handed the random key of the step
+NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn", "recurrent_dropout"})
+"""Their code is handed the random key of the step."""
 
 
 def run_local(
