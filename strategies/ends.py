@@ -93,18 +93,18 @@ def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, marked: 
     Unevenly the `marked` dims, and others over axes where no way is even.
     """
     options = [-1, *dims]
-    even, ragged = [], []
+    allowed, others = [], []
     for choice in itertools.product(*(options if n > 1 else options[:1] for n in mesh_shape)):
         placements: list[Placement] = []
         for dim in choice:
             placements.append(R if dim < 0 else shard(dim, _outer(placements, dim, mesh_shape[: len(placements)])))
         layout = Layout(tuple(placements))
         if _may_lie(layout, shape, mesh_shape, marked):
-            even.append(layout)
+            allowed.append(layout)
         elif layout.is_legal(shape, mesh_shape, ragged=True):
-            ragged.append(layout)
-    covered = {_used(layout) for layout in even}
-    return even + [layout for layout in ragged if _used(layout) not in covered and _filled(layout, shape, mesh_shape)]
+            others.append(layout)
+    covered = {_used(layout) for layout in allowed}
+    return allowed + [x for x in others if _used(x) not in covered and _filled(x, shape, mesh_shape)]
 
 
 def _may_lie(layout: Layout, shape: Shape, mesh_shape: Mesh, ragged: Container[int]) -> bool:

@@ -28,11 +28,11 @@ VOCABULARY, ROWS, LENGTH, STEPS = 257, 8, 16, 3
 Pins = tuple[str, ...]
 
 
-def gpt2() -> nn.Module:
+def gpt2(vocabulary: int = VOCABULARY) -> nn.Module:
     """Its head is its embedding."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=32, vocab_size=VOCABULARY, use_cache=False)
+    config = GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=32, vocab_size=vocabulary, use_cache=False)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     config.bos_token_id = config.eos_token_id = 0
     return GPT2LMHeadModel(config)
@@ -57,6 +57,7 @@ def llama() -> nn.Module:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gpt2": (gpt2, "transformer.wte"),
+    "wide": (functools.partial(gpt2, 4099), "transformer.wte"),  # whose logits take most of the memory
     "llama": (llama, "model.embed_tokens"),
 }
 
@@ -176,6 +177,7 @@ def through_files(
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         "gpt2-2": functools.partial(equals_one_process, "gpt2", (2,), pins("gpt2", "S0", "S2")),
+        "wide-2": functools.partial(equals_one_process, "wide", (2,), pins("wide", "S0", "S2")),
         "llama-2": functools.partial(equals_one_process, "llama", (2,), pins("llama", "S0", "S2")),
     },
     4: {
