@@ -56,7 +56,7 @@ def nll(node: fx.Node) -> str | None:
         return None
     rows = [f"x{k}" for k in range(logits.dim() - 1)]
     operands = [[*rows[:1], "v", *rows[1:]], rows] + [["v"]] * len(weight)
-    notes = ["v @cross_entropy plain ragged"]
+    notes = ["linear:0", "v @cross_entropy plain ragged"]
     if reduction == "mean":
         notes += [f"{n} @cross_entropy" for n in rows]
     output = " ".join(rows) if reduction == "none" else ""
