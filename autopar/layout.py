@@ -248,6 +248,21 @@ def _ragged(length: int, digits: Sequence[Digit], coordinate: Sequence[int] | No
     return start, length
 
 
+def fills(length: int, cuts: Sequence[int]) -> bool:
+    """Whether every rank gets some of a dim that axes of sizes `cuts` cut one after the other, evenly or not.
+
+    >>> fills(9, (4,)), fills(10, (4,))
+    (False, True)
+    """
+    lengths = {length}
+    for ranks in cuts:  # all pieces are equal but the last one, which may cut better than they
+        steps = {whole: -(-whole // ranks) for whole in lengths}
+        lengths = {piece for whole, step in steps.items() for piece in (step, whole - (ranks - 1) * step)}
+        if min(lengths) <= 0:
+            return False
+    return True
+
+
 def take_shard(tensor: Any, layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> Any:
     """The piece of a whole `tensor` that the rank at `coordinate` holds (partial counts as whole).
 

@@ -14,12 +14,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """One index of an op: `splittable` unless marked `!` or of length one."""
+    """One index of an op: `splittable` unless marked `!` or of length one; `alone` if it shares a dim with no other."""
 
     name: str
     size: int
     splittable: bool
     note: Note
+    alone: bool
 
     def splits_at(self, outer: int) -> bool:
         """Whether a digit may stand there: at the front of a `plain` factor, anywhere in another."""
@@ -66,8 +67,16 @@ def bind(rule: ShardingRule, inputs: Sequence[Shape], outputs: Sequence[Shape]) 
     names = list(dict.fromkeys(t.name for dims in tensors for dim in dims for t in dim if t.name != "_"))
     fixed = {t.name for dims in tensors for dim in dims for t in dim if t.fixed}
     notes = [rule.note("..." if n.startswith("...") else n) for n in names]
+    shares = {
+        term.name
+        for dims, shape in zip(tensors, shapes, strict=True)
+        for terms, length in zip(dims, shape, strict=True)
+        for term in terms
+        if len(terms) > 1 and sizes[term.name] != length
+    }
     factors = tuple(
-        Factor(n, sizes[n], n not in fixed and sizes[n] > 1, note) for n, note in zip(names, notes, strict=True)
+        Factor(n, sizes[n], n not in fixed and sizes[n] > 1, note, n not in shares)
+        for n, note in zip(names, notes, strict=True)
     )
     spots = tuple(_spots(dims, shape, names, sizes) for dims, shape in zip(tensors, shapes, strict=True))
     return Bound(rule, factors, spots, len(inputs))

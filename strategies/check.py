@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from autopar.layout import Join, Layout, take_shard
 from autopar.strategies.bind import Bound
 from autopar.strategies.examples import callable_of
 from autopar.strategies.modes import Position, TensorFact, axis_modes, combine, everything_passes
+from autopar.strategies.positions import can_cut
+from autopar.strategies.ragged import local_factors, stated_factors
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule
 
@@ -88,26 +90,28 @@ class OneByOne:
         return dict(work)
 
 
-def all_positions(bound: Bound, mesh_shape: Sequence[int]) -> list[Position]:
-    """Every digit of every factor that an axis can pick."""
-    return [
-        Position(f, outer)
-        for f, factor in enumerate(bound.factors)
-        for outer in range(1, factor.size)
-        if factor.splits_at(outer) and any(factor.size % (outer * n) == 0 for n in mesh_shape)
-    ]
+def all_positions(bound: Bound, mesh_shape: Sequence[int], ragged: Container[int] = ()) -> list[Position]:
+    """Every digit of every factor that an axis can pick; `ragged`: the factors that need not divide."""
+    every = (Position(f, outer) for f, factor in enumerate(bound.factors) for outer in range(1, factor.size))
+    return [position for position in every if can_cut(bound, position, mesh_shape, ragged)]
 
 
 def every_strategy(
     node: fx.Node, tensors: Sequence[torch.Tensor], mesh_shape: Mesh, bound: Bound | None = None
 ) -> tuple[Strategy, ...]:
-    """All that the node's rule (or another, `bound`) allows, useful or not."""
-    bound = bound or bound_rule(node)
+    """All that the node's rule (or another, `bound`) allows, useful or not.
+
+    Of the table's rules every factor that counts as local is cut unevenly too, where its length does not divide.
+    """
+    own, bound = bound is None, bound or bound_rule(node)
     if bound is None:
         raise RuleError(f"{node.target} has no rule")
     facts = [TensorFact.of(t) for t in [*tensors, *output_tensors(node)]]
-    modes = axis_modes(bound, facts, all_positions(bound, mesh_shape), everything_passes(bound, facts))
-    return combine(bound, facts, modes, mesh_shape)
+    ragged = stated_factors(bound) | (local_factors(bound) if own else frozenset())
+    positions = all_positions(bound, mesh_shape, ragged)
+    return combine(
+        bound, facts, axis_modes(bound, facts, positions, everything_passes(bound, facts)), mesh_shape, ragged
+    )
 
 
 def check(
@@ -126,7 +130,6 @@ def check(
 
     Raises RuleError for the first that does not do what its layouts say.
     """
-    bound = bound or bound_rule(node)
     strategies = every_strategy(node, tensors, mesh_shape, bound)
     chosen = random.Random(seed).sample(strategies, most) if len(strategies) > most else strategies
     for strategy in chosen:

@@ -30,6 +30,7 @@ from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, 
 from autopar.strategies.outputs import choices
 from autopar.strategies.passing import alike, worth_passing
 from autopar.strategies.positions import Member, useful_positions
+from autopar.strategies.ragged import ragged
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry, is_registered, parse
 
@@ -50,7 +51,8 @@ def strategies_for(
     mesh_shape = tuple(mesh_shape)
     constant = constants(graph)
     members, rules = _members(graph, constant)
-    positions = useful_positions(members, _sources(graph), mesh_shape)
+    uneven = ragged(members, _is_of_table)
+    positions = useful_positions(members, _sources(graph), mesh_shape, uneven.factors)
     parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
     passing = alike(worth_passing(members, positions, parameters), {n: (rules[n], positions[n]) for n in members})
     found: dict[fx.Node, tuple[Strategy, ...]] = {}
@@ -58,15 +60,16 @@ def strategies_for(
     key: Hashable
     for node in graph.nodes:
         if node in members:
-            key = (rules[node], positions[node], passing[node])
+            key = (rules[node], positions[node], passing[node], uneven.factors[node])
             if key not in shared:
-                shared[key] = _of_op(members[node], positions[node], passing[node], mesh_shape)
+                shared[key] = _of_op(members[node], positions[node], passing[node], mesh_shape, uneven.factors[node])
             found[node] = shared[key]
         elif node.op == "output":
             refs = tensor_inputs(node)
             dims = [sorted(_sharded_dims(found[ref.node], ref.index)) for ref in refs]
             ways = choices(refs, dims, members, positions)
-            found[node] = ends.returned([tuple(tensor_of(ref).shape) for ref in refs], ways, mesh_shape)
+            shapes = [tuple(tensor_of(ref).shape) for ref in refs]
+            found[node] = ends.returned(shapes, ways, mesh_shape, [uneven.dims.get(ref, frozenset()) for ref in refs])
         elif output_tensors(node) and not is_getitem(node):
             key = (
                 node.op,
@@ -74,9 +77,10 @@ def strategies_for(
                 node in constant,
                 tuple(TensorFact.of(t) for t in output_tensors(node)),
                 _facts(node),
+                uneven.dims.get(TensorRef(node, 0), frozenset()),
             )
             if key not in shared:
-                shared[key] = _of_end(node, node in constant, mesh_shape, inputs)
+                shared[key] = _of_end(node, node in constant, mesh_shape, inputs, key[-1])
             found[node] = shared[key]
     return found
 
@@ -86,7 +90,7 @@ def positions_of(
 ) -> tuple[dict[fx.Node, Member], dict[fx.Node, tuple[Position, ...]]]:
     """The nodes under a rule, and where each is worth splitting."""
     members, _ = _members(graph, constants(graph))
-    return members, useful_positions(members, _sources(graph), mesh_shape)
+    return members, useful_positions(members, _sources(graph), mesh_shape, ragged(members, _is_of_table).factors)
 
 
 def _sources(graph: fx.Graph) -> list[tuple[TensorRef, tuple[int, ...]]]:
@@ -151,6 +155,11 @@ def _is_anchor(node: fx.Node, bound: Bound) -> bool:
     if found is not None:
         return found.anchor
     return any(spot is None for spots in bound.spots for spot in spots)
+
+
+def _is_of_table(node: fx.Node) -> bool:
+    """Whether a node's rule is the table's, and neither a user's nor a discovered one."""
+    return entry(node) is not None and not is_registered(node) and not isinstance(node.target, LeafCall)
 
 
 def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
@@ -223,16 +232,22 @@ def _facts(node: fx.Node) -> tuple[TensorFact, ...]:
 
 
 def _of_op(
-    member: Member, positions: tuple[Position, ...], passing: Passing, mesh_shape: tuple[int, ...]
+    member: Member,
+    positions: tuple[Position, ...],
+    passing: Passing,
+    mesh_shape: tuple[int, ...],
+    uneven: frozenset[int],
 ) -> tuple[Strategy, ...]:
     facts = [TensorFact.of(tensor_of(ref)) for ref in member.tensors]
-    return combine(member.bound, facts, axis_modes(member.bound, facts, positions, passing), mesh_shape)
+    return combine(member.bound, facts, axis_modes(member.bound, facts, positions, passing), mesh_shape, uneven)
 
 
-def _of_end(node: fx.Node, constant: bool, mesh_shape: tuple[int, ...], inputs: str) -> tuple[Strategy, ...]:
+def _of_end(
+    node: fx.Node, constant: bool, mesh_shape: tuple[int, ...], inputs: str, uneven: frozenset[int]
+) -> tuple[Strategy, ...]:
     outputs = output_tensors(node)
     if node.op == "get_attr" and not constant:
-        return ends.stored(tuple(outputs[0].shape), mesh_shape)
+        return ends.stored(tuple(outputs[0].shape), mesh_shape, uneven)
     if node.op == "placeholder":
         return ends.given(tuple(outputs[0].shape), mesh_shape, inputs)
     return ends.replicated(len(tensor_inputs(node)), len(outputs), len(mesh_shape))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from autopar.errors import InputError
-from autopar.layout import Layout, Placement, R, shard
+from autopar.layout import Layout, Placement, R, fills, shard
 from autopar.strategies.strategy import Strategy
 
 Shape = tuple[int, ...]
 Mesh = tuple[int, ...]
 
 
-def stored(shape: Shape, mesh_shape: Mesh) -> tuple[Strategy, ...]:
-    """Storage of a parameter: replicated, or plain shards. Uneven ones only where no dim divides."""
-    return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape))
+def stored(shape: Shape, mesh_shape: Mesh, ragged: Container[int] = ()) -> tuple[Strategy, ...]:
+    """Storage of a parameter: replicated, or plain shards.
+
+    Uneven ones are of dims that are `ragged`, which ops read in such pieces, or where no dim divides.
+    """
+    return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape, ragged))
 
 
 def given(shape: Shape, mesh_shape: Mesh, inputs: str) -> tuple[Strategy, ...]:
@@ -44,24 +47,34 @@ def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:
     return (Strategy((whole,) * inputs, (whole,) * outputs, ("",) * axes),)
 
 
-def returned(shapes: Sequence[Shape], choices: Sequence[tuple[int, ...]], mesh_shape: Mesh) -> tuple[Strategy, ...]:
-    """The output node: on each axis one of the `choices` (a dim for each tensor, -1 for whole), the first for none."""
+def returned(
+    shapes: Sequence[Shape],
+    choices: Sequence[tuple[int, ...]],
+    mesh_shape: Mesh,
+    ragged: Sequence[Container[int]] = (),
+) -> tuple[Strategy, ...]:
+    """The output node: on each axis one of the `choices` (a dim for each tensor, -1 for whole), the first for none.
+
+    `ragged`: of each tensor the dims that may be cut into unequal pieces.
+    """
     found: dict[tuple[Layout, ...], Strategy] = {}
+    uneven = ragged or [()] * len(shapes)
     for choice in itertools.product(*(choices if n > 1 else choices[:1] for n in mesh_shape)):
-        layouts = tuple(_fitted(s, dims, mesh_shape) for s, dims in zip(shapes, zip(*choice, strict=True), strict=True))
+        tensors = zip(shapes, zip(*choice, strict=True), uneven, strict=True)
+        layouts = tuple(_fitted(shape, dims, mesh_shape, marked) for shape, dims, marked in tensors)
         names = tuple(" ".join(f"dim{d}" for d in sorted({*c} - {-1})) for c in choice)
         found.setdefault(layouts, Strategy(layouts, (), names))
     return tuple(found.values())
 
 
-def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: Mesh) -> Layout:
-    """Sharded by `choice`, but replicated over the axes on which that is not even."""
+def _fitted(shape: Shape, choice: Sequence[int], mesh_shape: Mesh, ragged: Container[int] = ()) -> Layout:
+    """Sharded by `choice`, but replicated over the axes on which that is not even, and the dim not `ragged`."""
     placements: list[Placement] = [R] * len(mesh_shape)
     for axis, dim in enumerate(choice):
         if 0 <= dim < len(shape):
             trial = list(placements)
             trial[axis] = shard(dim, _outer(placements, dim, mesh_shape))
-            if Layout(tuple(trial)).is_legal(shape, mesh_shape):
+            if _may_lie(Layout(tuple(trial)), shape, mesh_shape, ragged):
                 placements = trial
     return Layout(tuple(placements))
 
@@ -74,21 +87,38 @@ def _outer(placements: Iterable[Placement], dim: int, mesh_shape: Sequence[int])
     return outer
 
 
-def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh) -> list[Layout]:
-    """Replicated first, then every way to shard some of `dims` plainly; unevenly over axes where no way is even."""
+def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, marked: Container[int]) -> list[Layout]:
+    """Replicated first, then every way to shard some of `dims` plainly.
+
+    Unevenly the `marked` dims, and others over axes where no way is even.
+    """
     options = [-1, *dims]
-    even, ragged = [], []
+    allowed, others = [], []
     for choice in itertools.product(*(options if n > 1 else options[:1] for n in mesh_shape)):
         placements: list[Placement] = []
         for dim in choice:
             placements.append(R if dim < 0 else shard(dim, _outer(placements, dim, mesh_shape[: len(placements)])))
         layout = Layout(tuple(placements))
-        if layout.is_legal(shape, mesh_shape):
-            even.append(layout)
+        if _may_lie(layout, shape, mesh_shape, marked):
+            allowed.append(layout)
         elif layout.is_legal(shape, mesh_shape, ragged=True):
-            ragged.append(layout)
-    covered = {_used(layout) for layout in even}
-    return even + [layout for layout in ragged if _used(layout) not in covered and _filled(layout, shape, mesh_shape)]
+            others.append(layout)
+    covered = {_used(layout) for layout in allowed}
+    return allowed + [x for x in others if _used(x) not in covered and _filled(x, shape, mesh_shape)]
+
+
+def _may_lie(layout: Layout, shape: Shape, mesh_shape: Mesh, ragged: Container[int]) -> bool:
+    """Whether the layout cuts evenly, but for dims that may be cut unevenly, of which every rank gets some."""
+    if layout.is_legal(shape, mesh_shape):
+        return True
+    if not layout.is_legal(shape, mesh_shape, ragged=True) or not _filled(layout, shape, mesh_shape):
+        return False
+    uneven = (
+        dim
+        for dim, length in enumerate(shape)
+        if length % math.prod(digit.size for digit in layout.digits(dim, mesh_shape))
+    )
+    return all(dim in ragged for dim in uneven)
 
 
 def _used(layout: Layout) -> tuple[bool, ...]:
@@ -96,9 +126,9 @@ def _used(layout: Layout) -> tuple[bool, ...]:
 
 
 def _filled(layout: Layout, shape: Shape, mesh_shape: Mesh) -> bool:
-    """Whether a ragged layout gives the last rank anything: a parameter shorter than the mesh is not worth cutting."""
-    last = layout.local_shape(shape, mesh_shape, [n - 1 for n in mesh_shape])
-    return 0 not in last
+    """Whether a ragged layout gives every rank some: a parameter shorter than the mesh is not worth cutting."""
+    digits = (layout.digits(dim, mesh_shape) for dim in range(len(shape)))
+    return all(fills(length, [digit.size for digit in cut]) for length, cut in zip(shape, digits, strict=True))
 
 
 def _one_output(layouts: Iterable[Layout]) -> tuple[Strategy, ...]:

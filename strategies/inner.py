@@ -29,22 +29,43 @@ def _cross_entropy(
 ) -> tuple[InnerCollective, ...]:
     """Over axes that split the classes: the maximum, then sum of exponentials and target logit, a number a row each.
 
-    Over axes that split the rows of a mean: the count of labels that are not ignored.
+    Where classes have weights, or labels are distributions over them, what these sum to is a third such number. Of
+    `nll_loss` the ranks' losses are summands, and nothing is exchanged. A mean over labels counts those that are not
+    ignored: over axes that split the rows, and by their classes' weights also over those that split the classes.
     """
-    mean = any(f.note.local and "whole" not in f.note.words for f in bound.factors)
-    logits, classes = facts[0], 1 if len(facts[0].shape) > 1 else 0
-    local = layouts[0].local_shape(logits.shape, mesh_shape)
-    rows, width = 1, _wide(logits)
-    for dim, length in enumerate(local):
-        rows *= length if dim != classes else 1
+    logits, target, *weight = facts[: bound.inputs]
+    classes = 1 if len(logits.shape) > 1 else 0
+    summed = any(f.name == "v" and "whole" in f.note.words for f in bound.factors)
+    mean = any(f.name != "v" and f.note.local for f in bound.factors)
+    counts, width = mean and not target.floating, _wide(logits)
+    rows = _rows(logits, classes, layouts[0], mesh_shape)
     found = []
     for axis, placement in enumerate(layouts[0].placements):
-        if placement.is_sharded and placement.dim == classes:
+        splits_classes = placement.is_sharded and placement.dim == classes
+        if splits_classes and summed:
+            numbers = 3 if weight or target.floating else 2
             found.append(InnerCollective("all_reduce", axis, rows * width, 0))
-            found.append(InnerCollective("all_reduce", axis, 2 * rows * width, 0))
-        elif placement.is_sharded and mean:
+            found.append(InnerCollective("all_reduce", axis, numbers * rows * width, 0))
+        if counts and placement.is_sharded and (weight or not splits_classes):
             found.append(InnerCollective("all_reduce", axis, width, 0))
     return tuple(found)
+
+
+def _log_softmax(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
+    """Over axes that split the dim: the maximum, the sum of exponentials and its gradient, a number a row each."""
+    dim = next(spot.dim for f, spot in zip(bound.factors, bound.spots[0], strict=True) if spot and f.note.local)
+    rows = _rows(facts[0], dim, layouts[0], mesh_shape) * max(_wide(facts[0]), facts[-1].item_bytes)
+    back = rows if facts[0].grad else 0
+    axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim == dim]
+    return tuple(InnerCollective("all_reduce", axis, rows, given) for axis in axes for given in (0, back))
+
+
+def _rows(fact: TensorFact, dim: int, layout: Layout, mesh_shape: tuple[int, ...]) -> int:
+    """How many rows along `dim` one device has."""
+    local = layout.local_shape(fact.shape, mesh_shape)
+    return math.prod(length for d, length in enumerate(local) if d != dim)
 
 
 def _batch_norm(
@@ -87,6 +108,7 @@ def _wide(fact: TensorFact) -> int:
 
 _INNER: dict[str, Callable[[Bound, Facts, Sequence[Layout], tuple[int, ...]], tuple[InnerCollective, ...]]] = {
     "cross_entropy": _cross_entropy,
+    "log_softmax": _log_softmax,
     "batch_norm": _batch_norm,
     "experts_exchanged": _exchanged,
 }

@@ -15,14 +15,14 @@ again right. Two axes may split the same factor: their digits nest in axis order
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 
-from autopar.layout import R_PLUS, Join, Layout, P, Placement, R, shard
+from autopar.layout import R_PLUS, Join, Layout, P, Placement, R, fills, shard
 from autopar.strategies.bind import Bound
 from autopar.strategies.inner import inner_collectives
 from autopar.strategies.rule import Note
@@ -154,21 +154,26 @@ def _layout(placements: tuple[Placement, ...]) -> Layout:
 
 
 def combine(
-    bound: Bound, facts: Sequence[TensorFact], modes: Sequence[Mode], mesh_shape: tuple[int, ...]
+    bound: Bound,
+    facts: Sequence[TensorFact],
+    modes: Sequence[Mode],
+    mesh_shape: tuple[int, ...],
+    ragged: Container[int] = (),
 ) -> tuple[Strategy, ...]:
-    """The legal products of the modes over the axes: all-replicated first, each pair of layouts once."""
+    """The legal products of the modes over the axes: all-replicated first, each pair of layouts once.
+
+    `ragged`: the factors that may be cut into unequal pieces.
+    """
     found: dict[tuple[Layout, ...], Strategy] = {}
-    fitting = [[m for m in modes if _fits(bound, (m,), (n,))] if n > 1 else modes[:1] for n in mesh_shape]
+    fitting = [[m for m in modes if _fits(bound, (m,), (n,), ragged)] if n > 1 else modes[:1] for n in mesh_shape]
     for choice in itertools.product(*fitting):
-        if not _fits(bound, choice, mesh_shape):
+        if not _fits(bound, choice, mesh_shape, ragged):
             continue
         local = _local(bound, choice)
         if local is None:
             continue
         layouts = _nested(bound, choice, mesh_shape)
-        work = 1.0
-        for mode, n in zip(choice, mesh_shape, strict=True):
-            work *= min(1.0, mode.work / n) if mode.positions else 1.0
+        work = _work(bound, choice, mesh_shape)
         known = found.get(layouts)
         if known is None or work < known.work:
             inner = inner_collectives(local, bound, facts, layouts, mesh_shape) if local else ()
@@ -177,8 +182,22 @@ def combine(
     return tuple(found.values())
 
 
-def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> bool:
-    """Whether each factor divides into the digits that the axes pick from it."""
+def _work(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> float:
+    """The share of the device that does most: of unequal pieces it has the longest."""
+    work = 1.0
+    left = [factor.size for factor in bound.factors]
+    for mode, n in zip(choice, mesh_shape, strict=True):
+        share = 1 / n
+        for factor, outer in mode.positions:
+            if outer == 1:
+                longest = -(-left[factor] // n)
+                share, left[factor] = max(share, longest / left[factor]), longest
+        work *= min(1.0, mode.work * share) if mode.positions else 1.0
+    return work
+
+
+def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], ragged: Container[int]) -> bool:
+    """Whether each factor divides into the digits that the axes pick from it, or may be, and can be, cut unevenly."""
     digits: dict[Position, int] = {}
     for mode, n in zip(choice, mesh_shape, strict=True):
         for position in mode.positions:
@@ -188,7 +207,14 @@ def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> bo
         if position.outer % reach.get(position.factor, 1):
             return False
         reach[position.factor] = position.outer * size
-    return all(bound.factors[factor].size % end == 0 for factor, end in reach.items())
+    for factor, end in reach.items():
+        size = bound.factors[factor].size
+        if size % end:
+            plain = factor in ragged and {p.outer for p in digits if p.factor == factor} == {1}
+            cuts = [n for mode, n in zip(choice, mesh_shape, strict=True) for p in mode.positions if p.factor == factor]
+            if not (plain and fills(size, cuts)):
+                return False
+    return True
 
 
 def _nested(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> tuple[Layout, ...]:

@@ -10,12 +10,13 @@ output and of its weight, while nothing asks to split the `e` beside it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import fx
 
 from autopar.graph import TensorRef
+from autopar.layout import fills
 from autopar.strategies.bind import Bound, Spot
 from autopar.strategies.modes import Position
 
@@ -29,11 +30,15 @@ class Member(NamedTuple):
 
 
 def useful_positions(
-    members: Mapping[fx.Node, Member], sources: Iterable[tuple[TensorRef, Sequence[int]]], mesh_shape: Sequence[int]
+    members: Mapping[fx.Node, Member],
+    sources: Iterable[tuple[TensorRef, Sequence[int]]],
+    mesh_shape: Sequence[int],
+    ragged: Mapping[fx.Node, Container[int]],
 ) -> dict[fx.Node, tuple[Position, ...]]:
     """For each node the positions of its factors that are worth splitting.
 
-    `sources` are tensors with their shapes, every dim of which is a candidate (the graph's inputs).
+    `sources` are tensors with their shapes, every dim of which is a candidate (the graph's inputs); `ragged` the
+    factors that may be cut into unequal pieces.
     """
     touching: dict[TensorRef, list[fx.Node]] = {}
     for node, member in members.items():
@@ -46,7 +51,8 @@ def useful_positions(
     found: dict[fx.Node, set[Position]] = {}
     for node, member in members.items():
         own = range(len(member.bound.factors)) if member.anchor else ()
-        found[node] = {Position(f, 1) for f in own if _divides(member.bound, Position(f, 1), mesh_shape)}
+        here = [Position(f, 1) for f in own]
+        found[node] = {p for p in here if can_cut(member.bound, p, mesh_shape, ragged.get(node, ()))}
     queue = deque(members)
     waiting = set(queue)
     while queue:
@@ -57,7 +63,9 @@ def useful_positions(
         for t, ref in enumerate(tensors):
             for spot in spots[ref]:
                 position = position_at(bound, t, spot)
-                if position is not None and position not in positions and _divides(bound, position, mesh_shape):
+                if position is None or position in positions:
+                    continue
+                if can_cut(bound, position, mesh_shape, ragged.get(node, ())):
                     positions.add(position)
         for t, ref in enumerate(tensors):
             known = spots[ref]
@@ -84,9 +92,10 @@ def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:
     return None
 
 
-def _divides(bound: Bound, position: Position, mesh_shape: Sequence[int]) -> bool:
-    """Whether at least one axis can pick this digit."""
+def can_cut(bound: Bound, position: Position, mesh_shape: Sequence[int], ragged: Container[int]) -> bool:
+    """Whether at least one axis can pick this digit; `ragged`: the factors that need not divide."""
     factor = bound.factors[position.factor]
+    uneven = position.outer == 1 and position.factor in ragged
     return factor.splits_at(position.outer) and any(
-        n > 1 and factor.size % (position.outer * n) == 0 for n in mesh_shape
+        n > 1 and (factor.size % (position.outer * n) == 0 or (uneven and fills(factor.size, (n,)))) for n in mesh_shape
     )

@@ -9,7 +9,7 @@
     chunk              "b (c=3! k) -> b k, b k, b k"         a size that the shapes alone do not tell
     layer_norm         "... d!, [d!]?, [d!]? -> ... d!"      optional operands
     cat                "[b _]* -> b _"                       a list of operands; _ is a dim that nothing else shares
-    embedding          "..., v d -> ... d | v @embedding_vocab idle"
+    embedding          "..., v d -> ... d | v @embedding_vocab ragged idle"
     mul                "..., ... -> ... | linear:0, linear:1"
     experts            "t d!, t k!, t k!, e f d! -> t d! | e @experts, t+e @experts_exchanged"
 
@@ -22,6 +22,7 @@ sum mean max    how the pieces of an output without the factor join (default sum
 always          (op) its local code runs even when nothing is split: the op draws random numbers
 whole           the local code, or the op itself, gives the finished output: replicated, not partial
 plain           the factor splits only into contiguous pieces
+ragged          the factor may be split into unequal pieces, and so may what it meets: see `strategies.ragged`
 idle            splitting the factor saves no work
 double          the split op does twice its share of the work
 linear          (op) linear in all floating inputs together: partial values pass through it
@@ -41,7 +42,7 @@ from autopar.layout import Join
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*|_")
 _TOKEN = re.compile(r"\s*(\.\.\.!?|\(|\)|1(?![0-9])|(?:[A-Za-z][A-Za-z0-9]*|_)(?:=[0-9]+)?!?)")
-Words = Literal["always", "whole", "plain", "idle", "double", "linear", "affine"]
+Words = Literal["always", "whole", "plain", "ragged", "idle", "double", "linear", "affine"]
 
 
 @dataclass(frozen=True)

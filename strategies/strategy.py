@@ -29,7 +29,7 @@ class Strategy:
     gradient (`Layout`): an input R+ says that this op yields a partial gradient for it, an output R+
     that it accepts one. `local` names the code that runs on local tensors in
     `autopar.runtime.local` ("" is the op itself on the shards). `work` is the part of the op's
-    FLOPs and bytes that one device does (1 replicated, 1/n over an axis of n).
+    FLOPs and bytes that one device does (1 replicated, 1/n over an axis of n, more on the longest of unequal pieces).
     `factors` says for each axis what it splits: "" nothing, a factor, `factor@outer` at an inner digit, "P" or "R+"
     where a partial value or gradient passes through.
     """

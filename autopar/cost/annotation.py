@@ -264,6 +264,8 @@ def _work(
         sum(t.numel() for t in outputs),
         kernels_forward,
         kernels_backward,
+        input_shapes=tuple(tuple(t.shape) for t in inputs),
+        output_shapes=tuple(tuple(t.shape) for t in outputs),
     )
 
 

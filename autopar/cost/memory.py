@@ -185,9 +185,7 @@ class StepMemory:
             stored = []
             for axis, cut in self.cuts(layout):
                 if cut != _SUMMANDS:
-                    dim, outer = cut
-                    length = tensor.shape[dim] * (tensor.stride(dim) if tensor.layout == torch.strided else 1)
-                    cut = (math.ceil(length / (outer * self.mesh_shape[axis])), 0)  # elements of storage in one piece
+                    cut = _in_storage(tensor, cut, self.mesh_shape[axis])
                 stored.append((axis, cut))
             found = self._copies[ref, layout] = self.roots.get(ref, ref), tuple(stored)
         return found
@@ -202,8 +200,10 @@ class StepMemory:
         if not cuts and root.node.op in ("placeholder", "get_attr"):
             return 0
         tensor = tensor_of(root)
-        ranks = math.prod(self.mesh_shape[axis] for axis, cut in cuts if cut != _SUMMANDS)
-        return -(-tensor.numel() // ranks) * tensor.dtype.itemsize
+        kept, whole = tensor.numel(), 1
+        for axis, (piece, before) in (cut for cut in cuts if cut[1] != _SUMMANDS):
+            kept, whole = (kept * piece, whole * before) if before else (kept, whole * self.mesh_shape[axis])
+        return -(-kept // whole) * tensor.dtype.itemsize
 
     @cached_property
     def saved_roots(self) -> frozenset[TensorRef]:
@@ -241,3 +241,13 @@ class StepMemory:
     def input_bytes(self, node: fx.Node, layout: Layout) -> int:
         """A placeholder or buffer as it is given."""
         return self.local_bytes(TensorRef(node, 0), layout) if len(output_tensors(node)) == 1 else 0
+
+
+def _in_storage(tensor: torch.Tensor, cut: tuple[int, int], ranks: int) -> tuple[int, int]:
+    """A cut of a tensor's dim as a cut of its storage: elements in the longest piece, and, where pieces are not equal,
+    in what is cut into them; views of one storage that are cut alike give the same."""
+    dim, outer = cut
+    length, stride = tensor.shape[dim], tensor.stride(dim) if tensor.layout == torch.strided else 1
+    if length % (outer * ranks):
+        return -(-length // (outer * ranks)) * stride, -(-length // outer) * stride
+    return length * stride // (outer * ranks), 0

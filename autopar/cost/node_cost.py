@@ -29,6 +29,8 @@ class Work:
     columns: int = 0
     column_dim: int = -1
     attention: bool = False
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    output_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

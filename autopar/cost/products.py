@@ -89,14 +89,14 @@ def product_seconds(
     *,
     part: float,
     output_part: float,
-    columns_cut: int,
+    columns_cut: float,
     second_part: float,
 ) -> tuple[float, float]:
     """Seconds forward and backward of a node's products on one device, which computes `part` of them.
 
     `rate`: FLOP/s of a full device. The device holds `output_part` of the output, whose columns are cut in
-    `columns_cut`, and `second_part` of the second input. Backward is a product for each input that needs a gradient:
-    (m, n) x (n, k) and (k, m) x (m, n); that of attention, and of what has no known form, goes like forward.
+    `columns_cut` pieces, and `second_part` of the second input. Backward is a product for each input that needs a
+    gradient: (m, n) x (n, k) and (k, m) x (m, n); that of attention, and of what has no known form, goes like forward.
     """
     elements = work.output_elements * output_part
     forward = work.flops_forward * part
@@ -117,13 +117,17 @@ def product_seconds(
     return busy / rate, (sum(ways) if times > 1 else max(ways)) * (times / 2 if times > 1 else times) / rate
 
 
-def columns_cut(layouts: Sequence[Layout], dim: int, mesh_shape: tuple[int, ...] | None) -> int:
-    """Into how many pieces dim `dim` of the first output is cut."""
-    if mesh_shape is None or not layouts or dim < 0:
-        return 1
-    return _cut(layouts[0], dim, mesh_shape)
+def columns_cut(layouts: Sequence[Layout], work: Work, mesh_shape: tuple[int, ...] | None) -> float:
+    """Into how many pieces as long as the longest the columns of the first output are cut."""
+    if mesh_shape is None or not layouts or work.column_dim < 0:
+        return 1.0
+    return _cut(layouts[0], work.column_dim, work.columns, mesh_shape)
 
 
 @lru_cache(maxsize=1 << 16)
-def _cut(layout: Layout, dim: int, mesh_shape: tuple[int, ...]) -> int:
-    return math.prod(n for p, n in zip(layout.placements, mesh_shape, strict=True) if p.is_sharded and p.dim == dim)
+def _cut(layout: Layout, dim: int, columns: int, mesh_shape: tuple[int, ...]) -> float:
+    longest = columns
+    for placement, ranks in zip(layout.placements, mesh_shape, strict=True):
+        if placement.is_sharded and placement.dim == dim:
+            longest = -(-longest // ranks)
+    return columns / longest

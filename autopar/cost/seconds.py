@@ -6,6 +6,7 @@ Of three, the longest on a GPU and the sum on a CPU: its products at the rate th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -46,8 +47,12 @@ def node_seconds(
     work = cost.work
     if work is None:
         return 0.0, 0.0
-    outputs = _mean_part(strategy.outputs, mesh_shape, strategy.work)
-    inputs = [strategy.work if mesh_shape is None else _part(layout, mesh_shape) for layout in strategy.inputs]
+    outputs = _mean_part(strategy.outputs, work.output_shapes, mesh_shape, strategy.work)
+    if mesh_shape is None:
+        inputs = [strategy.work] * len(strategy.inputs)
+    else:
+        pairs = zip(strategy.inputs, work.input_shapes, strict=True)
+        inputs = [_part(layout, shape, mesh_shape) for layout, shape in pairs]
     read = sum(size * part for size, part in zip(work.read_bytes, inputs, strict=True))
     written = min(cost.moved_bytes_forward - sum(work.read_bytes), work.output_bytes)
     within = cost.moved_bytes_forward - sum(work.read_bytes) - written  # what it writes and reads on its way
@@ -92,21 +97,26 @@ def _products(
         device.processors,
         part=strategy.work,
         output_part=output_part,
-        columns_cut=columns_cut(strategy.outputs, work.column_dim, mesh_shape),
+        columns_cut=columns_cut(strategy.outputs, work, mesh_shape),
         second_part=input_parts[1] if len(input_parts) > 1 else 1.0,
     )
 
 
-def _mean_part(layouts: Sequence[Layout], mesh_shape: tuple[int, ...] | None, work: float) -> float:
+def _mean_part(
+    layouts: Sequence[Layout], shapes: Sequence[tuple[int, ...]], mesh_shape: tuple[int, ...] | None, work: float
+) -> float:
     """The part of a node's outputs that one device holds."""
     if mesh_shape is None or not layouts:
         return work
     if len(layouts) == 1:
-        return _part(layouts[0], mesh_shape)
-    return sum(_part(layout, mesh_shape) for layout in layouts) / len(layouts)
+        return _part(layouts[0], shapes[0], mesh_shape)
+    parts = [_part(layout, shape, mesh_shape) for layout, shape in zip(layouts, shapes, strict=True)]
+    return sum(parts) / len(parts)
 
 
 @lru_cache(maxsize=1 << 16)
-def _part(layout: Layout, mesh_shape: tuple[int, ...]) -> float:
-    """The part of a tensor that one device holds."""
-    return 1.0 / layout.shards(mesh_shape)
+def _part(layout: Layout, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> float:
+    """The part of a tensor that the device with the longest pieces holds."""
+    if layout.is_legal(shape, mesh_shape):
+        return 1.0 / layout.shards(mesh_shape)
+    return math.prod(layout.local_shape(shape, mesh_shape)) / math.prod(shape)

@@ -47,7 +47,7 @@ def embedding(node: fx.Node) -> str | None:
     signature = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
     if special:
         return by_name(signature, "...! d", input="...!", weight="v! d")(node)
-    return by_name(signature, "... d | v @embedding_vocab plain idle", input="...", weight="v d")(node)
+    return by_name(signature, "... d | v @embedding_vocab plain ragged idle", input="...", weight="v d")(node)
 
 
 def convolution(spatial: int, *, transposed: bool = False) -> Writer:

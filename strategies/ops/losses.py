@@ -22,17 +22,12 @@ def cross_entropy(node: fx.Node) -> str | None:
         return None
     rows = [f"x{k}" for k in range(logits.dim() - 1)]
     classes = [*rows[:1], "v", *rows[1:]]
-    soft = target.is_floating_point()
-    operands = [classes, classes if soft else rows] + [["v"]] * len(weight)
-    notes = []
-    # labels given as class probabilities, and weights by class, stay whole over the classes
-    whole = soft or bool(weight)
-    text = ", ".join(" ".join(f"{n}!" if n == "v" and whole else n for n in o) for o in operands)
-    if not whole:
-        notes.append("v @cross_entropy whole plain")
+    operands = [classes, classes if target.is_floating_point() else rows] + [["v"]] * len(weight)
+    notes = ["v @cross_entropy whole plain ragged"]
     if reduction == "mean":
-        notes += [f"{n} @{'mean' if soft else 'cross_entropy'}" for n in rows]
-    return f"{text} -> {' '.join(rows) if reduction == 'none' else ''}{' | ' + ', '.join(notes) if notes else ''}"
+        notes += [f"{n} @cross_entropy" for n in rows]
+    output = " ".join(rows) if reduction == "none" else ""
+    return f"{', '.join(map(' '.join, operands))} -> {output} | {', '.join(notes)}"
 
 
 def elementwise_loss(position: int) -> Writer:
@@ -51,16 +46,21 @@ def elementwise_loss(position: int) -> Writer:
 
 
 def nll(node: fx.Node) -> str | None:
-    """`nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)`: rows split."""
+    """`nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)`.
+
+    Of split classes each rank picks the labels that it holds, so that the loss is a sum over ranks.
+    """
     logits, _, *weight = tensors(node)
     reduction = _reduction(node)
     if reduction is None:
         return None
     rows = [f"x{k}" for k in range(logits.dim() - 1)]
-    operands = [[*rows[:1], "v!", *rows[1:]], rows] + [["v!"]] * len(weight)
-    notes = [f"{n} @cross_entropy" for n in rows] if reduction == "mean" else []
-    text = f"{', '.join(map(' '.join, operands))} -> {' '.join(rows) if reduction == 'none' else ''}"
-    return f"{text} | {', '.join(notes)}" if notes else text
+    operands = [[*rows[:1], "v", *rows[1:]], rows] + [["v"]] * len(weight)
+    notes = ["linear:0", "v @cross_entropy plain ragged"]
+    if reduction == "mean":
+        notes += [f"{n} @cross_entropy" for n in rows]
+    output = " ".join(rows) if reduction == "none" else ""
+    return f"{', '.join(map(' '.join, operands))} -> {output} | {', '.join(notes)}"
 
 
 def divergence(node: fx.Node) -> str | None:

@@ -10,23 +10,21 @@ from autopar.strategies.arguments import Writer, argument, output_shapes, tensor
 def recurrent(states: int) -> Writer:
     """`lstm` (two states), `gru`, `rnn_tanh`, `rnn_relu` (one), as `torch.nn` calls them.
 
-    `(input, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first)`. With dropout between
-    layers the kernel draws its own mask, which no rank could share; packed sequences have another signature.
+    `(input, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first)`; packed sequences have
+    another signature. With dropout between layers these run one by one: the kernel would draw a mask of its own.
     """
 
     def write(node: fx.Node) -> str | None:
-        given = tensors(node)[0]
+        given = tensors(node)
         is_packed = not isinstance(value(node.args[2]), (tuple, list))
-        if (
-            is_packed
-            or (argument(node, "dropout", 5, 0.0) > 0 and argument(node, "train", 6, False))
-            or given.dim() != 3
-        ):
+        if is_packed or given[0].dim() != 3:
             return None
         batched = "b _ _" if argument(node, "batch_first", 8, False) else "_ b _"
-        rest = tensors(node)[1 + states :]
-        operands = [batched, *["_ b _"] * states, *(" ".join("_" * w.dim()) for w in rest)]
-        return f"{', '.join(operands)} -> {', '.join([batched, *['_ b _'] * (len(output_shapes(node)) - 1)])}"
+        operands = [batched, *["_ b _"] * states, *(" ".join("_" * w.dim()) for w in given[1 + states :])]
+        outputs = [batched, *["_ b _"] * (len(output_shapes(node)) - 1)]
+        layers, dropout = argument(node, "num_layers", 4, 1), argument(node, "dropout", 5, 0.0)
+        drops = argument(node, "train", 6, False) and dropout > 0 and layers > 1
+        return f"{', '.join(operands)} -> {', '.join(outputs)}{' | @recurrent_dropout always' if drops else ''}"
 
     return write
 

@@ -62,6 +62,15 @@ def along(position: int = 1, notes: str = "", name: str = "dim", default: int | 
     return write
 
 
+def log_softmax(node: fx.Node) -> str | None:
+    """Along `dim`, over which the sum of exponentials is exchanged: what a loss does with classes on several ranks."""
+    names = letters(len(input_shape(node)))
+    dim = argument(node, "dim", 1)
+    if dim is None or not names:
+        return along()(node)
+    return f"{' '.join(names)} -> {' '.join(names)} | {names[dim % len(names)]} @log_softmax plain"
+
+
 def select_along(node: fx.Node) -> str:
     """`topk` and `sort`: along a dim, of which some elements are kept."""
     rank = len(input_shape(node))
@@ -86,7 +95,8 @@ RULES: dict[str, str | Writer] = {
     "var std prod all any argmax argmin logsumexp var_mean std_mean count_nonzero": reduction("", split=False),
     "norm linalg_vector_norm": reduction("", split=False, position=2),
     "histc": histogram,
-    "softmax log_softmax softmin": along(),
+    "softmax softmin": along(),
+    "log_softmax": log_softmax,
     "cumsum": along(notes="linear"),
     "cumprod logcumsumexp": along(),
     "flip": along(notes="linear", name="dims"),

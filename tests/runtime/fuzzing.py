@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 SIZES = (4, 6, 8, 12)
+VOCABULARIES = (8, 10, 11, 13)  # ids are less than 8; some of these no mesh divides
 _MOST_ELEMENTS = 3000
 Draw = random.Random
 Tensor = torch.Tensor
@@ -235,7 +236,7 @@ def _broadcast(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None
 
 
 def _embedding(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step:
-    return Step(F.embedding, (1,), (model.parameter(8, draw.choice(SIZES)),))
+    return Step(F.embedding, (1,), (model.parameter(draw.choice(VOCABULARIES), draw.choice(SIZES)),))
 
 
 def _rows(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
@@ -247,7 +248,7 @@ def _rows(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
 
 
 def _loss(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
-    """Cross-entropy of the ids under logits made by a product."""
+    """Cross-entropy of the ids under logits made by a product, or what it is made of."""
     index = floating(draw, pool, 3, 3)
     if index is None or pool[index].shape[:2] != pool[1].shape:
         return None
@@ -256,7 +257,12 @@ def _loss(model: Fuzzed, draw: Draw, pool: Sequence[Tensor]) -> Step | None:
     def run(ids: Tensor, x: Tensor, head: Tensor) -> Tensor:
         return F.cross_entropy((x @ head).flatten(0, 1), ids.flatten(), ignore_index=ignored, reduction=reduction)
 
-    return Step(run, (1, index), (model.parameter(pool[index].shape[-1], 8),))
+    def by_logarithms(ids: Tensor, x: Tensor, head: Tensor) -> Tensor:
+        scores = (x @ head).flatten(0, 1).log_softmax(-1)
+        return F.nll_loss(scores, ids.flatten(), ignore_index=ignored, reduction=reduction)
+
+    head = model.parameter(pool[index].shape[-1], draw.choice(VOCABULARIES))
+    return Step(draw.choice((run, run, by_logarithms)), (1, index), (head,))
 
 
 OPS: tuple[Callable[[Fuzzed, Draw, Sequence[Tensor]], Step | None], ...] = (

@@ -94,6 +94,58 @@ def test_a_replay_draws_the_same_numbers() -> None:
         torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
 
 
+class Recurrent(nn.Module):
+    """Layers of each kind with dropout between them, as `torch.nn` has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options = {"num_layers": 3, "dropout": 0.4, "batch_first": True}
+        self.lstm = nn.LSTM(3, 4, bidirectional=True, proj_size=2, **options).double()
+        self.gru, self.rnn = nn.GRU(4, 4, **options).double(), nn.RNN(4, 4, **options).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, (hidden, cell) = self.lstm(x.view(8, 4, 3))
+        y, last = self.gru(y)
+        y, final = self.rnn(y)
+        return y.square().mean() + (hidden.mean() * cell.mean() + last.mean() * final.mean())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dropout_between_recurrent_layers_is_that_of_one_process(seed: int) -> None:
+    model = Recurrent()
+    traced = trace(model, INPUTS)
+    alone = outcome(model, traced, replace(random_plan(traced.graph, model, (1, 1), random.Random(0)), recompute=()))
+    torch.manual_seed(seed)
+    plan = random_plan(traced.graph, model, (2, 2) if seed % 2 else (4,), random.Random(seed))
+    for mine, whole in zip(outcome(model, traced, plan), alone, strict=True):
+        torch.testing.assert_close(mine, whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_layers_one_by_one_are_the_module(kind: type[nn.RNNBase]) -> None:
+    """With a dropout that drops next to nothing the layers that run one by one give what the module gives."""
+
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind(3, 4, num_layers=3, bidirectional=True, dropout=1e-9).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, states = self.layers(x.view(4, 8, 3))
+            return y.square().sum() + sum(s.cos().sum() for s in (states if isinstance(states, tuple) else [states]))
+
+    model = Sequences()
+    traced = trace(model, INPUTS)
+    plan = replace(random_plan(traced.graph, model, (1, 1), random.Random(0)), recompute=())
+    assert "recurrent_dropout" in {node.local for node in plan.nodes}
+    loss, *gradients = outcome(model, traced, plan)
+    whole = model(INPUTS["x"])
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach(), rtol=1e-7, atol=0)
+    for mine, parameter in zip(gradients, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, rtol=1e-6, atol=1e-7)
+
+
 def test_numbers_are_spread_as_the_op_says() -> None:
     class Noise(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -51,12 +51,12 @@ def weights(rows: int, width: int, hidden: int, *, layers: int = 1, directions: 
     ]
 
 
-def lstm(*, layers: int, batch_first: bool, bidirectional: bool = False) -> tuple[Any, ...]:
+def lstm(*, layers: int, batch_first: bool, bidirectional: bool = False, dropout: float = 0.0) -> tuple[Any, ...]:
     directions = 1 + bidirectional
     states = (x(layers * directions, 6, 2), x(layers * directions, 6, 2))
     own = weights(8, 4, 2, layers=layers, directions=directions)
     given = x(6, 3, 4) if batch_first else x(3, 6, 4)
-    return (torch._VF.lstm, given, states, own, True, layers, 0.0, True, bidirectional, batch_first)
+    return (torch._VF.lstm, given, states, own, True, layers, dropout, True, bidirectional, batch_first)
 
 
 def name_of(case: tuple[Any, ...]) -> str:

@@ -32,6 +32,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a view without its local shape": ("(a=6 b=2) -> a b", "view", x(12), 6, 2),
     "a contraction that keeps the sum on each rank": ("m k, k n -> m n | k whole", torch.mm, x(4, 6), x(6, 4)),
     "maximum joined by sum": ("k -> ", torch.amax, x(12), 0),
+    "a mean of unequal pieces": ("a b -> a | b @mean ragged", torch.mean, x(6, 5), 1),
     "mean joined by sum": ("a b -> a", torch.mean, x(6, 12), 1),
     "a mean of two dims joined by the wrong one": ("a b -> b | a mean", torch.sum, x(6, 12), 0),
     "a cut across units": ("a b -> a (c=2! k=3)", operator.getitem, x(6, 12), (slice(None), slice(0, 6))),

@@ -11,11 +11,13 @@ masked_scatter    the whole mask tells which elements of the source a part takes
 mean              a mean over a sharded dim: the summand of this rank (output P)
 embedding_vocab   rows of the weight sharded: masked lookup (output P)
 cross_entropy     rows sharded: local sum over the global count (output P); classes sharded: normalised over
-                  all ranks (output R)
+                  all ranks (output R), or picked by each rank from its own (`nll_loss`, output P)
+log_softmax       classes sharded: normalised over all ranks
 batch_norm        statistics over all axes that shard the batch or space; running statistics alike everywhere
 dropout           mask from a counter over global indices
 sdpa_dropout      attention with such a mask
 drawn             other random numbers, from such a counter or seeded by the step's key
+recurrent_dropout recurrent layers with such masks between them
 experts           experts of a mixture that lie on several ranks (output P)
 experts_exchanged tokens sent to the ranks of their experts, and back
 sdpa_causal       causal attention on a part of the queries
@@ -29,7 +31,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.local import draws, experts, losses, masks, norms, shapes, vocabulary
+from autopar.runtime.local import classes, draws, experts, losses, masks, norms, recurrent, shapes, vocabulary
 from autopar.runtime.local.context import LocalContext, LocalOp
 
 LOCAL_OPS: Mapping[str, LocalOp] = {
@@ -41,15 +43,18 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "mean": losses.mean,
     "embedding_vocab": vocabulary.embedding,
     "cross_entropy": losses.cross_entropy,
+    "log_softmax": classes.log_softmax,
     "batch_norm": norms.batch_norm,
     "dropout": masks.dropout,
     "sdpa_dropout": masks.attention_dropout,
     "drawn": draws.drawn,
+    "recurrent_dropout": recurrent.recurrent_dropout,
     "experts": experts.experts,
     "experts_exchanged": experts.exchanged,
     "sdpa_causal": masks.causal_attention,
 }
-NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn"})  # their code is handed the random key of the step
+NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn", "recurrent_dropout"})
+"""Their code is handed the random key of the step."""
 
 
 def run_local(

@@ -34,6 +34,22 @@ def joined(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torc
     return _Joined.apply(summands, tuple(axes), mesh) if axes else summands
 
 
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:
+        ctx.route = axes, mesh
+        return reduced(tensor, "sum", axes, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return reduced(gradient, "sum", *ctx.route), None, None
+
+
+def summed(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
+    """P to R+ over `axes`: the sum, of which every rank gives a summand of the gradient."""
+    return _Summed.apply(summands, tuple(axes), mesh) if axes else summands
+
+
 class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:

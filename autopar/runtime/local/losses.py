@@ -1,4 +1,4 @@
-"""Losses and means whose rows, or classes, lie on several ranks."""
+"""Means and classification losses whose rows, or classes, lie on several ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autopar.errors import LayoutError
+from autopar.runtime.local import classes
 from autopar.runtime.local.context import LocalContext
-from autopar.runtime.local.exchange import joined, reduced
+from autopar.runtime.local.exchange import reduced
 
 
 def mean(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
@@ -22,11 +22,10 @@ def mean(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalC
 
 
 def cross_entropy(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.cross_entropy` of class indices, or `F.nll_loss`, whose classes are whole.
+    """`F.cross_entropy` and `F.nll_loss`.
 
     Where rows are sharded, a mean divides by the count (or weight) of all ranks' rows that are not ignored, and
-    the output is partial. Where classes are sharded (contiguously, ragged or not), the maximum, the sum of
-    exponentials and the label's logit are exchanged, and every rank has the loss.
+    the output is partial. Where classes are sharded (contiguously, ragged or not), see `classes`.
     """
     return _cross_entropy(ctx, target, *args, **kwargs)
 
@@ -45,52 +44,31 @@ def _cross_entropy(
 ) -> torch.Tensor:
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
-    classes = 1 if input.ndim > 1 else 0
-    class_axes = ctx.axes_that_shard(ctx.inputs[0], classes)
-    row_axes = ctx.axes_that_shard(ctx.inputs[1], *range(target.ndim))
+    dim = 1 if input.ndim > 1 else 0
+    soft = target.is_floating_point()
+    class_axes = ctx.axes_that_shard(ctx.inputs[0], dim)
+    row_axes = ctx.axes_that_shard(ctx.inputs[0], *(d for d in range(input.ndim) if d != dim))
     if class_axes:
-        if weight is not None:
-            raise LayoutError("cross_entropy with class weights cannot have its classes sharded")
-        loss = _of_sharded_classes(ctx, class_axes, input, target, classes, ignore_index, label_smoothing)
+        part = classes.Part.of(ctx, ctx.inputs[0], dim, ctx.input_shapes[0][dim])
+        if function.__name__ == "nll_loss":
+            loss = classes.picked(part, input, target, weight, ignore_index)
+        else:
+            loss = classes.cross_entropy(part, input, target, weight, ignore_index, label_smoothing)
         loss = loss if reduction == "none" else loss.sum()
     else:
         kind = "none" if reduction == "none" else "sum"
         smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
         loss = function(input, target, weight, ignore_index=ignore_index, reduction=kind, **smoothing)
-    if reduction == "mean":
-        kept = target != ignore_index
+    if reduction == "mean" and soft:
+        loss = loss / (math.prod(ctx.input_shapes[0]) // ctx.input_shapes[0][dim])
+    elif reduction == "mean":
         wide = torch.promote_types(loss.dtype, torch.float32)
+        kept = target != ignore_index
         if weight is None:
             count = kept.sum(dtype=wide)
+        elif class_axes:
+            count = reduced(part.looked_up(weight, target, kept).sum(dtype=wide), "sum", class_axes, ctx.mesh)
         else:
             count = weight[torch.where(kept, target, 0)].masked_fill(~kept, 0).sum(dtype=wide)
         loss = loss / reduced(count, "sum", row_axes, ctx.mesh)
     return loss.to(input.dtype)
-
-
-def _of_sharded_classes(
-    ctx: LocalContext,
-    axes: tuple[int, ...],
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    dim: int,
-    ignore_index: int,
-    label_smoothing: float,
-) -> torch.Tensor:
-    """The loss of every row, 0 where ignored: log Σ exp(x - m) + m - x[label], smoothed towards the mean logit."""
-    total = ctx.input_shapes[0][dim]
-    start, count = ctx.stretch(ctx.inputs[0], dim, total)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if count:
-        highest = logits.detach().amax(dim)
-        mine = (target >= start) & (target < start + count)
-        label = torch.where(mine, target - start, 0).unsqueeze(dim)
-        picked = logits.gather(dim, label).squeeze(dim).masked_fill(~mine, 0)
-    else:
-        highest, picked = logits.new_full(target.shape, -torch.inf), logits.sum(dim)
-    highest = reduced(highest, "max", axes, ctx.mesh)
-    if label_smoothing:
-        picked = (1 - label_smoothing) * picked + label_smoothing * (logits.sum(dim) / total)
-    exponentials = (logits - highest.unsqueeze(dim)).exp().sum(dim)
-    exponentials, picked = joined(torch.stack((exponentials, picked)), axes, ctx.mesh).unbind()
-    return (exponentials.log() + highest - picked).masked_fill(target == ignore_index, 0)

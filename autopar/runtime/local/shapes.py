@@ -64,7 +64,10 @@ def sliced(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loca
 
 
 def _narrow(ctx: LocalContext, input: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
-    pieces = ctx.pieces(ctx.inputs[0], dim % input.ndim)
+    dim %= input.ndim
+    if length == ctx.input_shapes[0][dim]:
+        return input
+    pieces = ctx.pieces(ctx.inputs[0], dim)
     return input.narrow(dim, start // pieces, length // pieces)
 
 
@@ -76,7 +79,9 @@ def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> I
         pieces = ctx.pieces(layout, dim) if isinstance(item, slice) else 1
         if isinstance(item, slice) and pieces > 1:
             start, stop, step = item.indices(sizes[dim])
-            if step == 1:
+            if (start, stop, step) == (0, sizes[dim], 1):  # the pieces of a dim that is not cut here may be unequal
+                yield slice(None)
+            elif step == 1:
                 yield slice(start // pieces, stop // pieces)
             else:
                 yield slice(start, sizes[dim] // pieces, step)

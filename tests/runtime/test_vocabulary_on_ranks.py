@@ -1,0 +1,36 @@
+"""A vocabulary of 257 split over two and four ranks: the same numbers as one process, and the bytes that were said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch
+from vocabulary_cases import CASES
+
+EXACT = 1e-8  # float64, after AdamW steps
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    found = {}
+    for ranks, cases in CASES.items():
+        report = launch("vocabulary_cases.py", ranks, environment={"FOLDER": str(folder)}, timeout_seconds=600)
+        for case in cases:
+            for rank in report:
+                assert "error" not in rank[case], rank[case]["traceback"]
+            found[case] = report[0][case]["value"]
+    return found
+
+
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("case", [case for cases in CASES.values() for case in cases])
+def test_equals_one_process(case: str, reports: dict[str, dict[str, Any]]) -> None:
+    found = reports[case]
+    assert "Shard(dim=2)" in found["logits"]
+    assert "embedding_vocab" in found["locals"]
+    assert all("S1" in layout for layout in found["loss"])  # rows and tokens are one dim there
+    assert max(found[f"{what}_error"] for what in ("loss", "parameter", "logits")) < EXACT, found
+    assert found["loaded_error"] == found["exported_error"] == found["read_error"] == 0
+    assert found["predicted"] == pytest.approx(found["measured"], rel=0.02), found
