@@ -45,7 +45,7 @@ class Points:
                 found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
         return found.values()
 
-    def fullest(self, number: int, reductions: Expression, largest: Largest) -> dict[bool, int | None]:
+    def fullest(self, number: int, reductions: Expression, bound: Largest) -> dict[bool, int | None]:
         """W before and since backward came to an op that reads a gathered parameter: variables in MiB."""
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         start: Expression = {}
@@ -64,7 +64,7 @@ class Points:
                 self._note(rows[begun], current, self._alive(member, point, kind))
             if member in self.waiting:
                 current = self._chain(current, {v: -c for v, c in self.waiting[member].items()})
-        return {begun: largest(f"fullest.{number}", some) for begun, some in rows.items()}
+        return {begun: bound(f"fullest.{number}", some) for begun, some in rows.items()}
 
     def _chain(self, before: Expression, change: Expression) -> Expression:
         """A variable, in bytes, equal to a sum."""
