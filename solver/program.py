@@ -188,7 +188,9 @@ class Program:
         problem = ListedProblem("plan", pulp.LpMinimize)
         lower, upper = matrix.lower[kept].tolist(), matrix.upper[kept].tolist()
         variables = [
-            pulp.LpVariable(f"v{i}", low, None if high == math.inf else high, _KINDS[whole])
+            pulp.LpVariable(
+                f"v{i}", None if low == -math.inf else low, None if high == math.inf else high, _KINDS[whole]
+            )
             for i, low, high, whole in zip(
                 kept.tolist(), lower, upper, (integer & matrix.integer[kept]).tolist(), strict=True
             )

@@ -18,6 +18,7 @@ blocks of a stage share counts beside each, and gradients of a whole stage count
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -202,7 +203,7 @@ class Rows:
             later = None if many else behind[i + 1]
             fullest = points.fullest(i, way.reductions[i], self._largest)
             if stage.count > 1:
-                held = self._sum("held", data.held_but_one, before)
+                held = self._sum("held", data.held_but_one, before, lower=-math.inf)  # less than 0 where all recompute
                 for begun, moved in way.last_block(i).items():
                     parts = [always, left, held, later, fullest[begun], *moved]
                     self._row(f"backward of stage {i}, last block", parts, {})
@@ -252,11 +253,11 @@ class Rows:
                 self.program.at_least(name, [(largest, 1.0)] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
         return largest
 
-    def _sum(self, name: str, terms: Expression, more: int | None = None) -> int | None:
+    def _sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
         """A variable equal to a sum of bytes (in MiB), and another such variable."""
         if not terms:
             return more
-        found = self.program.variable(name, upper=None, whole=False)
+        found = self.program.variable(name, lower=lower, upper=None, whole=False)
         rest = [(more, -1.0)] if more is not None else []
         self.program.equal(name, [(found, 1.0), *rest] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
         return found
