@@ -19,10 +19,11 @@ from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.precision import Precision
+from autopar.solver.building import build_problem
 from autopar.solver.constraints import Restricted
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem, build_problem
+from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.saved import UNIT
