@@ -96,7 +96,7 @@ class _Walk:
                     copies = self.plan.inner_inputs(segment) - kept
                     grows["activations"] += sum(map(self.memory.copy_bytes, copies))
                     kept |= copies
-            part = "replayed part" if inner else again or "activations"
+            part = "replayed block" if inner else again or "activations"
             grows[part] += self.plan.beside(node)
             copies = self.plan.copies(node) - kept
             grows[part] += sum(map(self.memory.copy_bytes, copies))
@@ -129,7 +129,7 @@ class _Walk:
             for copy in (saved & kept) - inputs
             if self.lifetimes.stays_within(copy[0], segment.first, segment.last)
         }
-        grows["replayed part"] -= sum(map(self.memory.copy_bytes, gone)) + sum(map(self.plan.beside, nodes))
+        grows["replayed block"] -= sum(map(self.memory.copy_bytes, gone)) + sum(map(self.plan.beside, nodes))
         parameters = {key: size for node in nodes for key, size in self.plan.kept_parameters(node).items()}
         grows["gathered parameters"] -= sum(parameters.values())
         return kept - gone, there - parameters.keys()
