@@ -18,6 +18,11 @@ from autopar.solver.constraints import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
 
 
+MOST_CHOICES = 300
+"""Of the ops of a block that may be recomputed in part: with more, the counts of levels take longer than planning may.
+Ops on one device or one axis have fewer, on two axes more."""
+
+
 def build_problem(
     memory: StepMemory,
     restricted: Restricted,
@@ -112,7 +117,8 @@ class _Builder:
         """The levels of a block: none where it must be kept, the whole alone where it decides for itself."""
         if not self.recompute or not replay_end(self.memory, nodes) or self.restricted.kept & set(nodes):
             return None
-        if count == 1 or not self.inner_levels:
+        many = sum(len(some) for some in choices.values()) > MOST_CHOICES
+        if count == 1 or many or not self.inner_levels:
             return Levels((), len(nodes))
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
         return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=self.inner_levels)

@@ -105,8 +105,6 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
         if len(paid.flows) == 1 and not again:
             _pay_by_price(model, flow, numbers, paid.forward * (1.0 * bool(level) - dropped), wanted, level)
             continue
-        if not wanted.any():
-            continue
         counts = np.full(numbers.shape, -1)
         counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]), level or model.depth(tensor.stage))
         less = wanted & dropped

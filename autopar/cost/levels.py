@@ -116,7 +116,7 @@ class _Block:
                 found.setdefault(memory.roots.get(ref, ref), set()).add(self.place[node])
             for i in range(len(output_tensors(node))):
                 ref = TensorRef(node, i)
-                if any(user not in inside for user in _users(node)):
+                if any(user not in inside for user in node.users):
                     found.setdefault(memory.roots.get(ref, ref), set()).add(self.many)
         return found
 
@@ -227,7 +227,3 @@ def _below(before: tuple[float, float], point: tuple[float, float], after: tuple
     """The area of the triangle that a level makes with the line between its neighbours; not below it: none."""
     (x0, y0), (x1, y1), (x2, y2) = before, point, after
     return (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)
-
-
-def _users(node: fx.Node) -> list[fx.Node]:
-    return list(node.users)
