@@ -17,7 +17,6 @@ from autopar.graph import TensorRef, output_tensors
 from autopar.solver.constraints import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
 
-
 MOST_CHOICES = 300
 """Of the ops of a block that may be recomputed in part: with more, the counts of levels take longer than planning may.
 Ops on one device or one axis have fewer, on two axes more."""
