@@ -54,13 +54,16 @@ class ParameterPlan:
 class Segment:
     """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs.
 
-    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known).
+    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known). A segment is a
+    repeated block as a whole, whose inputs are kept as they lie outside it and converted again in the replay; or, if
+    `inner`, a part of a block, which keeps activations from outside as its nodes want them.
     """
 
     first: int
     last: int
     name: str
     replayed: int = -1
+    inner: bool = False
 
 
 @dataclass(frozen=True)

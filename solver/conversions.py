@@ -130,7 +130,7 @@ def _pay_shared(model: Model, tensor: Tensor, paid: Paid, shared: Array) -> None
         if tensor.kind == "outer":  # some block keeps, and shares what is converted outside
             terms, right = [(model.kept(tensor.stage), -1.0)], -1.0
         else:  # the first block shares it unless it recomputes, as it does if any does
-            terms = [(model.any_recomputed[tensor.stage], 1.0)]
+            terms = [(model.any_recomputed[tensor.stage][-1], 1.0)]
     model.program.implies("p", variables, shared[at], terms, right)
 
 

@@ -18,9 +18,10 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
 from autopar.plans import Certificate, Moment, Plan, PlanSize
 from autopar.precision import Precision
+from autopar.solver.building import build_problem
 from autopar.solver.constraints import Restricted, Strategies, restrict
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem, build_problem
+from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.smallest import Smallest, smallest_budget

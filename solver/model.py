@@ -6,11 +6,14 @@ For op v with choices s, tensor t with source layouts l ("ports") and wanted lay
     f[t,u,l,w] >= 0                    sum_w f[t,u,l,w] = sum_{s gives l} x[v,s]     flow of use u: equalities at both
                                        sum_l f[t,u,l,w] = sum_{s wants w} x[u,s]     ends
     p[t,l,w] >= f[t,u,l,w]             for every use u                               paid once by all uses
-    r_c in {0..m_c}                    the first r_c blocks of c recompute
-    q_c in {0,1}                       q_c <= r_c <= m_c q_c                         whether any does
-    z[v,s] in [0, m x[v,s]]            sum_s z[v,s] = r_c                            z = r x, exactly
+    r_cl in {0..m_c}                   the first r_cl blocks of c recompute at level l or higher; r_cl <= r_c(l-1)
+    q_cl in {0,1}                      q_cl <= r_cl <= m_c q_cl                      whether any does
+    z[v,s,l] in [0, m x[v,s]]          sum_s z[v,s,l] = r_cl                         z = r x, exactly
     g[t,l,w] in [0, m p[t,l,w]]        sum_{l,w} g = r (q for edges into the first   replays of a conversion (of the
                                        block, r - q between blocks)                  uses that a replay runs)
+
+Levels (`autopar.cost.levels`) are nested, so that each op is recomputed from one level on; r without a level is that of
+whole blocks, and replays of conversions inside a block count the level at which both ends are in one segment.
 
 A tensor made outside a class and read in it is converted outside for all blocks that keep (with the other readers
 outside) and once more in every block that recomputes::
@@ -36,7 +39,7 @@ from autopar.solver.conversions import pay_conversions
 from autopar.solver.linear import Array, Linear
 from autopar.solver.overlap import Overlap
 from autopar.solver.prices import PriceTable
-from autopar.solver.problem import Op, Problem, Tensor, Use
+from autopar.solver.problem import Op, Problem, Stage, Tensor, Use
 from autopar.solver.program import Program
 from autopar.solver.replays import Flow, Port, counted
 
@@ -52,8 +55,8 @@ class Model:
     program: Program = field(default_factory=Program)
     x: list[list[int]] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
-    recomputed: dict[int, int] = field(default_factory=dict)  # r of a recomputable stage
-    any_recomputed: dict[int, int] = field(default_factory=dict)  # q
+    recomputed: dict[int, list[int]] = field(default_factory=dict)  # r of a recomputable stage, by level
+    any_recomputed: dict[int, list[int]] = field(default_factory=dict)  # q
     seconds: Linear = field(default_factory=Linear)  # the objective, in seconds
     movable: dict[tuple[str, int], Linear] = field(default_factory=dict)  # part of it, by kind and stretch
     overlap: Overlap | None = None
@@ -62,7 +65,7 @@ class Model:
     def __post_init__(self) -> None:
         self._tables: dict[TensorRef, PriceTable] = {}
         self._shared_tables: dict[tuple[object, ...], PriceTable] = {}
-        self._z: dict[int, Array] = {}
+        self._z: dict[tuple[int, int], Array] = {}
         self._ports: dict[tuple[int, int], dict[Port, list[int]]] = {}
         self._wanted: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[int, int] = {}
@@ -74,7 +77,7 @@ class Model:
                 self.program.equal(f"one.{op.node.name}", [(v, 1.0) for v in self.x[number]], 1.0)
         for number, stage in enumerate(self.problem.stages):
             if stage.recomputable:
-                self._recompute_counts(number, stage.count)
+                self._recompute_counts(number, stage)
         self._pay_ops()
         for tensor in self.problem.tensors:
             ports = [layout for layout, _ in self.ends(tensor)]
@@ -100,30 +103,35 @@ class Model:
     def count(self, op: Op) -> int:
         return self.problem.stages[op.stage].count
 
-    def z(self, number: int) -> Array:
-        """How many blocks recompute with each choice of an op: r x."""
-        if number not in self._z:
+    def depth(self, stage: int) -> int:
+        """How many levels of recompute a stage has."""
+        return self.problem.stages[stage].depth
+
+    def z(self, number: int, level: int) -> Array:
+        """How many blocks recompute at this level or a higher one with each choice of an op: r x."""
+        if (number, level) not in self._z:
             op = self.problem.ops[number]
-            times = {self.recomputed[op.stage]: 1.0}
-            self._z[number] = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
-        return self._z[number]
+            times = {self.recomputed[op.stage][level - 1]: 1.0}
+            self._z[number, level] = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
+        return self._z[number, level]
 
     def kept(self, stage: int) -> int:
-        """Whether any block of a stage keeps: 1 unless all recompute."""
+        """Whether any block of a stage is not recomputed as a whole: 1 unless all are."""
         if stage not in self._kept:
+            whole = self.recomputed[stage][-1]
             if self.problem.stages[stage].count == 1:
                 self._kept[stage] = self.program.variable(f"k.{stage}")
-                self.program.equal("k", [(self._kept[stage], 1.0), (self.recomputed[stage], 1.0)], 1.0)
+                self.program.equal("k", [(self._kept[stage], 1.0), (whole, 1.0)], 1.0)
             else:
                 many = float(self.problem.stages[stage].count)
                 self._kept[stage] = self.program.variable(f"k.{stage}", integer=True)
-                self.program.at_least("k", [(self._kept[stage], many), (self.recomputed[stage], 1.0)], many)
+                self.program.at_least("k", [(self._kept[stage], many), (whole, 1.0)], many)
         return self._kept[stage]
 
     def plainness(self) -> Array:
         """How far each variable departs from the plainest plan: sharded storage, regathers, recompute, collectives."""
         found = np.zeros(len(self.program.names))
-        found[list(self.recomputed.values())] = 1.0
+        found[[r for counts in self.recomputed.values() for r in counts]] = 1.0
         for number, op in enumerate(self.problem.ops):
             if op.node.op == "get_attr":
                 for variable, choice in zip(self.x[number], op.choices, strict=True):
@@ -138,19 +146,27 @@ class Model:
         """The largest sum of departures that any plan can have: one choice of each op, one flow to each use."""
         groups = [*self.x, *(flow.all for flow in self.flows)]
         most = sum(plainness[group].max() for group in groups)
-        return float(most) + sum(self.program.upper[r] or 0.0 for r in self.recomputed.values())
+        return float(most) + sum(self.program.upper[r] or 0.0 for counts in self.recomputed.values() for r in counts)
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 
-    def _recompute_counts(self, stage: int, count: int) -> None:
-        self.recomputed[stage] = r = self.program.variable(f"r.{stage}", upper=float(count), integer=True)
-        if count == 1:
-            self.any_recomputed[stage] = r
-            return
-        self.any_recomputed[stage] = q = self.program.variable(f"q.{stage}", integer=True)
-        self.program.early.append((r, q))
-        self.program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
-        self.program.at_most("q", [(r, 1.0), (q, -float(count))], 0.0)
+    def _recompute_counts(self, number: int, stage: Stage) -> None:
+        many, program = float(stage.count), self.program
+        self.recomputed[number], self.any_recomputed[number] = [], []
+        for level in range(1, stage.depth + 1):
+            r = program.variable(f"r.{number}.{level}", upper=many, integer=True)
+            q = r
+            if stage.count > 1:
+                q = program.variable(f"q.{number}.{level}", integer=True)
+                program.early.append((r, q))
+                program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
+                program.at_most("q", [(r, 1.0), (q, -many)], 0.0)
+            for before in self.recomputed[number][-1:]:
+                program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
+            self.recomputed[number].append(r)
+            self.any_recomputed[number].append(q)
+        if stage.depth > 1:
+            program.nested.append(list(zip(self.recomputed[number], self.any_recomputed[number], strict=True)))
 
     def _pay_ops(self) -> None:
         memory, cluster = self.problem.memory, self.problem.cluster
@@ -171,8 +187,8 @@ class Model:
                 if memory.is_parameter(op.node):
                     traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
                     self.seconds.add(variable, self.count(op) * cluster.device.update_seconds(traffic))
-            if op.replayed and op.stage in self.recomputed and any(forwards):
-                self.seconds.add(self.z(number), many * np.array(forwards))
+            if op.again.computed and any(forwards):
+                self.seconds.add(self.z(number, op.again.computed), many * np.array(forwards))
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 

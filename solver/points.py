@@ -8,7 +8,7 @@ are reduced. There are two W: of the points before backward comes to an op that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from autopar.cost.lifetimes import Point
 from autopar.cost.moving import Moving
 from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem
+from autopar.solver.problem import Problem, Stage
 from autopar.solver.replays import Expression, Flow, largest
 from autopar.solver.saved import UNIT, StageBytes, add
 
@@ -45,26 +45,67 @@ class Points:
                 found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
         return found.values()
 
-    def fullest(self, number: int, reductions: Expression, largest: Largest) -> dict[bool, int | None]:
-        """W before and since backward came to an op that reads a gathered parameter: variables in MiB."""
+    def fullest(self, number: int, reductions: Expression, bound: Largest) -> list[dict[bool, int | None]]:
+        """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB.
+
+        Of a block that is kept, and of one that is recomputed as a whole, it is the same.
+        """
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         start: Expression = {}
         for member in stage.ops:
             for variable, size in self.waiting.get(member, {}).items():
                 add(start, variable, size)
-        rows: dict[bool, list[tuple[Expression, float, float]]] = {False: [], True: []}
-        self._note(rows[True], start, reductions)
+        pieces: dict[tuple[bool, int | None], list[tuple[Expression, float, float]]] = {}  # by first op
+        self._note(pieces.setdefault((True, None), []), start, reductions)
         current = start
+        piece, begin = self._piece(stage, -1), -1
         for member in stage.ops:
-            node = self.problem.ops[member].node
+            node, offset = self.problem.ops[member].node, self.problem.ops[member].again.offset
+            if offset >= 0 and self._piece(stage, offset) != piece:
+                piece, begin = self._piece(stage, offset), offset
             begun = self.lifetimes.position[node] <= grouping.last_reader(grouping.region(node))
             if change := data.block.get(member, {}):
                 current = self._chain(current, change)
+            rows = pieces.setdefault((begun, begin), [])
             for point, kind in self._cases(member, stage.count):
-                self._note(rows[begun], current, self._alive(member, point, kind))
+                self._note(rows, current, self._alive(member, point, kind))
             if member in self.waiting:
                 current = self._chain(current, {v: -c for v, c in self.waiting[member].items()})
-        return {begun: largest(f"fullest.{number}", some) for begun, some in rows.items()}
+        most = {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
+        return [self._at_level(stage, data, level, most, bound) for level in range(max(1, stage.depth))]
+
+    def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
+        """Equal for ops between which no inner segment of any level begins or ends."""
+        levels = stage.levels
+        spans = [span for level in range(1, stage.depth) for span in levels.spans(level)] if levels else []
+        return tuple((first <= offset, last < offset) for first, last in spans)
+
+    def _at_level(
+        self,
+        stage: Stage,
+        data: StageBytes,
+        level: int,
+        most: Mapping[tuple[bool, int | None], int | None],
+        bound: Largest,
+    ) -> dict[bool, int | None]:
+        """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
+        freed, with what they and its own keep besides."""
+        found: dict[bool, int | None] = {}
+        for whether in (False, True):
+            rows: list[tuple[Expression, float, float]] = []
+            for (begun, begin), variable in most.items():
+                if variable is None or begun != whether:
+                    continue
+                terms: Expression = {variable: UNIT}
+                for spans, sign, behind in ((data.freed, -1.0, 1), (data.besides, 1.0, 0)):
+                    for (its, span), some in spans.items():
+                        if level and its == level and begin is not None and span[behind] < begin + 1 - behind:
+                            for one, size in some.items():
+                                add(terms, one, sign * size)
+                rows.append((terms, 0.0, float("inf")))
+            alone = len(rows) == 1 and len(rows[0][0]) == 1
+            found[whether] = next(iter(rows[0][0])) if alone else bound(f"fullest.level{level}", rows)
+        return found
 
     def _chain(self, before: Expression, change: Expression) -> Expression:
         """A variable, in bytes, equal to a sum."""

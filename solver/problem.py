@@ -6,8 +6,8 @@ block into the next `count - 1` times, into the first and out of the last block 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -16,11 +16,9 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
 from autopar.cost.buckets import Grouping
+from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
-from autopar.cost.step import seconds_of
-from autopar.cost.traffic import in_segment, replay_end
-from autopar.graph import TensorRef, output_tensors
-from autopar.solver.constraints import Restricted
+from autopar.graph import TensorRef
 from autopar.strategies.strategy import Strategy
 
 Kind = Literal["plain", "inner", "first", "next", "outer", "each"]
@@ -37,24 +35,47 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Again:
+    """The levels of recompute from which on (0: at none) an op of a block is in a segment, a replay makes what it
+    reads, and a replay computes it; `offset`: its place in the block."""
+
+    dropped: int = 0
+    replayed: int = 0
+    computed: int = 0
+    offset: int = -1
+
+
+@dataclass(frozen=True)
 class Op:
     """A node that has a choice; in a repeated stage it stands for that node of every block."""
 
     node: fx.Node
     stage: int
     choices: tuple[Choice, ...]
-    replayed: bool  # a replay of its block runs it
+    again: Again
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of the graph: `count` equal blocks (`repeat`, blocks `first` and on), or what lies between."""
+    """A stretch of the graph: `count` equal blocks (`repeat`, blocks `first` and on), or what lies between.
+
+    `levels`: those at which its blocks may be recomputed, if any.
+    """
 
     count: int
     ops: tuple[int, ...]
     repeat: Repeat | None = None
     first: int = 0
-    recomputable: bool = False
+    levels: Levels | None = None
+
+    @property
+    def recomputable(self) -> bool:
+        return self.levels is not None
+
+    @property
+    def depth(self) -> int:
+        """How many levels there are."""
+        return len(self.levels) if self.levels is not None else 0
 
 
 @dataclass(frozen=True)
@@ -99,176 +120,17 @@ class Problem:
         """How parameters share collectives."""
         return Grouping(self.memory, self.repeats)
 
+    def together(self, source: TensorRef, reader: int) -> int:
+        """The first level at which a tensor and the op of a recomputable stage that reads it are in one segment, or at
+        which the block as a whole is, where the tensor comes from outside."""
+        op = self.ops[reader]
+        levels, maker = self.stages[op.stage].levels, self.op_of.get(source.node)
+        assert levels is not None
+        made = self.ops[maker] if maker is not None else None
+        if made is None or made.node is not source.node or made.stage != op.stage or not made.again.dropped:
+            return len(levels)
+        return levels.together(made.again.offset, op.again.offset)
+
     def ref(self, tensor: Tensor) -> TensorRef:
         """The graph's tensor (of the first block)."""
         return TensorRef(self.ops[tensor.source].node, tensor.output)
-
-
-def build_problem(
-    memory: StepMemory,
-    restricted: Restricted,
-    cluster: Cluster,
-    repeats: Sequence[Repeat],
-    *,
-    fold: bool = True,
-    recompute: bool = True,
-) -> Problem:
-    """State the problem of a graph whose nodes have these strategies.
-
-    Raises KeyError for a tensor whose node has no strategy.
-    """
-    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute and memory.train).build()
-
-
-class _Builder:
-    def __init__(
-        self,
-        memory: StepMemory,
-        restricted: Restricted,
-        cluster: Cluster,
-        repeats: tuple[Repeat, ...],
-        fold: bool,
-        recompute: bool,
-    ) -> None:
-        self.memory, self.cluster, self.repeats = memory, cluster, repeats
-        self.strategies, self.restricted = restricted.strategies, restricted
-        self.recompute = recompute
-        self.nodes = list(memory.graph.nodes)
-        self.position = {node: i for i, node in enumerate(self.nodes)}
-        self.readers: dict[fx.Node, list[fx.Node]] = {}
-        for node in self.nodes:
-            if output_tensors(node) or node.op == "output":
-                for ref in memory.inputs[node]:
-                    self.readers.setdefault(ref.node, []).append(node)
-        self.folded = [fold and self._foldable(repeat) for repeat in repeats]
-        self.ops: list[Op] = []
-        self.op_of: dict[fx.Node, int] = {}
-        self.stages: list[Stage] = []
-
-    def build(self) -> Problem:
-        at = 0
-        for repeat, folded in zip(self.repeats, self.folded, strict=True):
-            self._stage(range(at, repeat.start), 1)
-            if folded:
-                self._stage(repeat.instance(0), repeat.count, repeat)
-            else:
-                for i in range(repeat.count):
-                    self._stage(repeat.instance(i), 1, repeat, i)
-            at = repeat.end
-        self._stage(range(at, len(self.nodes)), 1)
-        for repeat, folded in zip(self.repeats, self.folded, strict=True):
-            if folded:
-                for i in range(1, repeat.count):
-                    for here, first in zip(repeat.instance(i), repeat.instance(0), strict=True):
-                        if self.nodes[first] in self.op_of:
-                            self.op_of[self.nodes[here]] = self.op_of[self.nodes[first]]
-        tensors = self._tensors()
-        return Problem(
-            self.memory, self.cluster, tuple(self.ops), tensors, tuple(self.stages), self.repeats, self.op_of
-        )
-
-    def _stage(self, span: range, count: int, repeat: Repeat | None = None, first: int = 0) -> None:
-        nodes = self.nodes[span.start : span.stop]
-        if not nodes:
-            return
-        end = replay_end(self.memory, nodes) if repeat else 0
-        members = []
-        for i, node in enumerate(nodes):
-            if node in self.strategies and (output_tensors(node) or node.op == "output"):
-                self.op_of[node] = len(self.ops)
-                members.append(len(self.ops))
-                self.ops.append(Op(node, len(self.stages), self._choices(node), i < end and in_segment(node)))
-        recomputable = self.recompute and repeat is not None and end > 0 and not self.restricted.kept & set(nodes)
-        self.stages.append(Stage(count, tuple(members), repeat, first, recomputable))
-
-    def _choices(self, node: fx.Node) -> tuple[Choice, ...]:
-        found: dict[tuple[object, ...], Choice] = {}
-        asked = self.restricted.regather.get(node)
-        regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
-        for strategy in self.strategies[node]:
-            forward, backward = seconds_of(self.memory, node, strategy, self.cluster)
-            backward = backward if self.memory.train else 0.0
-            for flag in regather:
-                choice = Choice(strategy, forward, backward, flag)
-                key = (strategy.inputs, strategy.outputs, strategy.local, flag)
-                if key not in found or forward + backward < found[key].forward_seconds + found[key].backward_seconds:
-                    found[key] = choice
-        return tuple(found.values())
-
-    def _may_regather(self, node: fx.Node) -> bool:
-        """Whether some op keeps the parameter for backward, so that its copy could be dropped and made again."""
-        memory = self.memory
-        return memory.is_trainable(node) and any(
-            any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
-            for reader in self.readers.get(node, ())
-        )
-
-    # -- folding ------------------------------------------------------------------------------------------------------
-
-    def _foldable(self, repeat: Repeat) -> bool:
-        """Whether the blocks' strategies are equal and what they make is read by the next block or after the last."""
-        for k in range(repeat.period):
-            first = self.nodes[repeat.start + k]
-            for i in range(1, repeat.count):
-                other = self.nodes[repeat.start + k + i * repeat.period]
-                mine, its = self.strategies.get(first), self.strategies.get(other)
-                if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
-                    return False
-        for i in range(repeat.count - 1):
-            inside = repeat.instance(i)
-            for position in inside:
-                for reader in self.readers.get(self.nodes[position], ()):
-                    if reader.op != "output" and self.position[reader] >= inside.stop + repeat.period:
-                        return False
-        return True
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        """Who reads which tensor, grouped by who shares conversions."""
-        found: dict[tuple[int, int, Kind, int], list[Use]] = {}
-        for number, op in enumerate(self.ops):
-            stage = self.stages[op.stage]
-            refs = self.memory.inputs[op.node]
-            later = self._second(op.node, stage)
-            for index, ref in enumerate(refs):
-                for source, kind in self._edges(ref, later[index] if later else None, op, stage):
-                    key = (self.op_of[source.node], source.index, kind, op.stage if kind != "plain" else -1)
-                    uses = found.setdefault(key, [])
-                    if Use(number, index) not in uses:
-                        uses.append(Use(number, index))
-        return tuple(
-            Tensor(source, output, kind, self._merged(uses) if kind == "each" else tuple(uses), stage)
-            for (source, output, kind, stage), uses in found.items()
-        )
-
-    def _merged(self, uses: Sequence[Use]) -> tuple[Use, ...]:
-        """One use for all inputs of an op that want the same of what each block makes: they have the same optimum.
-
-        What is made in each block is converted for each of these inputs on its own, so that they share no price.
-        """
-        found: dict[tuple[object, ...], Use] = {}
-        for use in uses:
-            wanted = tuple(choice.strategy.inputs[use.index] for choice in self.ops[use.op].choices)
-            kept = use.index in self.memory.saved(self.ops[use.op].node)[0]
-            one = found.setdefault((use.op, wanted, kept), replace(use, times=0))
-            found[use.op, wanted, kept] = replace(one, times=one.times + 1)
-        return tuple(found.values())
-
-    def _second(self, node: fx.Node, stage: Stage) -> list[TensorRef] | None:
-        """What the same op of the second block reads."""
-        if stage.repeat is None or stage.count == 1:
-            return None
-        return self.memory.inputs[self.nodes[self.position[node] + stage.repeat.period]]
-
-    def _edges(self, ref: TensorRef, later: TensorRef | None, op: Op, stage: Stage) -> list[tuple[TensorRef, Kind]]:
-        source = self.ops[self.op_of[ref.node]]
-        if stage.repeat is None:
-            folded = self.stages[source.stage].count > 1
-            last = self.stages[source.stage].repeat
-            if folded and last is not None and self.position[ref.node] < last.start + (last.count - 1) * last.period:
-                return [(ref, "each")]
-            return [(ref, "plain")]
-        if source.stage == op.stage and (later is None or later.node is not ref.node):
-            return [(ref, "inner")]
-        if later is None or later == ref:
-            return [(ref, "outer")]
-        return [(ref, "first"), (later, "next")]

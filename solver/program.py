@@ -54,6 +54,7 @@ class Program:
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
     early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
+    nested: list[list[tuple[int, int]]] = field(default_factory=list)  # of the early ones: none larger than the last
     products: list[Product] = field(
         default_factory=list
     )  # rows, variables, ones, the place of each one's row; counts, most
@@ -186,9 +187,10 @@ class Program:
         matrix.bound(bounds)
         part = matrix.part(kept)
         problem = ListedProblem("plan", pulp.LpMinimize)
-        lower, upper = matrix.lower[kept].tolist(), matrix.upper[kept].tolist()
+        lower = [None if low == -math.inf else low for low in matrix.lower[kept].tolist()]
+        upper = [None if high == math.inf else high for high in matrix.upper[kept].tolist()]
         variables = [
-            pulp.LpVariable(f"v{i}", low, None if high == math.inf else high, _KINDS[whole])
+            pulp.LpVariable(f"v{i}", low, high, _KINDS[whole])
             for i, low, high, whole in zip(
                 kept.tolist(), lower, upper, (integer & matrix.integer[kept]).tolist(), strict=True
             )

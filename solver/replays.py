@@ -60,14 +60,27 @@ def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapp
     return found
 
 
-def replays(model: Model, flow: Flow, groups: Sequence[Array]) -> Array:
-    """How many recomputed blocks have a flow of each group, variables: r f (q f, (r - q) f at a stage's border)."""
+def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Array:
+    """How many blocks that recompute at a level or a higher one have a flow of each group, variables: r f (of what
+    crosses a stage's border q f, (r - q) f)."""
     stage, kind = flow.tensor.stage, flow.tensor.kind
-    r, q = model.recomputed[stage], model.any_recomputed[stage]
+    r, q = model.recomputed[stage][level - 1], model.any_recomputed[stage][level - 1]
     times = {q: 1.0} if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else {r: 1.0}
     most = 1 if kind == "first" else max(1, model.conversions(flow.tensor))
     rest = np.setdiff1d(flow.all, np.concatenate(groups))
     return counted(model.program, [*groups, rest] if len(rest) else groups, times, most)[: len(groups)]
+
+
+def replay_level(model: Model, flow: Flow) -> int:
+    """The level from which on a replay converts a tensor for one use, 0 where none does.
+
+    Inner segments are given what comes from outside converted, but for parameters.
+    """
+    problem = model.problem
+    again, ref = problem.ops[flow.use.op].again, problem.ref(flow.tensor)
+    if not again.replayed or (problem.memory.is_parameter(ref.node) and flow.tensor.kind == "inner"):
+        return again.replayed
+    return max(again.replayed, problem.together(ref, flow.use.op))
 
 
 def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> None:
@@ -81,22 +94,22 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
     repeated: list[Array] = []
     fresh: list[Array] = []
     for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
-        op = model.problem.ops[flow.use.op]
+        op, level = model.problem.ops[flow.use.op], replay_level(model, flow)
         drops = flow.use.index in model.problem.memory.saved(op.node)[0]  # its regathers, if it has any
         dropped = paid.regathers[:, None] & drops
         wanted = (numbers >= 0) & paid.costly
         if not again:
-            wanted &= (paid.forward > 0) & (op.replayed | dropped)
+            wanted &= (paid.forward > 0) & (bool(level) | dropped)
         if not wanted.any():
             continue
         if len(paid.flows) == 1 and not again:
-            _pay_by_price(model, flow, numbers, paid.forward * (1.0 * op.replayed - dropped), wanted)
+            _pay_by_price(model, flow, numbers, paid.forward * (1.0 * bool(level) - dropped), wanted, level)
             continue
         counts = np.full(numbers.shape, -1)
-        counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]))
+        counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]), level or model.depth(tensor.stage))
         less = wanted & dropped
         model.pay_again(tensor, counts[less], -many * paid.forward[less])
-        if op.replayed:
+        if level:
             repeated.append(counts)
         if again:
             fresh.append(counts)
@@ -108,7 +121,7 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
         model.pay_conversion(tensor, variables, paid.forward[at], paid.backward[at], 1.0)
 
 
-def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array) -> None:
+def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array, level: int) -> None:
     """Replays of a tensor with one use: pairs of equal price share a count."""
     wanted = wanted & (seconds != 0)
     if not wanted.any():
@@ -117,7 +130,7 @@ def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, want
     each, variables = seconds[wanted][order], numbers[wanted][order]
     new = np.diff(each) > 1e-12 * np.abs(each[1:])  # equal but for the order of their sums
     starts = np.concatenate([[0], np.flatnonzero(new) + 1])
-    counts = replays(model, flow, np.split(variables, starts[1:]))
+    counts = replays(model, flow, np.split(variables, starts[1:]), level)
     model.pay_again(flow.tensor, counts, model.problem.memory.micro_batches * each[starts])
 
 

@@ -1,19 +1,23 @@
 """Memory rows: at every moment where the peak can be, what lives is at most the budget.
 
-The moments are those of `autopar.cost.moments`: for a stage of m equal blocks, of which the first r recompute, with F
-bytes kept by one block, b by the inputs of a recomputed one and G of one block's gradients::
+The moments are those of `autopar.cost.moments`. Of a stage of m equal blocks the first r_l recompute at level l or a
+higher one (r_0 = m). A block of level l keeps F_l bytes for backward, G are its gradients, and H_l is what all blocks
+of at least level l keep; in the backward of one of them W_l is there at most::
 
-    W >= K(v) + gradients(v) + workspace(v)       for every point v of the stage's ops (`autopar.solver.points`)
+    W_0 >= K(v) + gradients(v) + workspace(v)     for every point v of the stage's ops (`autopar.solver.points`)
+    W_l >= the same without what segments that are through have freed, with what segments keep besides
 
-    last block (kept):  always + H(before) + (m - r - 1) F + r b + W             + gradients(after) + moving <= budget
-    any other:          always + H(before)                 + r b + W + (m - 1) G + gradients(after) + moving <= budget
-    next to the last:   always + H(before) + (m - r - 2) F + r b + W + G         + gradients(after) + moving <= budget
+    last block of level l:    always + H(before) + H_l - F_l + W_l + (m - r_l) G + gradients(after) + moving <= budget
+    first block, of level l:  always + H(before)             + W_l + (m - 1) G   + gradients(after) + moving <= budget
+    next to the last of all:  always + H(before) + H_0 - 2 F_0 + W_0 + G         + gradients(after) + moving <= budget
 
-From the third row to the second, F leaves and G comes from block to block, so that the two bound all blocks between.
+From one block of a level to the one before, F_l leaves and G comes, so that the last and the first of a level bound all
+between, and the first of one level is below the last of the next. Rows of levels that no block has say less than those
+of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
 
 K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`. What
-differs from the prediction is never less: a recomputed block's inputs count beside their copies in its replay, what all
-blocks of a stage share counts beside each, and gradients of a whole stage count at once.
+differs from the prediction is never less: the inputs of a block recomputed as a whole count beside their copies in its
+replay, what all blocks of a stage share counts beside each, and gradients of a whole stage count at once.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import numpy as np
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
 from autopar.solver.model import Model
+from autopar.solver.peaks import Peaks
 from autopar.solver.points import OnTheWay, Points
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, counted, replays
@@ -37,7 +42,8 @@ class Rows:
     def __init__(self, model: Model, budget_bytes: float | None) -> None:
         self.model, self.program, self.problem = model, model.program, model.problem
         self.memory = model.problem.memory
-        self.stages = [StageBytes() for _ in self.problem.stages]
+        depths = [max(1, stage.depth) for stage in self.problem.stages]
+        self.stages = [StageBytes(held=[{} for _ in range(n)], held_but_one=[{} for _ in range(n)]) for n in depths]
         self.always: Expression = {}
         self.accumulated: Expression = {}  # what micro-batches before the last leave
         self.optimizer: Expression = {}
@@ -87,15 +93,20 @@ class Rows:
                 continue
             last = self.problem.op_of[reader]
             stage, shared = self.problem.ops[last].stage, self.problem.grouping.shared(op.node)
-            for one, variable in self._moving(self.flows.get((number, last), [])[:1]):
+            flows = self.flows.get((number, last), [])[:1]
+            mine: Expression = {}
+            for one, variable in self._moving(flows):
                 add(self.waiting.setdefault(last, {}), variable, one.waiting)
                 if self.memory.micro_batches > 1 and not one.reduction:
                     add(self.accumulated, variable, self.model.count(self.problem.ops[last]) * one.accumulated)
                 later = one.waiting if shared else one.reduced
                 if stage == op.stage:
                     add(self.stages[stage].gradients, variable, later)
+                    mine[variable] = float(later)
                 else:
                     add(self.stages[stage].shared_gradients, variable, self.model.count(op) * later)
+            if mine:
+                self.stages[stage].each_gradient.append((flows[0], mine))
 
     def _moving(self, flows: Sequence[Flow]) -> list[tuple[Moving, int]]:
         """What moves for parameters, by the flows that they take."""
@@ -135,14 +146,14 @@ class Rows:
             sizes = [self.memory.copy_bytes(copy) for copy in copies]
             if not any(sizes):
                 continue
-            r, q = self.model.recomputed[stage], self.model.any_recomputed[stage]
+            r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
             times: Expression = {r: 1.0, q: -1.0} if tensor.kind == "next" else {q: 1.0}
             most = self.problem.stages[stage].count - 1 if tensor.kind == "next" else 1
             counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
             for variable, size in zip(counts.tolist(), sizes, strict=True):
-                add(self.stages[stage].held, variable, size)
-                add(self.stages[stage].held_but_one, variable, size)
-                add(self.stages[stage].inputs, variable, size)
+                data = self.stages[stage]
+                for target in (*data.held, *data.held_but_one, data.inputs):
+                    add(target, variable, size)
 
     def _parameter_copies(self) -> None:
         """Copies of parameters in the dtype and layout in which ops keep them, unless gathered again."""
@@ -156,16 +167,38 @@ class Rows:
                 continue
             sizes = {pair: self.memory.read_bytes(node, pair[0][0], pair[1]) for pair in flow.pairs}
             stays = [pair for pair, size in sizes.items() if size and not pair[0][1]]
-            target, count = self.stages[op.stage], self.model.count(op)
             for pair in stays:
-                keep(target.block, flow.use.op, flow.pairs[pair], sizes[pair])
-                add(target.held, flow.pairs[pair], count * sizes[pair])
-                add(target.held_but_one, flow.pairs[pair], (count - 1) * sizes[pair])
-            if op.stage in self.model.recomputed and stays:
-                counts = replays(self.model, flow, [np.array([flow.pairs[pair]]) for pair in stays])
-                for pair, variable in zip(stays, counts.tolist(), strict=True):
-                    add(target.held, variable, -sizes[pair])
-                    add(target.held_but_one, variable, -sizes[pair])
+                keep(self.stages[op.stage].block, flow.use.op, flow.pairs[pair], sizes[pair])
+            if stays:
+                self._kept_copies(flow, {flow.pairs[pair]: sizes[pair] for pair in stays})
+
+    def _kept_copies(self, flow: Flow, sizes: dict[int, int]) -> None:
+        """Copies that blocks keep until the level from which on their op is in a segment: flows with their bytes."""
+        op = self.problem.ops[flow.use.op]
+        data, count, dropped = self.stages[op.stage], self.model.count(op), op.again.dropped
+        groups = [np.array([variable]) for variable in sizes]
+        again = {
+            level: dict(zip(sizes, replays(self.model, flow, groups, level).tolist(), strict=True))
+            for level in {*range(1, min(dropped, len(data.held))), dropped} - {0}
+        }
+        for targets, left_out in ((data.held, 0), (data.held_but_one, 1)):
+            for level, target in enumerate(targets[: dropped or None]):
+                for variable, size in sizes.items():
+                    if level:
+                        add(target, again[level][variable], size)
+                        add(target, variable, -left_out * size)
+                    else:
+                        add(target, variable, (count - left_out) * size)
+                    if dropped:
+                        add(target, again[dropped][variable], -size)
+        levels = self.problem.stages[op.stage].levels
+        if levels is None or not dropped:
+            return
+        for level in range(dropped, len(levels)):
+            span = levels.holding(op.again.offset, level)
+            assert span is not None
+            for variable, size in sizes.items():
+                add(data.freed.setdefault((level, span), {}), variable, size)
 
     def _unreduced(self, flow: Flow) -> None:
         """With several micro-batches, gradients wait in the layout of their use for the one reduction."""
@@ -190,6 +223,7 @@ class Rows:
         read = [self._parameters_of(stage) for stage in self.problem.stages]
         reduced = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         way = OnTheWay(self.problem, read, reduced, self._sum)
+        peaks = Peaks(self.model, way, self._row, self._sum)
         behind: list[int | None] = [None]  # gradients of stages after
         for data, stage in zip(reversed(self.stages), reversed(self.problem.stages), strict=True):
             whole = dict(data.shared_gradients)
@@ -198,34 +232,12 @@ class Rows:
             behind.append(self._sum("gradients", whole, behind[-1]))
         behind.reverse()
         before: int | None = None
-        for i, (stage, data) in enumerate(zip(self.problem.stages, self.stages, strict=True)):
+        for i, data in enumerate(self.stages):
             later = None if many else behind[i + 1]
             fullest = points.fullest(i, way.reductions[i], self._largest)
-            if stage.count > 1:
-                held = self._sum("held", data.held_but_one, before)
-                for begun, moved in way.last_block(i).items():
-                    parts = [always, left, held, later, fullest[begun], *moved]
-                    self._row(f"backward of stage {i}, last block", parts, {})
-            others = {} if many else {v: (stage.count - 1) * c for v, c in data.gradients.items()}
-            for variable, size in data.inputs.items():
-                add(others, variable, size)
-            for case in way.blocks(i):
-                for begun, moved in case.items():
-                    parts = [always, left, before, later, fullest[begun], *moved]
-                    self._row(f"backward of stage {i}", parts, others)
-                    if stage.count > 2:
-                        self._row(f"backward of stage {i}, next to last block", parts, self._next_to_last(data))
-            before = self._sum("held", data.held, before)
+            peaks.add(i, data, fullest, [always, left, later], before)
+            before = self._sum("held", data.held[0], before)
         self._row("optimizer step", [always], self.optimizer)
-
-    def _next_to_last(self, data: StageBytes) -> Expression:
-        """What blocks before the last but one keep, with the gradients of the last."""
-        found = {v: 2 * c for v, c in data.held_but_one.items()}
-        for variable, size in data.held.items():
-            add(found, variable, -size)
-        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
-            add(found, variable, size)
-        return found
 
     def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[tuple[Moving, int]]:
         """What moves for the parameters that a stage's ops read, or for those whose gradients are reduced behind it."""
@@ -252,16 +264,16 @@ class Rows:
                 self.program.at_least(name, [(largest, 1.0)] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
         return largest
 
-    def _sum(self, name: str, terms: Expression, more: int | None = None) -> int | None:
+    def _sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
         """A variable equal to a sum of bytes (in MiB), and another such variable."""
         if not terms:
             return more
-        found = self.program.variable(name, upper=None, whole=False)
+        found = self.program.variable(name, lower=lower, upper=None, whole=False)
         rest = [(more, -1.0)] if more is not None else []
         self.program.equal(name, [(found, 1.0), *rest] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
         return found
 
-    def _row(self, name: str, parts: list[int | None], terms: Expression) -> None:
+    def _row(self, name: str, parts: Sequence[int | None], terms: Expression, right: float = 0.0) -> None:
         left = [(v, 1.0) for v in parts if v is not None] + [(v, c / UNIT) for v, c in terms.items()]
         if left:
-            self.program.at_most(name, [*left, (self.peak, -1.0)], 0.0)
+            self.program.at_most(name, [*left, (self.peak, -1.0)], right)

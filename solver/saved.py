@@ -4,41 +4,58 @@ A copy is a storage and the axes that cut it (`autopar.cost.memory`). Of a stora
 there is one copy::
 
     s_v >= sum of x[v,.] that keep it, s_v >= s_u         one block as far as op v, of those that keep it; u before v
-    k >= sum of (m x - z)[v,.], for each op v             all blocks, after forward
+    k >= sum of (z_from - z_until)[v,.], for each op v    all blocks, after forward; z_0 = m x
+
+An op keeps what it saves until the level at which a segment makes that again; from its own level on, also what it reads
+from outside its segment.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from autopar.cost.levels import Span
 from autopar.cost.memory import Copy
 from autopar.graph import TensorRef
 from autopar.solver.model import Model
 from autopar.solver.problem import Op
-from autopar.solver.replays import Expression
+from autopar.solver.replays import Expression, Flow
 
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
 
 
 @dataclass
 class Saver:
-    """An op that keeps a copy of a storage under some of its choices (their numbers)."""
+    """An op that keeps a copy of a storage under some of its choices (their numbers), in blocks from one level of
+    recompute on until another."""
 
     op: int
+    start: int
+    end: int
     choices: list[int] = field(default_factory=list)
+
+
+Part = tuple[int, Span]  # a level of recompute, and one of its segments
 
 
 @dataclass
 class StageBytes:
-    """Expressions in bytes: one block, by the op that first keeps it; all blocks after forward, and all but the last
-    (if that is kept); inputs of recomputed blocks; gradients of one block, and of shared parameters, once reduced."""
+    """Expressions in bytes: one block, by the op that first keeps it; by level, all blocks of at least that level after
+    forward, and all but the last of that level; inputs of blocks recomputed as a whole; gradients of one block (by
+    parameter, of all), and of shared parameters, once reduced. Of one block, by segment: what is `freed` when its own
+    ops are through with it, and what is kept of what it reads and nobody keeps (`besides`)."""
 
     block: dict[int, Expression] = field(default_factory=dict)
-    held: Expression = field(default_factory=dict)
-    held_but_one: Expression = field(default_factory=dict)
+    held: list[Expression] = field(default_factory=lambda: [{}])
+    held_but_one: list[Expression] = field(default_factory=lambda: [{}])
     inputs: Expression = field(default_factory=dict)
     gradients: Expression = field(default_factory=dict)
+    each_gradient: list[tuple[Flow, Expression]] = field(default_factory=list)
     shared_gradients: Expression = field(default_factory=dict)
+    freed: dict[Part, Expression] = field(default_factory=dict)
+    besides: dict[Part, Expression] = field(default_factory=dict)
 
 
 def keep(target: dict[int, Expression], op: int, variable: int, coefficient: float) -> None:
@@ -65,53 +82,87 @@ class Saved:
         self._internal()
         self._copies()
 
-    def _held(self, stage: int) -> list[tuple[Expression, int]]:
-        """Where bytes that blocks keep are counted, with the blocks that do not count."""
-        data = self.stages[stage]
-        return [(data.held, 0), (data.held_but_one, 1)] if self.problem.stages[stage].count > 1 else [(data.held, 0)]
+    def _held(self, stage: int) -> list[tuple[Expression, int, bool]]:
+        """Where bytes that blocks keep are counted: from which level on, and whether its last block does not count."""
+        data, many = self.stages[stage], self.problem.stages[stage].count
+        found = [(target, level, False) for level, target in enumerate(data.held)]
+        return found + [(target, level, True) for level, target in enumerate(data.held_but_one) if many > 1]
 
-    def _kept(self, number: int, choice: int, left_out: int) -> Expression:
-        """In how many blocks a choice's op keeps what it saves, some left out: m x - z."""
-        op = self.problem.ops[number]
-        found = {self.model.x[number][choice]: float(self.model.count(op) - left_out)}
-        if op.stage in self.model.recomputed:
-            found[int(self.model.z(number)[choice])] = -1.0
+    def _kept(self, saver: Saver, choice: int, level: int, but_one: bool) -> Expression:
+        """In how many blocks of at least a level, the last of that level left out, a choice's op keeps."""
+        op, start = self.problem.ops[saver.op], max(saver.start, level)
+        variable = self.model.x[saver.op][choice]
+        if saver.end and start >= saver.end:
+            return {}
+        found: Expression = {}
+        if start:
+            found[int(self.model.z(saver.op, start)[choice])] = 1.0
+        else:
+            found[variable] = float(self.model.count(op))
+        if saver.end:
+            found[int(self.model.z(saver.op, saver.end)[choice])] = -1.0
+        if but_one and saver.start <= level:
+            add(found, variable, -1.0)
         return found
+
+    def _parts(self, number: int) -> Iterator[Part]:
+        """The inner segments that hold an op."""
+        op = self.problem.ops[number]
+        levels = self.problem.stages[op.stage].levels
+        if levels is None or not op.again.dropped:
+            return
+        for level in range(op.again.dropped, len(levels)):
+            span = levels.holding(op.again.offset, level)
+            assert span is not None
+            yield level, span
 
     def _internal(self) -> None:
         for number, op in enumerate(self.problem.ops):
             internal = self.memory.saved(op.node)[2]
             if not internal:
                 continue
+            saver, data = Saver(number, 0, op.again.dropped), self.stages[op.stage]
             for i, choice in enumerate(op.choices):
                 size = round(internal * choice.strategy.work)
-                keep(self.stages[op.stage].block, number, self.model.x[number][i], size)
-                for target, left_out in self._held(op.stage):
-                    for variable, coefficient in self._kept(number, i, left_out).items():
+                keep(data.block, number, self.model.x[number][i], size)
+                for part in self._parts(number):
+                    add(data.freed.setdefault(part, {}), self.model.x[number][i], size)
+                for target, level, but_one in self._held(op.stage):
+                    for variable, coefficient in self._kept(saver, i, level, but_one).items():
                         add(target, variable, coefficient * size)
+
+    def _tensors(self, number: int) -> Iterator[tuple[TensorRef, bool, int, int, int]]:
+        """What an op keeps: the tensor, whether it is an input, its place, and between which levels."""
+        op = self.problem.ops[number]
+        inputs, outputs, _ = self.memory.saved(op.node)
+        dropped, depth = op.again.dropped, self.problem.stages[op.stage].depth
+        for j, ref in enumerate(self.memory.inputs[op.node]):
+            if self.memory.is_parameter(ref.node):
+                continue
+            until = self.problem.together(ref, number) if dropped else 0
+            if j in inputs:
+                yield ref, True, j, 0, until
+            elif 0 < dropped < depth and dropped < until:
+                yield ref, True, j, dropped, until
+        for j in outputs:
+            yield TensorRef(op.node, j), False, j, 0, dropped
 
     def _copies(self) -> None:
         """Saved tensors: one copy per storage and axes, however many ops keep it."""
-        own: dict[tuple[int, Copy], dict[int, Saver]] = {}
-        shared: dict[Copy, dict[int, Saver]] = {}
+        own: dict[tuple[int, Copy], dict[tuple[int, int, int], Saver]] = {}
+        shared: dict[Copy, dict[tuple[int, int, int], Saver]] = {}
         for number, op in enumerate(self.problem.ops):
-            inputs, outputs, _ = self.memory.saved(op.node)
-            refs = self.memory.inputs[op.node]
-            for i, choice in enumerate(op.choices):
-                wanted = [
-                    (refs[j], choice.strategy.inputs[j]) for j in inputs if not self.memory.is_parameter(refs[j].node)
-                ]
-                made = [(TensorRef(op.node, j), choice.strategy.outputs[j]) for j in outputs]
-                for ref, layout in dict.fromkeys(wanted + made):
-                    copy = self.memory.copy(ref, layout)
+            for ref, is_input, j, start, end in self._tensors(number):
+                for i, choice in enumerate(op.choices):
+                    copy = self.memory.copy(ref, (choice.strategy.inputs if is_input else choice.strategy.outputs)[j])
                     if self.memory.copy_bytes(copy):
                         alone = self._owner(copy[0], op) == op.stage
                         savers = own.setdefault((op.stage, copy), {}) if alone else shared.setdefault(copy, {})
-                        saver = savers.setdefault(number, Saver(number))
+                        saver = savers.setdefault((number, start, end), Saver(number, start, end))
                         if i not in saver.choices:
                             saver.choices.append(i)
         for (stage, copy), savers in own.items():
-            self._own_copy(stage, self.memory.copy_bytes(copy), list(savers.values()))
+            self._own_copy(stage, copy, list(savers.values()))
         for copy, savers in shared.items():
             self._shared_copy(self.memory.copy_bytes(copy), list(savers.values()))
 
@@ -124,46 +175,88 @@ class Saved:
 
     def _saving_stages(self) -> dict[TensorRef, set[int]]:
         found: dict[TensorRef, set[int]] = {}
-        for op in self.problem.ops:
-            inputs, outputs, _ = self.memory.saved(op.node)
-            refs = [self.memory.inputs[op.node][j] for j in inputs] + [TensorRef(op.node, j) for j in outputs]
-            for ref in refs:
+        for number, op in enumerate(self.problem.ops):
+            for ref, *_ in self._tensors(number):
                 found.setdefault(self.memory.roots.get(ref, ref), set()).add(op.stage)
         return found
 
-    def _own_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
+    def _own_copy(self, stage: int, copy: Copy, savers: list[Saver]) -> None:
         """A storage that each block of a stage keeps for itself."""
-        target = self.stages[stage]
-        if len(savers) == 1:
-            [saver] = savers
-            for i in saver.choices:
-                keep(target.block, saver.op, self.model.x[saver.op][i], size)
-                for held, left_out in self._held(stage):
-                    for variable, coefficient in self._kept(saver.op, i, left_out).items():
-                        add(held, variable, coefficient * size)
-            return
-        before: int | None = None
-        for saver in sorted(savers, key=lambda saver: saver.op):
-            one = self.program.variable("saved")  # whether this op or one before it keeps the storage
-            uses = [(self.model.x[saver.op][i], -1.0) for i in saver.choices]
-            self.program.at_least("saved", [(one, 1.0), *uses], 0.0)
-            keep(target.block, saver.op, one, size)
-            if before is not None:
-                self.program.at_least("saved", [(one, 1.0), (before, -1.0)], 0.0)
-                keep(target.block, saver.op, before, -size)
+        size, data = self.memory.copy_bytes(copy), self.stages[stage]
+        savers.sort(key=lambda saver: saver.op)
+        always = [saver for saver in savers if not saver.start]  # what is not recomputed keeps it
+        before: Expression = {}
+        for saver in always:
+            uses = dict.fromkeys((self.model.x[saver.op][i] for i in saver.choices), 1.0)
+            one = uses
+            if len({saver.op for saver in always}) > 1:  # whether this op or one before it keeps the storage
+                one = {self.program.variable("saved"): 1.0}
+                self._largest("saved", one, [uses, before])
+            for variable, coefficient in one.items():
+                keep(data.block, saver.op, variable, coefficient * size)
+            for variable, coefficient in before.items():
+                keep(data.block, saver.op, variable, -coefficient * size)
             before = one
-        for held, left_out in self._held(stage):
-            many = self.program.variable("kept", upper=None)
-            add(held, many, size)
+        self._in_segments(stage, copy, savers, before)
+        borders = sorted({border for saver in savers for border in (saver.start, saver.end)})
+        for start, end in itertools.pairwise(borders) if len(borders) > 1 else [(0, 0)]:
+            there = [s for s in savers if s.start <= start and s.end >= end]
+            self._held_copy(stage, size, [Saver(s.op, start, end, s.choices) for s in there])
+
+    def _held_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
+        """A storage that some ops keep between the same levels."""
+        for held, level, but_one in self._held(stage) if savers else ():
+            each: list[Expression] = []
             for saver in savers:
-                keeps = [pair for i in saver.choices for pair in self._kept(saver.op, i, left_out).items()]
-                self.program.at_least("kept", [(many, 1.0)] + [(v, -c) for v, c in keeps], 0.0)
+                terms: Expression = {}
+                for i in saver.choices:
+                    for variable, coefficient in self._kept(saver, i, level, but_one).items():
+                        add(terms, variable, coefficient)
+                each.append(terms)
+            each = [terms for terms in each if terms]
+            if len(each) > 1:
+                many = {self.program.variable("kept", upper=None): 1.0}
+                self._largest("kept", many, each)
+                each = [many]
+            for variable, coefficient in each[0].items() if each else ():
+                add(held, variable, coefficient * size)
+
+    def _in_segments(self, stage: int, copy: Copy, savers: Sequence[Saver], kept: Expression) -> None:
+        """What inner segments free of a storage, of which `kept` tells if a block keeps it; what they keep besides."""
+        data, size, lifetimes = self.stages[stage], self.memory.copy_bytes(copy), self.memory.lifetimes
+        levels, repeat = self.problem.stages[stage].levels, self.problem.stages[stage].repeat
+        if levels is None or repeat is None:
+            return
+        start = repeat.start + self.problem.stages[stage].first * repeat.period
+        for level in range(1, len(levels)):
+            for first, last in levels.spans(level):
+                if kept and lifetimes.stays_within(copy[0], start + first, start + last):
+                    for variable, coefficient in kept.items():
+                        add(data.freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
+                offsets = [(saver, self.problem.ops[saver.op].again.offset) for saver in savers]
+                reads = [s for s, at in offsets if s.start and s.start <= level < s.end and first <= at <= last]
+                if not reads:
+                    continue
+                earlier = {
+                    self.model.x[s.op][i]: -1.0 for s, at in offsets if not s.start and at < first for i in s.choices
+                }
+                one = {self.program.variable("besides"): 1.0}
+                uses = [dict.fromkeys((self.model.x[s.op][i] for i in s.choices), 1.0) for s in reads]
+                self._largest("besides", one, [{**terms, **earlier} for terms in uses])
+                for variable in one:
+                    add(data.besides.setdefault((level, (first, last)), {}), variable, size)
+
+    def _largest(self, name: str, one: Expression, least: Sequence[Expression]) -> None:
+        """A variable is at least each of some expressions."""
+        for terms in least:
+            if terms:
+                self.program.at_least(name, [*one.items(), *((v, -c) for v, c in terms.items())], 0.0)
 
     def _shared_copy(self, size: int, savers: list[Saver]) -> None:
         """A storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
         first = min(self.problem.ops[saver.op].stage for saver in savers)
         many = self.program.variable("kept")
-        for held, _ in self._held(first):
+        for held, *_ in self._held(first):
             add(held, many, size)
         before: dict[int, int] = {}  # by stage
         for saver in sorted(savers, key=lambda saver: saver.op):

@@ -127,24 +127,58 @@ class _Search:
         return all(low == high for low, high in ranges)
 
     def _split(self, node: Outcome) -> Iterator[Bounds]:
-        """One count fixed near where the relaxation has it, below that, and above; narrower boxes in two halves.
+        """All counts fixed near where the relaxation has them, and what is below or above that; of narrower boxes, the
+        widest count in two halves.
 
         Fixed counts are where solutions come from; halves are where bounds grow, as products are bounded by both ends.
         """
-        for count, whether in self.program.early:
-            low, high = self._range(node.counts, count)
-            if low == high:
-                continue
-            if count not in node.counts:
-                middle = min(max(float(round(node.values[count])), low), high)
-                parts = [(middle, middle), (low, middle - 1), (middle + 1, high)]
-            else:
-                middle = math.floor((low + high) / 2)
-                parts = [(low, middle), (middle + 1, high)]
-            for part in parts:
-                if part[0] <= part[1]:
-                    yield {**node.counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
+        free = [pair for pair in self.program.early if len(set(self._range(node.counts, pair[0]))) > 1]
+        if not free:
             return
+        if any(count in node.counts for count, _ in free):
+            count, whether = max(free, key=lambda pair: self._width(node.counts, pair[0]))
+            low, high = self._range(node.counts, count)
+            half = float(math.floor((low + high) / 2))
+            halves: list[tuple[float, float]] = [(low, half), (half + 1, high)]
+            for part in halves:
+                if (found := self._with(node.counts, count, whether, part)) is not None:
+                    yield found
+            return
+        boxes: list[Bounds] = []
+        fixed: Bounds | None = node.counts
+        for count, whether in free:
+            if fixed is None:
+                break
+            low, high = self._range(fixed, count)
+            middle = min(max(float(round(node.values[count])), low), high)
+            for part in ((low, middle - 1), (middle + 1, high)):
+                if (found := self._with(fixed, count, whether, part)) is not None:
+                    boxes.append(found)
+            fixed = self._with(fixed, count, whether, (middle, middle))
+        if fixed is not None:
+            yield fixed
+        yield from boxes
+
+    def _width(self, counts: Bounds, count: int) -> float:
+        low, high = self._range(counts, count)
+        return high - low
+
+    def _with(self, counts: Bounds, count: int, whether: int, part: tuple[float, float]) -> Bounds | None:
+        """Bounds with those of one more count, and what follows for counts that are nested with it; None: empty."""
+        if part[0] > part[1]:
+            return None
+        found = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
+        for chain in self.program.nested:
+            places = [i for i, (one, _) in enumerate(chain) if one == count]
+            for place in places:
+                for i, (other, its) in enumerate(chain):
+                    low, high = self._range(found, other)
+                    low, high = (max(low, part[0]), high) if i < place else (low, min(high, part[1]))
+                    if low > high:
+                        return None
+                    if (low, high) != self._range(found, other) or low == high:
+                        found |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
+        return found
 
     def _dive(self, root: Outcome) -> None:
         """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""

@@ -58,10 +58,10 @@ def _near(problem: Problem, solver: str, gap: float) -> Smallest | None:
         chosen = max(range(len(its)), key=lambda i: found.values[its[i]])
         for i, variable in enumerate(mine):
             program.lower[variable] = program.upper[variable] = float(i == chosen)
-    for stage, count in model.recomputed.items():
-        value = float(round(found.values[bare.recomputed[stage]]))
-        program.lower[count] = program.upper[count] = value
-        whether = model.any_recomputed[stage]
-        program.lower[whether] = program.upper[whether] = min(value, 1.0)
+    for stage, counts in model.recomputed.items():
+        for count, whether, same in zip(counts, model.any_recomputed[stage], bare.recomputed[stage], strict=True):
+            many = float(round(found.values[same]))
+            program.lower[count] = program.upper[count] = many
+            program.lower[whether] = program.upper[whether] = min(many, 1.0)
     outcome = run(model, solver, _NEAR_SECONDS, gap)
     return Smallest(model, outcome, outcome.objective * UNIT, found.bound * UNIT)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
-from autopar.cost.naming import stretch_name
+from autopar.cost.naming import part_name, stretch_name
 from autopar.cost.traffic import replay_end
 from autopar.errors import InfeasibleError
 from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_name
@@ -59,15 +60,27 @@ def read_solution(model: Model, outcome: Outcome) -> Solution:
                     problem.memory, node, choice.strategy.outputs[0], choice.regather
                 )
     for number, stage in enumerate(problem.stages):
-        if number in model.recomputed and stage.repeat is not None:
-            for i in range(stage.first, stage.first + round(outcome.values[model.recomputed[number]])):
-                span = stage.repeat.instance(i)
-                inside = nodes[span.start : span.stop]
-                replayed = span.start + replay_end(model.problem.memory, inside) - 1
-                segments.append(Segment(span.start, span.stop - 1, stretch_name(inside), replayed))
+        if stage.levels is not None and stage.repeat is not None:
+            counts = [round(outcome.values[r]) for r in model.recomputed[number]]
+            for i in range(counts[0]):
+                level = sum(count > i for count in counts)
+                block = nodes[stage.repeat.instance(stage.first + i).start :][: stage.repeat.period]
+                segments += segments_of(problem.memory, block, position[block[0]], stage.levels, level)
     in_order = {node: chosen[node] for node in nodes if node in chosen}
     size = len(model.program.names), len(model.program.rows)
     return Solution(in_order, parameters, tuple(segments), outcome.status, outcome.objective, outcome.bound, *size)
+
+
+def segments_of(
+    memory: StepMemory, block: Sequence[fx.Node], start: int, levels: Levels, level: int
+) -> Iterator[Segment]:
+    """The segments of a block, which begins at position `start`, at a level of recompute."""
+    inner = level < len(levels)
+    for first, last in levels.spans(level):
+        inside = block[first : last + 1]
+        replayed = start + first + replay_end(memory, inside) - 1
+        name = part_name(inside, stretch_name(block)) if inner else stretch_name(block)
+        yield Segment(start + first, start + last, name, replayed, inner)
 
 
 def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather: bool) -> ParameterPlan:

@@ -46,6 +46,7 @@ class Lifetimes:
         self.memory = memory
         self._nodes = list(memory.graph.nodes)
         self.position = {node: i for i, node in enumerate(self._nodes)}
+        self._last_read: dict[TensorRef, int] = {}  # storages, by ops
         self._forward = self._forward_points()
         self._backward = self._backward_points() if memory.train else {}
         self.last_use = self._last_uses()
@@ -62,6 +63,11 @@ class Lifetimes:
     def after_parameters(self, node: fx.Node) -> bool:
         """Whether an op stands behind all that read parameters: it makes the loss of what the model computes."""
         return self.position[node] > self._last_reader
+
+    def stays_within(self, root: TensorRef, first: int, last: int) -> bool:
+        """Whether a storage is made and read by nodes at positions from `first` to `last` alone."""
+        inside = first <= self.position[root.node] and self._last_read.get(root, first) <= last
+        return inside and in_segment(root.node) and root not in self._returned
 
     def own_bytes(self, point: Point, strategy: Strategy) -> int:
         """What the op itself has alive at a point for a moment."""
@@ -99,7 +105,7 @@ class Lifetimes:
     def _forward_points(self) -> dict[fx.Node, Point]:
         memory = self.memory
         self._first_saver: dict[TensorRef, int] = {}
-        last: dict[TensorRef, int] = {}
+        last = self._last_read
         for i, node in enumerate(self._nodes):
             inputs, outputs, _ = memory.saved(node)
             refs = memory.inputs[node]
@@ -107,6 +113,8 @@ class Lifetimes:
                 self._first_saver.setdefault(memory.roots.get(ref, ref), i)
             if in_segment(node) and not is_getitem(node):
                 last.update((memory.roots.get(ref, ref), i) for ref in refs)
+        returned = (ref for node in self._nodes if node.op == "output" for ref in memory.inputs[node])
+        self._returned = {memory.roots.get(ref, ref) for ref in returned}
         found: dict[fx.Node, Point] = {}
         live: dict[TensorRef, None] = {}
         for i, node in enumerate(self._nodes):

@@ -5,14 +5,14 @@ A region is a repeated block, or what lies between two. Of all points at which i
 parameters and states; what the regions before keep for backward; what this one keeps up to the op; gradients of
 parameters that are used by this op or later, those of this region unreduced; the op's own tensors, with other
 activations' gradients; and parameters on their way (`autopar.cost.moving`). A recomputed block keeps its inputs, and
-has in its own backward everything that its replay saves. With several micro-batches, those before the last leave
-gradients unreduced, which is never less than what they are reduced to.
+has in its own backward everything that its replay saves. An inner segment keeps its inputs, and has what its replay
+saves while its own ops run backward; of that, what others read too counts until the block's end. With several
+micro-batches, those before the last leave gradients unreduced, which is never less than what they are reduced to.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from torch import fx
 
@@ -22,10 +22,7 @@ from autopar.cost.planned_bytes import ParameterCopy, PlannedBytes
 from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef
 from autopar.layout import Layout
-from autopar.plans import Moment
-
-if TYPE_CHECKING:
-    pass
+from autopar.plans import Moment, Segment
 
 
 def moments_of(planned: PlannedBytes) -> tuple[Moment, ...]:
@@ -64,6 +61,12 @@ class _Walk:
                 continue
             parameters: dict[ParameterCopy, int] = {}
             for node in self.plan.members[i]:
+                segment = self.plan.segment_of.get(node)
+                if segment is not None:
+                    copies = self.plan.inner_inputs(segment)
+                    self._add(held, copies, kept)
+                    kept |= copies
+                    continue
                 held["activations"] += self.plan.beside(node)
                 self._add(held, self.plan.copies(node), kept)
                 kept |= self.plan.copies(node)
@@ -82,10 +85,21 @@ class _Walk:
         best["communication buffers"] += moved[True] + sum(one.reduction for one in self.reduced[i])
         most = best.total()
         there: set[ParameterCopy] = set()
+        segment: Segment | None = None
         for node in self.plan.members[i]:
-            grows[again or "activations"] += self.plan.beside(node)
+            before, segment = segment, self.plan.segment_of.get(node, segment if not in_segment(node) else None)
+            inner = segment is not None and segment.inner
+            if segment != before:
+                if before is not None and before.inner:  # its backward is yet to come, or its forward is over
+                    kept, there = self._leave(before, grows, kept, there)
+                if segment is not None and inner:
+                    copies = self.plan.inner_inputs(segment) - kept
+                    grows["activations"] += sum(map(self.memory.copy_bytes, copies))
+                    kept |= copies
+            part = "replayed block" if inner else again or "activations"
+            grows[part] += self.plan.beside(node)
             copies = self.plan.copies(node) - kept
-            grows[again or "activations"] += sum(map(self.memory.copy_bytes, copies))
+            grows[part] += sum(map(self.memory.copy_bytes, copies))
             kept |= copies
             for key, size in self.plan.kept_parameters(node).items():
                 grows["gathered parameters"] += size if key not in there else 0
@@ -100,6 +114,25 @@ class _Walk:
                     best["logits and loss" if self.lifetimes.after_parameters(node) else "workspace"] += size
             grows["gradients"] -= self.waiting.get(node, 0)
         return Moment(name, _parts(best))
+
+    def _leave(
+        self, segment: Segment, grows: Counter[str], kept: set[Copy], there: set[ParameterCopy]
+    ) -> tuple[set[Copy], set[ParameterCopy]]:
+        """Take away what an inner segment has while its own ops run, of storages that nothing else reads."""
+        nodes = [
+            n for n in self.plan.nodes[segment.first : segment.last + 1] if n in self.plan.chosen and in_segment(n)
+        ]
+        inputs = self.plan.inner_inputs(segment)
+        saved = {copy for node in nodes for copy in self.plan.copies(node)}
+        gone = {
+            copy
+            for copy in (saved & kept) - inputs
+            if self.lifetimes.stays_within(copy[0], segment.first, segment.last)
+        }
+        grows["replayed block"] -= sum(map(self.memory.copy_bytes, gone)) + sum(map(self.plan.beside, nodes))
+        parameters = {key: size for node in nodes for key, size in self.plan.kept_parameters(node).items()}
+        grows["gathered parameters"] -= sum(parameters.values())
+        return kept - gone, there - parameters.keys()
 
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
@@ -149,8 +182,8 @@ class _Walk:
         self.accumulated["unreduced gradients"] += sum(unreduced.values())
 
     def _scope(self, node: fx.Node) -> int | None:
-        region = self.plan.region_of[node]
-        return region if region in self.plan.recomputed and in_segment(node) else None
+        segment = self.plan.segment_of.get(node)
+        return segment.first if segment is not None else None
 
     def _optimizer_step(self) -> Moment:
         memory, parameters = self.memory, self.plan.parameters()

@@ -25,6 +25,19 @@ def stretch_name(nodes: Sequence[fx.Node]) -> str:
     return leaves[0] if leaves[0] == leaves[-1] else f"{leaves[0]} to {leaves[-1]}"
 
 
+def part_name(nodes: Sequence[fx.Node], block: str) -> str:
+    """A part of a block by its first and last op: "transformer.h.0.mlp.act to mlp.c_proj"."""
+    calls = [node for node in nodes if node.op.startswith("call") and output_tensors(node)]
+    names = [_within(node, block) for node in (calls[0], calls[-1])]
+    return f"{block}.{' to '.join(dict.fromkeys(names))}"
+
+
+def _within(node: fx.Node, block: str) -> str:
+    """An op by its module's path in the block; one that the block itself calls by its function."""
+    path = _name(node)
+    return path.removeprefix(f"{block}.") if path != block else target_name(node).rpartition(".")[2]
+
+
 def _shared(paths: Sequence[Sequence[str]]) -> str:
     """The deepest module around all ops; those of the model's own forward do not count."""
     shared = ""

@@ -41,7 +41,8 @@ class PlannedBytes:
         self.rows = regions(len(self.nodes), repeats)
         self.region_of = {n: i for i, r in enumerate(self.rows) for n in self.nodes[r.first : r.last + 1]}
         self.members = [[n for n in self.nodes[r.first : r.last + 1] if n in chosen] for r in self.rows]
-        self.recomputed = {self.region_of[self.nodes[s.first]] for s in segments}
+        self.recomputed = {self.region_of[self.nodes[s.first]] for s in segments if not s.inner}
+        self.segment_of = {n: s for s in segments for n in self.nodes[s.first : s.last + 1] if in_segment(n)}
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +106,16 @@ class PlannedBytes:
     def beside(self, node: fx.Node) -> int:
         """Statistics and masks that an op keeps."""
         return round(self.memory.saved(node)[2] * self.chosen[node].work)
+
+    def inner_inputs(self, segment: Segment) -> set[Copy]:
+        """What an inner segment reads from outside, as its ops want it."""
+        found: set[Copy] = set()
+        for node in self.nodes[segment.first : segment.last + 1]:
+            if node in self.chosen and in_segment(node):
+                for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True):
+                    if self.segment_of.get(ref.node) != segment and not self.memory.is_parameter(ref.node):
+                        found.add(self.memory.copy(ref, wanted))
+        return found
 
     def segment_inputs(self, i: int) -> set[Copy]:
         """What a recomputed block reads from outside, as it lies there; nothing of another region."""

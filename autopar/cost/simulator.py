@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.traffic import Transfer, in_segment
+from autopar.cost.traffic import Transfer, in_segment, saves_inputs_alone
 from autopar.plans import Segment
 
 COMPUTE = "compute"
@@ -198,6 +198,8 @@ class _Simulation:
         for node in self.nodes[segment.first : end + 1]:
             if in_segment(node):
                 self._before(node, "replay", route)
+                if node is self.nodes[end] and saves_inputs_alone(node):
+                    return  # which it does before it computes
                 self._compute(node.name, self.seconds.get(node, (0.0, 0.0))[0], "replay")
 
     def _before(self, node: fx.Node, phase: str, route: Sequence[tuple[str, int]]) -> None:

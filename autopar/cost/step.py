@@ -25,7 +25,7 @@ from autopar.cost.moments import moments_of
 from autopar.cost.overlap import hidden_seconds
 from autopar.cost.planned_bytes import PlannedBytes
 from autopar.cost.seconds import node_seconds
-from autopar.cost.traffic import announced, in_segment, replay_end
+from autopar.cost.traffic import announced, computed_end, in_segment
 from autopar.graph import COST
 from autopar.plans import Bucket, Collective, ParameterPlan, Prediction, Segment
 
@@ -61,7 +61,7 @@ def predict(
             optimizer += cluster.device.update_seconds(traffic)
     for segment in segments:
         inside = nodes[segment.first : segment.last + 1]
-        again = (n for n in inside[: replay_end(memory, inside)] if in_segment(n) and n in seconds)
+        again = (n for n in inside[: computed_end(memory, inside)] if in_segment(n) and n in seconds)
         recompute += many * sum(seconds[node][0] for node in again)
     moved = announced(memory, cluster, chosen, parameters, segments, grouping)
     hidden = hidden_seconds(grouping.stretches, moved.movable, before, behind, many, cluster.device.overlap)

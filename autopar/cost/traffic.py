@@ -1,7 +1,8 @@
 """The collectives that a plan announces, found by walking the graph as the runtime does.
 
 A tensor is converted to a wanted layout where that is first needed, once outside recomputed segments and once inside
-each segment that needs it. A replay runs a segment again as far as its last node that saves something. Parameters move
+each segment that needs it; activations only in segments that are whole blocks, while inner segments share them with all
+that is outside. A replay runs a segment again as far as its last node that saves something. Parameters move
 by buckets; their gradients are reduced once a step, everything else moves once a micro-batch. A parameter that is
 gathered again is so once for all saved uses outside segments, and is priced for each of them.
 """
@@ -21,7 +22,7 @@ from autopar.cost.buckets import Conversion, Grouped, Grouping, group
 from autopar.cost.collectives import collective_seconds, copies_seconds
 from autopar.cost.memory import StepMemory
 from autopar.cost.overlap import Movable
-from autopar.graph import TensorRef, tensor_of
+from autopar.graph import COST, TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket, Collective, ParameterPlan, Segment
 from autopar.reshard import Move, steps
@@ -73,6 +74,19 @@ def in_segment(node: fx.Node) -> bool:
 def replay_end(memory: StepMemory, nodes: Sequence[fx.Node]) -> int:
     """How many of a segment's nodes a replay runs: those up to the last one that saves something."""
     return max((i + 1 for i, node in enumerate(nodes) if in_segment(node) and memory.saves(node)), default=0)
+
+
+def computed_end(memory: StepMemory, nodes: Sequence[fx.Node]) -> int:
+    """How many of a segment's nodes a replay computes: the last one that saves something need not be where it saves
+    inputs alone, which autograd does before it computes (`torch.utils.checkpoint` stops there)."""
+    end = replay_end(memory, nodes)
+    return end - 1 if end and saves_inputs_alone(nodes[end - 1]) else end
+
+
+def saves_inputs_alone(node: fx.Node) -> bool:
+    """Whether autograd keeps some inputs of a node and nothing else."""
+    cost = node.meta.get(COST)
+    return cost is not None and bool(cost.saved_inputs) and not (cost.saved_outputs or cost.saved_internal_bytes)
 
 
 @dataclass(frozen=True)
@@ -132,12 +146,15 @@ class _Walk:
         self.chosen, self.parameters = chosen, parameters
         self.nodes = list(memory.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.segments = segments
         self.segment_of: dict[fx.Node, int] = {}
-        self.replayed: set[fx.Node] = set()
+        self.replayed: set[fx.Node] = set()  # a replay makes what they read
+        self.computed: set[fx.Node] = set()  # and what they give
         for number, segment in enumerate(segments):
             inside = self.nodes[segment.first : segment.last + 1]
             self.segment_of.update((node, number) for node in inside if in_segment(node))
             self.replayed.update(node for node in inside[: replay_end(memory, inside)] if in_segment(node))
+            self.computed.update(node for node in inside[: computed_end(memory, inside)] if in_segment(node))
         self.count: Counter[Call] = Counter()
         self.seconds: defaultdict[Call, float] = defaultdict(float)
         self.conversions: dict[tuple[TensorRef, Layout, int | None], Conversion] = {}
@@ -173,9 +190,12 @@ class _Walk:
             source, wanted = (source, wanted) if grad else (source.value(), wanted.value())
             enters = gradient_enters(memory, node, ref)
             if parameter is None:
-                if (ref, wanted, segment) not in self.paid:
-                    self.paid.add((ref, wanted, segment))
-                    self._activation(node, ref, source, wanted, grad=grad, enters=enters)
+                inner = segment is not None and self.segments[segment].inner
+                scope = None if inner else segment
+                if (ref, wanted, scope) not in self.paid:
+                    self.paid.add((ref, wanted, scope))
+                    again = node in self.replayed and (not inner or self.segment_of.get(ref.node) == segment)
+                    self._activation(node, ref, source, wanted, grad=grad, enters=enters, again=again)
                 continue
             one = self.conversions.get((ref, wanted, segment))
             if one is None:
@@ -190,14 +210,14 @@ class _Walk:
                 self.last[ref, wanted] = node
 
     def _activation(
-        self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool
+        self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool, again: bool
     ) -> None:
-        """Once a micro-batch."""
+        """Once a micro-batch, and `again` in a replay."""
         many, size = self.memory.micro_batches, tensor_of(ref).dtype.itemsize
         forward, backward = conversion_moves(ref, source, wanted, self.memory.mesh_shape, needs_grad=grad)
         for move in forward:
             self._call(node, move.kind, move.axis, move.elements * size, "forward", "activations", many)
-            if node in self.replayed:
+            if again:
                 self._call(node, move.kind, move.axis, move.elements * size, "replay", "activations", many)
         for move in backward if enters else ():
             self._call(node, move.kind, move.axis, move.elements * size, "backward", "activations", many)
@@ -207,7 +227,7 @@ class _Walk:
         for inner in self.chosen[node].inner:
             if inner.forward_bytes:
                 self._call(node, inner.kind, inner.axis, inner.forward_bytes, "forward", "ops", many)
-                if node in self.replayed:
+                if node in self.computed:
                     self._call(node, inner.kind, inner.axis, inner.forward_bytes, "replay", "ops", many)
             if inner.backward_bytes and self.memory.train:
                 self._call(node, inner.kind, inner.axis, inner.backward_bytes, "backward", "ops", many)

@@ -18,7 +18,7 @@ MEMORY = {
     "activations": "Bytes kept from forward for backward.",
     "gradients": "Bytes of gradients that are there at this moment and wait for the optimizer.",
     "unreduced gradients": "Bytes of gradients added up over micro-batches before they are moved.",
-    "replayed block": "Bytes that the block which is being recomputed keeps while its own backward runs.",
+    "replayed block": "Bytes that a block, or part of one, keeps once it is recomputed, while its own backward runs.",
     "communication buffers": "Bytes of parameters gathered for one stretch alone, and of buffers that are sent.",
     "workspace": "Bytes that live only while one op runs: gradients of activations, and temporaries.",
     "logits and loss": "The same, where the op is one of those that make the loss of the model's results.",

@@ -9,7 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.errors import PlanMismatchError
-from autopar.graph import TensorRef, tensor_of
+from autopar.graph import TensorRef, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket as PlannedBucket
 from autopar.plans import NodePlan, Plan
@@ -40,8 +40,11 @@ class Conversions:
 
     def value(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
         """Tensor `ref` as `layout`, for the node at `position`; converted at its first use in this scope."""
-        layout = layout if tensor_of(ref).requires_grad else layout.value()
+        layout = self.wanted(ref, layout)
         if (ref, layout) not in scope.converted:
+            if scope.parent is not None and scope.takes_converted(ref):
+                scope.converted[ref, layout] = scope.given(self.value(ref, layout, scope.parent, position))
+                return scope.converted[ref, layout]
             steps = self._recipe(ref, layout)
             if ref.node.op == "get_attr" and moves(steps):
                 self._bucket(ref, layout, scope, position)
@@ -51,6 +54,16 @@ class Conversions:
                     local = scope.graph.call_function(convert, (local, scope.attribute("recipe", steps)))
                 scope.converted[ref, layout] = local
         return scope.converted[ref, layout]
+
+    def moves(self, node: fx.Node) -> bool:
+        """Whether some parameter has to be moved for a node."""
+        pairs = zip(tensor_inputs(node), self.plans[node].inputs, strict=True) if node in self.plans else ()
+        return any(ref.node.op == "get_attr" and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
+
+    @staticmethod
+    def wanted(ref: TensorRef, layout: Layout) -> Layout:
+        """A layout as it matters for a tensor: that of the gradient does where there is one."""
+        return layout if tensor_of(ref).requires_grad else layout.value()
 
     def plan_of(self, node: fx.Node) -> NodePlan:
         if node not in self.plans:
@@ -106,8 +119,7 @@ class Conversions:
         if ref.node.op == "get_attr":
             parameter = self._parameters.get(str(ref.node.target))
             return parameter.storage if parameter else Layout.replicated(len(self._mesh.shape))
-        layout = self.plan_of(ref.node).outputs[ref.index]
-        return layout if tensor_of(ref).requires_grad else layout.value()
+        return self.wanted(ref, self.plan_of(ref.node).outputs[ref.index])
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:

@@ -3,13 +3,14 @@
 Every node keeps its torch function. Between two nodes whose layouts differ stands `convert(value, recipe)`;
 it is made where the wanted layout is first needed and shared by all who want the same. A recomputed segment
 becomes a submodule under `torch.utils.checkpoint`: its inputs are the tensors from outside as they lie there,
-parameter shards included, so conversions of them are inside it and a replay gathers again. Parameters are
+parameter shards included, so conversions of them are inside it and a replay gathers again. An inner segment takes
+activations as its nodes want them, and hands out what it has converted, so that each is converted once. Parameters are
 converted by buckets, those of the plan and one for each that is in none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import PlanMismatchError
-from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_of
+from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.collectives import LocalMesh
@@ -71,13 +72,17 @@ class _Lowering:
         self.casts_inputs = plan.precision.get("compute") is not None
         self.segment_of = _segments_by_node(self.nodes, plan)
         beyond_replay = {
-            node for s in plan.recompute if s.replayed >= 0 for node in self.nodes[s.replayed + 1 : s.last + 1]
+            node
+            for s in plan.recompute
+            if s.replayed >= 0
+            for node in self.nodes[s.replayed + 1 : s.last + 1]
+            if self.conversions.moves(node)
         }
         self.fused = find_fusions(self.nodes, self.plans, self.segment_of, beyond_replay)
         self.absorbed = {fused.product for fused in self.fused.values()}
         self.modes = Modes(self.nodes)
         self.outer = Scope(fx.Graph())
-        self.replayed = [segment.replayed for segment in plan.recompute]
+        self.segments = plan.recompute
         self.state: list[str] = []
         self.outputs: list[tuple[Layout, tuple[int, ...]] | None] = []
 
@@ -161,22 +166,37 @@ class _Lowering:
         """Nodes that are recomputed in backward: a submodule, called under `checkpoint`."""
         updated = {ref for node in members for ref in written_buffers(node)}
         inside = Scope(fx.Graph(), parent=self.outer, copied=self.written, updated=updated)
-        inside.segment, inside.replayed = number, self.replayed[number]
+        planned = self.segments[number]
+        inside.segment, inside.replayed, inside.inner = number, planned.replayed, planned.inner
         for node in members:
             self._place(node, inside)
         own = {node for node in members if node.op not in ("placeholder", "get_attr")}
         results = [ref for ref in inside.values if ref.node in own and not readers(ref) <= set(members)]
+        shared = [pair for pair in inside.converted if planned.inner and self._shares(pair, own, members, inside)]
         written = [new for _, new in inside.updates]
-        inside.graph.output((*(inside.values[ref] for ref in results), *written))
+        given = [*(inside.values[ref] for ref in results), *(inside.converted[pair] for pair in shared), *written]
+        inside.graph.output(tuple(given))
         call = self.outer.graph.call_function(
             checkpoint,
             (self.outer.attribute("segment", inside.module()), *inside.outer_inputs),
             {"use_reentrant": False, "preserve_rng_state": False},
         )
-        outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(results) + len(written))]
+        outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(given))]
         self.outer.values.update(zip(results, outcomes, strict=False))
-        for (buffer, _), new in zip(inside.updates, outcomes[len(results) :], strict=True):
+        self.outer.converted.update(zip(shared, outcomes[len(results) :], strict=False))
+        for (buffer, _), new in zip(inside.updates, outcomes[len(results) + len(shared) :], strict=True):
             self.outer.graph.call_method("copy_", (buffer, new))
+
+    def _shares(
+        self, pair: tuple[TensorRef, Layout], own: set[fx.Node], members: Collection[fx.Node], inside: Scope
+    ) -> bool:
+        """Whether what an inner segment made and converted is wanted so outside too."""
+        ref, layout = pair
+        if ref.node not in own or inside.converted[pair] is inside.values[ref]:
+            return False
+        outside = [node for node in readers(ref) if node not in members and node in self.plans]
+        wants = (zip(tensor_inputs(node), self.plans[node].inputs, strict=True) for node in outside)
+        return any(one == ref and self.conversions.wanted(ref, w) == layout for pairs in wants for one, w in pairs)
 
     def _output(self, node: fx.Node) -> None:
         leaves = node.args[0]

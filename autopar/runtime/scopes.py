@@ -22,11 +22,13 @@ class Scope:
     that a segment needs from outside becomes an input of the segment, in the layout it has outside. `copied`
     are buffers that the graph writes: a segment is given a copy, so that its replay finds what it found. Those
     that it writes itself, `updated`, it copies once more and hands out: see `updates`. `segment` is the segment's
-    number in the plan and `replayed` the position of the last node that its replay runs; -1 outside.
+    number in the plan and `replayed` the position of the last node that its replay runs; -1 outside. An `inner` segment
+    is given activations in the layout in which its nodes want them.
     """
 
     segment = -1
     replayed = -1
+    inner = False
 
     def __init__(
         self,
@@ -70,6 +72,14 @@ class Scope:
                 self.values[ref] = self.graph.call_method("clone", (self.values[ref],))
                 self.updates.append((original, self.values[ref]))
         return self.values[ref]
+
+    def takes_converted(self, ref: TensorRef) -> bool:
+        """Whether a tensor comes from outside as it is wanted in here."""
+        return self.inner and ref not in self.values and ref not in self._copied and not _is_parameter(ref)
+
+    def given(self, outside: fx.Node) -> fx.Node:
+        """A further input of this segment: what a node outside gives."""
+        return self._input(outside)
 
     def random_key(self) -> fx.Node:
         """The key of this step's random numbers."""

@@ -19,9 +19,9 @@ from autopar.graph import SCOPE
 from autopar.layout import Layout
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction, Segment
+from autopar.solver.building import build_problem
 from autopar.solver.constraints import Strategies, restrict
 from autopar.solver.model import Model
-from autopar.solver.problem import build_problem
 from autopar.solver.running import run
 from autopar.solver.solution import read_solution
 

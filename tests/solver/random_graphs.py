@@ -17,11 +17,13 @@ from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
+from autopar.solver.linear import Linear
 from autopar.solver.model import Model
-from autopar.solver.problem import Choice, Problem
+from autopar.solver.problem import Choice, Problem, Stage
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.saved import UNIT
+from autopar.solver.solution import segments_of
 
 WIDTH, MOST_OPS = 8, 8
 MESHES = [(2, 2), (2, 2, 2)]
@@ -64,6 +66,32 @@ class Drawn(nn.Module):
         return x.sum() if self.end == "sum" else x.mean()
 
 
+class Levelled(nn.Module):
+    """Equal blocks around products, with pointwise ops that can be made again without them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(f"levels {seed}")
+        kinds = [draw.choice(["norm", "gelu", "softmax"]), "linear", *draw.choices(POINTWISE, k=draw.randint(1, 2))]
+        kinds += draw.choice([["linear"], ["linear", "add"], []])
+        self.blocks = draw.choice([2, 2, 3])
+        self.steps = [(kind, draw.random()) for kind in kinds]
+        self.first = nn.Parameter(torch.empty(WIDTH, WIDTH))
+        count = self.blocks * kinds.count("linear")
+        self.weights = nn.ParameterList(torch.empty(WIDTH, WIDTH) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = iter(self.weights)
+        x = functional.gelu(functional.linear(x, self.first))
+        for _ in range(self.blocks):
+            values = [x]
+            for kind, other in self.steps:
+                a, b = values[-1], values[int(other * len(values))]
+                values.append(functional.linear(a, next(weights)) if kind == "linear" else RUN[kind](a, b))
+            x = values[-1]
+        return x.square().mean()
+
+
 RUN = {
     "relu": lambda a, b: functional.relu(a),
     "gelu": lambda a, b: functional.gelu(a),
@@ -77,12 +105,12 @@ RUN = {
 POINTWISE = [name for name in RUN if name != "matmul"]
 
 
-def drawn(seed: int, most_plans: int) -> Toy:
+def drawn(seed: int, most_plans: int, module: type[nn.Module] = Drawn, *, fold: bool = False) -> Toy:
     """A graph, a mesh with speeds, micro-batches, and for every op some of its strategies: at most so many plans."""
     draw = random.Random(f"problem {seed}")
     mesh = draw.choice(MESHES)
     x = torch.empty(8 * draw.choice([1, 8, 64]), WIDTH, device="meta", requires_grad=draw.random() < 0.3)
-    found = toy(on_meta(Drawn, seed), x, on=cluster(*mesh, seed=seed), micro_batches=draw.choice([1, 1, 2]))
+    found = toy(on_meta(module, seed), x, on=cluster(*mesh, seed=seed), micro_batches=draw.choice([1, 1, 2]))
     everything = dict(found.restricted.strategies)
     same = firsts(found.graph, found.repeats, everything)  # one draw for equal ops of all blocks
     own = [node for node in everything if node not in same]
@@ -92,18 +120,22 @@ def drawn(seed: int, most_plans: int) -> Toy:
     while True:
         strategies = {node: tuple(some[i] for i in numbers[same.get(node, node)]) for node, some in everything.items()}
         found.restricted = replace(found.restricted, strategies=strategies)
-        problem = found.problem(fold=False)
-        if math.prod(len(op.choices) for op in problem.ops) * 2 ** len(_blocks(problem)) <= most_plans:
+        problem = found.problem(fold=fold)
+        counts = math.prod(len(every_count(problem.stages[i])) for i in _blocks(problem))
+        if math.prod(len(op.choices) for op in problem.ops) * counts <= most_plans:
             return found
-        numbers[draw.choice([node for node in own if len(numbers[node]) > 1])].pop()
+        more = [node for node in own if len(numbers[node]) > 1]
+        if not more:
+            return found
+        numbers[draw.choice(more)].pop()
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One plan and what it costs: the choice of every op, and which blocks recompute."""
+    """One plan and what it costs: the choice of every op; of stages that may recompute, how many blocks do by level."""
 
     choices: tuple[int, ...]
-    recomputed: tuple[bool, ...]
+    recomputed: tuple[tuple[int, ...], ...]
     predicted: Prediction
 
 
@@ -111,25 +143,39 @@ def _blocks(problem: Problem) -> list[int]:
     return [i for i, stage in enumerate(problem.stages) if stage.recomputable]
 
 
+def every_count(stage: Stage) -> list[tuple[int, ...]]:
+    """How many blocks can recompute at level 1 or higher, 2 or higher, and so on."""
+    counts = itertools.product(range(stage.count + 1), repeat=stage.depth)
+    return [some for some in counts if list(some) == sorted(some, reverse=True)]
+
+
 def every_plan(asked: Toy, problem: Problem, *, recompute: bool) -> Iterator[Tried]:
-    """All plans of an unfolded problem but those whose layouts cannot be joined."""
-    blocks = [problem.stages[i] for i in _blocks(problem)] if recompute else []
+    """All plans of a problem but those whose layouts cannot be joined."""
+    stages = [problem.stages[i] for i in _blocks(problem)]
+    nodes = list(asked.graph.nodes)
     for numbers in itertools.product(*(range(len(op.choices)) for op in problem.ops)):
         choices = [op.choices[i] for op, i in zip(problem.ops, numbers, strict=True)]
-        chosen = {op.node: choice.strategy for op, choice in zip(problem.ops, choices, strict=True)}
+        chosen = {node: choices[problem.op_of[node]].strategy for node in nodes if node in problem.op_of}
         parameters = {
-            str(op.node.target): _stored(str(op.node.target), choice)
-            for op, choice in zip(problem.ops, choices, strict=True)
-            if asked.memory.is_parameter(op.node)
+            str(node.target): _stored(str(node.target), choices[problem.op_of[node]])
+            for node in chosen
+            if asked.memory.is_parameter(node)
         }
-        for again in itertools.product((False, True), repeat=len(blocks)):
-            spans = [s.repeat.instance(s.first) for s, yes in zip(blocks, again, strict=True) if yes and s.repeat]
-            segments = [Segment(span.start, span.stop - 1, "") for span in spans]
+        for counts in itertools.product(*(every_count(s) if recompute else [(0,) * s.depth] for s in stages)):
+            segments = [one for s, some in zip(stages, counts, strict=True) for one in _segments(asked, s, some)]
             try:
                 found = predict(asked.memory, asked.cluster, chosen, parameters, segments, asked.repeats)[0]
             except LayoutError:
                 continue
-            yield Tried(numbers, again, found)
+            yield Tried(numbers, counts, found)
+
+
+def _segments(asked: Toy, stage: Stage, counts: tuple[int, ...]) -> Iterator[Segment]:
+    assert stage.repeat is not None and stage.levels is not None
+    for i in range(counts[0]):
+        span = stage.repeat.instance(stage.first + i)
+        block = list(asked.graph.nodes)[span.start : span.stop]
+        yield from segments_of(asked.memory, block, span.start, stage.levels, sum(many > i for many in counts))
 
 
 def _stored(name: str, choice: Choice) -> ParameterPlan:
@@ -140,25 +186,27 @@ def rows_bytes(problem: Problem, plan: Tried) -> float:
     """The peak of a plan as the program's rows have it."""
     model = Model(problem)
     rows = Rows(model, None)
-    model.seconds = {rows.peak: 1.0}
+    model.seconds = Linear({rows.peak: 1.0})
     for variables, wanted in zip(model.x, plan.choices, strict=True):
         for i, variable in enumerate(variables):
             model.program.lower[variable] = model.program.upper[variable] = float(i == wanted)
-    for stage, again in zip(_blocks(problem), plan.recomputed, strict=True):
-        for variable in (model.recomputed[stage], model.any_recomputed[stage]):
-            model.program.lower[variable] = model.program.upper[variable] = float(again)
+    for stage, counts in zip(_blocks(problem), plan.recomputed, strict=True):
+        for r, q, many in zip(model.recomputed[stage], model.any_recomputed[stage], counts, strict=True):
+            model.program.lower[r] = model.program.upper[r] = float(many)
+            model.program.lower[q] = model.program.upper[q] = float(many > 0)
     return run(model, "highs", 60.0, 1e-9).objective * UNIT
 
 
 def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
-    """What the recomputed blocks of a plan read from outside, whole."""
+    """What the recomputed blocks of a plan read from outside, whole; and what they make, where parts of them are."""
     nodes = list(asked.graph.nodes)
     found = 0
-    for stage, again in zip(_blocks(problem), plan.recomputed, strict=True):
-        repeat = problem.stages[stage].repeat
-        if again and repeat is not None:
-            span = repeat.instance(problem.stages[stage].first)
+    for stage, counts in zip((problem.stages[i] for i in _blocks(problem)), plan.recomputed, strict=True):
+        assert stage.repeat is not None
+        for i in range(counts[0]):
+            span = stage.repeat.instance(stage.first + i)
             inside = nodes[span.start : span.stop]
-            read = {ref for node in inside for ref in asked.memory.inputs[node] if ref.node not in inside}
+            inner = i >= counts[-1]
+            read = {ref for node in inside for ref in asked.memory.inputs[node] if inner or ref.node not in inside}
             found += sum(tensor_of(ref).nbytes for ref in read if not asked.memory.is_parameter(ref.node))
     return found

@@ -16,8 +16,8 @@ from autopar.solver.solution import read_solution
 class Normed(Stack):
     """A stack whose first block reads what the others read, so that the blocks are folded."""
 
-    def __init__(self, blocks: int) -> None:
-        super().__init__(blocks)
+    def __init__(self, blocks: int, hidden: int = 64) -> None:
+        super().__init__(blocks, hidden=hidden)
         self.embed = nn.Sequential(self.embed, nn.LayerNorm(16))
 
 
@@ -25,7 +25,7 @@ class Normed(Stack):
 def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
     problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
     least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
-    for part in (0.9, 0.3, 0.01):
+    for part in (0.9, 0.3, 0.02):
         found = []
         for branch in (True, False):
             model = Model(problem.problem())
@@ -48,3 +48,16 @@ def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:
     assert problem.predict(found).peak_bytes <= budget
     assert found.bound <= found.seconds
     assert found.status in ("feasible", "optimal")
+
+
+def test_all_blocks_may_recompute() -> None:
+    """What the blocks before the last keep, less what the last would, is less than nothing then."""
+    problem = toy(on_meta(Normed, 2, 512), torch.empty(4096, 16, device="meta"), on=cluster(2, seed=1))
+    model = Model(problem.problem())
+    Rows(model, None)
+    [counts] = model.recomputed.values()
+    r = counts[-1]
+    model.program.lower[r] = 2.0
+    found = run(model, "highs", 60.0, 1e-7)
+    assert found.status == "optimal"
+    assert found.values[r] == 2.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from random_graphs import MOST_OPS, Tried, drawn, every_plan, is_with_blocks, read_bytes, rows_bytes
+from random_graphs import MOST_OPS, Levelled, Tried, drawn, every_plan, is_with_blocks, read_bytes, rows_bytes
 from toys import Toy
 
 from autopar.errors import InfeasibleError
@@ -47,7 +47,8 @@ def check(asked: Toy, problem: Problem, plans: list[Tried], budget: float, *, re
     The rows say what the prediction says. With recompute they may say more (`autopar.solver.rows`): at most what the
     recomputed blocks read from outside.
     """
-    found = solved(asked, budget * (1 + 1e-9), fold=False, recompute=recompute)
+    folded = any(stage.count > 1 for stage in problem.stages)
+    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute)
     limit = float("inf")
     if found is not None:
         limit = found.seconds * (1 - EQUAL)
@@ -68,7 +69,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
     ops = [node for node in asked.graph.nodes if node.op == "call_function"]
     assert len(ops) <= MOST_OPS
     plans = list(every_plan(asked, problem, recompute=is_with_blocks(seed)))
-    kept = [plan for plan in plans if not any(plan.recomputed)]
+    kept = [plan for plan in plans if not any(map(any, plan.recomputed))]
     free = solved(asked, None, fold=False, recompute=False)
     assert free is not None
     assert free.seconds == pytest.approx(min(plan.predicted.step_seconds for plan in kept), rel=EQUAL)
@@ -77,3 +78,19 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
     if is_with_blocks(seed):
         for budget in budgets(seed, plans):
             check(asked, problem, plans, budget, recompute=True)
+
+
+@pytest.mark.parametrize("seed", cases()[:200])
+def test_counts_of_nested_levels(seed: int) -> None:
+    """The same where equal blocks share their choices, and any number of them recomputes at each level."""
+    asked = drawn(seed, 2 * MOST_PLANS, Levelled, fold=True)
+    problem = asked.problem()
+    plans = list(every_plan(asked, problem, recompute=True))
+    for budget in budgets(seed, plans):
+        check(asked, problem, plans, budget, recompute=True)
+
+
+def test_some_graphs_have_levels() -> None:
+    depths = [max(s.depth for s in drawn(seed, 1, Levelled, fold=True).problem().stages) for seed in range(QUICK)]
+    assert sum(depth > 1 for depth in depths) > QUICK / 2
+    assert max(depths) > 2

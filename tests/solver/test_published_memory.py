@@ -16,9 +16,9 @@ from autopar.cost.memory import StepMemory
 from autopar.cost.step import predict
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction
+from autopar.solver.building import build_problem
 from autopar.solver.constraints import restrict
 from autopar.solver.model import Model
-from autopar.solver.problem import build_problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.solution import Solution, read_solution

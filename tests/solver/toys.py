@@ -14,15 +14,17 @@ from torch.nn import functional
 from autopar.cluster import Axis, Cluster, Device
 from autopar.cost import annotate
 from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.levels import MOST
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.precision import Precision
+from autopar.solver.building import build_problem
 from autopar.solver.constraints import Restricted
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem, build_problem
+from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.saved import UNIT
@@ -70,13 +72,21 @@ class Toy:
     def graph(self) -> fx.Graph:
         return self.memory.graph
 
-    def problem(self, *, fold: bool = True, recompute: bool = True) -> Problem:
-        return build_problem(self.memory, self.restricted, self.cluster, self.repeats, fold=fold, recompute=recompute)
+    def problem(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> Problem:
+        options = {"fold": fold, "recompute": recompute}
+        some = self.memory, self.restricted, self.cluster, self.repeats
+        return build_problem(*some, **options, inner_levels=inner_levels)
 
     def solve(
-        self, budget: float | None = None, *, fold: bool = True, recompute: bool = True, gap: float = 1e-7
+        self,
+        budget: float | None = None,
+        *,
+        fold: bool = True,
+        recompute: bool = True,
+        gap: float = 1e-7,
+        inner_levels: int = MOST,
     ) -> Solution:
-        problem = self.problem(fold=fold, recompute=recompute)
+        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels)
         model = Model(problem)
         if budget is not None:
             Rows(model, budget)

@@ -1,0 +1,229 @@
+"""From a graph with strategies to the planning problem: stages, choices, levels of recompute, tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.blocks import Repeat
+from autopar.cost.levels import MOST, Levels, levels_of
+from autopar.cost.memory import StepMemory
+from autopar.cost.step import seconds_of
+from autopar.cost.traffic import computed_end, in_segment, replay_end
+from autopar.graph import TensorRef, output_tensors
+from autopar.solver.constraints import Restricted
+from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
+
+MOST_CHOICES = 300
+"""Of the ops of a block that may be recomputed in part: with more, the counts of levels take longer than planning may.
+Ops on one device or one axis have fewer, on two axes more."""
+
+
+def build_problem(
+    memory: StepMemory,
+    restricted: Restricted,
+    cluster: Cluster,
+    repeats: Sequence[Repeat],
+    *,
+    fold: bool = True,
+    recompute: bool = True,
+    inner_levels: int = MOST,
+) -> Problem:
+    """State the problem of a graph whose nodes have these strategies.
+
+    `inner_levels`: at most so many levels of recompute below whole blocks, for blocks that share their decisions.
+
+    Raises KeyError for a tensor whose node has no strategy.
+    """
+    recompute = recompute and memory.train
+    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels).build()
+
+
+class _Builder:
+    def __init__(
+        self,
+        memory: StepMemory,
+        restricted: Restricted,
+        cluster: Cluster,
+        repeats: tuple[Repeat, ...],
+        fold: bool,
+        recompute: bool,
+        inner_levels: int,
+    ) -> None:
+        self.memory, self.cluster, self.repeats = memory, cluster, repeats
+        self.inner_levels = inner_levels
+        self.strategies, self.restricted = restricted.strategies, restricted
+        self.recompute = recompute
+        self.nodes = list(memory.graph.nodes)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.readers: dict[fx.Node, list[fx.Node]] = {}
+        for node in self.nodes:
+            if output_tensors(node) or node.op == "output":
+                for ref in memory.inputs[node]:
+                    self.readers.setdefault(ref.node, []).append(node)
+        self.folded = [fold and self._foldable(repeat) for repeat in repeats]
+        self.ops: list[Op] = []
+        self.op_of: dict[fx.Node, int] = {}
+        self.stages: list[Stage] = []
+
+    def build(self) -> Problem:
+        at = 0
+        for repeat, folded in zip(self.repeats, self.folded, strict=True):
+            self._stage(range(at, repeat.start), 1)
+            if folded:
+                self._stage(repeat.instance(0), repeat.count, repeat)
+            else:
+                for i in range(repeat.count):
+                    self._stage(repeat.instance(i), 1, repeat, i)
+            at = repeat.end
+        self._stage(range(at, len(self.nodes)), 1)
+        for repeat, folded in zip(self.repeats, self.folded, strict=True):
+            if folded:
+                for i in range(1, repeat.count):
+                    for here, first in zip(repeat.instance(i), repeat.instance(0), strict=True):
+                        if self.nodes[first] in self.op_of:
+                            self.op_of[self.nodes[here]] = self.op_of[self.nodes[first]]
+        tensors = self._tensors()
+        return Problem(
+            self.memory, self.cluster, tuple(self.ops), tensors, tuple(self.stages), self.repeats, self.op_of
+        )
+
+    def _stage(self, span: range, count: int, repeat: Repeat | None = None, first: int = 0) -> None:
+        nodes = self.nodes[span.start : span.stop]
+        if not nodes:
+            return
+        choices = {
+            node: self._choices(node)
+            for node in nodes
+            if node in self.strategies and (output_tensors(node) or node.op == "output")
+        }
+        levels = self._levels(nodes, choices, count) if repeat else None
+        members = []
+        for offset, node in enumerate(nodes):
+            if node in choices:
+                self.op_of[node] = len(self.ops)
+                members.append(len(self.ops))
+                again = self._again(nodes, offset, levels) if levels else Again()
+                self.ops.append(Op(node, len(self.stages), choices[node], again))
+        self.stages.append(Stage(count, tuple(members), repeat, first, levels))
+
+    def _levels(
+        self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]], count: int
+    ) -> Levels | None:
+        """The levels of a block: none where it must be kept, the whole alone where it decides for itself."""
+        if not self.recompute or not replay_end(self.memory, nodes) or self.restricted.kept & set(nodes):
+            return None
+        many = sum(len(some) for some in choices.values()) > MOST_CHOICES
+        if count == 1 or many or not self.inner_levels:
+            return Levels((), len(nodes))
+        seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
+        return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=self.inner_levels)
+
+    def _again(self, nodes: Sequence[fx.Node], offset: int, levels: Levels) -> Again:
+        if not in_segment(nodes[offset]):
+            return Again()
+        found = {"dropped": 0, "replayed": 0, "computed": 0}
+        for level in range(len(levels), 0, -1):
+            span = levels.holding(offset, level)
+            if span is None:
+                break
+            inside = nodes[span[0] : span[1] + 1]
+            found["dropped"] = level
+            found["replayed"] = level if offset - span[0] < replay_end(self.memory, inside) else found["replayed"]
+            found["computed"] = level if offset - span[0] < computed_end(self.memory, inside) else found["computed"]
+        return Again(**found, offset=offset)
+
+    def _choices(self, node: fx.Node) -> tuple[Choice, ...]:
+        found: dict[tuple[object, ...], Choice] = {}
+        asked = self.restricted.regather.get(node)
+        regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
+        for strategy in self.strategies[node]:
+            forward, backward = seconds_of(self.memory, node, strategy, self.cluster)
+            backward = backward if self.memory.train else 0.0
+            for flag in regather:
+                choice = Choice(strategy, forward, backward, flag)
+                key = (strategy.inputs, strategy.outputs, strategy.local, flag)
+                if key not in found or forward + backward < found[key].forward_seconds + found[key].backward_seconds:
+                    found[key] = choice
+        return tuple(found.values())
+
+    def _may_regather(self, node: fx.Node) -> bool:
+        """Whether some op keeps the parameter for backward, so that its copy could be dropped and made again."""
+        memory = self.memory
+        return memory.is_trainable(node) and any(
+            any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
+            for reader in self.readers.get(node, ())
+        )
+
+    # -- folding ------------------------------------------------------------------------------------------------------
+
+    def _foldable(self, repeat: Repeat) -> bool:
+        """Whether the blocks' strategies are equal and what they make is read by the next block or after the last."""
+        for k in range(repeat.period):
+            first = self.nodes[repeat.start + k]
+            for i in range(1, repeat.count):
+                other = self.nodes[repeat.start + k + i * repeat.period]
+                mine, its = self.strategies.get(first), self.strategies.get(other)
+                if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
+                    return False
+        for i in range(repeat.count - 1):
+            inside = repeat.instance(i)
+            for position in inside:
+                for reader in self.readers.get(self.nodes[position], ()):
+                    if reader.op != "output" and self.position[reader] >= inside.stop + repeat.period:
+                        return False
+        return True
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        """Who reads which tensor, grouped by who shares conversions."""
+        found: dict[tuple[int, int, Kind, int], list[Use]] = {}
+        for number, op in enumerate(self.ops):
+            stage = self.stages[op.stage]
+            refs = self.memory.inputs[op.node]
+            later = self._second(op.node, stage)
+            for index, ref in enumerate(refs):
+                for source, kind in self._edges(ref, later[index] if later else None, op, stage):
+                    key = (self.op_of[source.node], source.index, kind, op.stage if kind != "plain" else -1)
+                    uses = found.setdefault(key, [])
+                    if Use(number, index) not in uses:
+                        uses.append(Use(number, index))
+        return tuple(
+            Tensor(source, output, kind, self._merged(uses) if kind == "each" else tuple(uses), stage)
+            for (source, output, kind, stage), uses in found.items()
+        )
+
+    def _merged(self, uses: Sequence[Use]) -> tuple[Use, ...]:
+        """One use for all inputs of an op that want the same of what each block makes: they have the same optimum.
+
+        What is made in each block is converted for each of these inputs on its own, so that they share no price.
+        """
+        found: dict[tuple[object, ...], Use] = {}
+        for use in uses:
+            wanted = tuple(choice.strategy.inputs[use.index] for choice in self.ops[use.op].choices)
+            kept = use.index in self.memory.saved(self.ops[use.op].node)[0]
+            one = found.setdefault((use.op, wanted, kept), replace(use, times=0))
+            found[use.op, wanted, kept] = replace(one, times=one.times + 1)
+        return tuple(found.values())
+
+    def _second(self, node: fx.Node, stage: Stage) -> list[TensorRef] | None:
+        """What the same op of the second block reads."""
+        if stage.repeat is None or stage.count == 1:
+            return None
+        return self.memory.inputs[self.nodes[self.position[node] + stage.repeat.period]]
+
+    def _edges(self, ref: TensorRef, later: TensorRef | None, op: Op, stage: Stage) -> list[tuple[TensorRef, Kind]]:
+        source = self.ops[self.op_of[ref.node]]
+        if stage.repeat is None:
+            folded = self.stages[source.stage].count > 1
+            last = self.stages[source.stage].repeat
+            if folded and last is not None and self.position[ref.node] < last.start + (last.count - 1) * last.period:
+                return [(ref, "each")]
+            return [(ref, "plain")]
+        if source.stage == op.stage and (later is None or later.node is not ref.node):
+            return [(ref, "inner")]
+        if later is None or later == ref:
+            return [(ref, "outer")]
+        return [(ref, "first"), (later, "next")]

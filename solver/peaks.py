@@ -1,0 +1,126 @@
+"""The rows of one stage: of its blocks at each level of recompute, in the words of `autopar.solver.rows`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autopar.graph import COST, TensorRef, output_tensors, tensor_of
+from autopar.solver.model import Model
+from autopar.solver.points import OnTheWay
+from autopar.solver.problem import Stage
+from autopar.solver.replays import Expression, counted
+from autopar.solver.saved import UNIT, StageBytes, add
+
+Case = dict[bool, list[int | None]]
+Row = Callable[[str, Sequence[int | None], Expression, float], None]
+
+
+class Peaks:
+    """Adds the rows of stages with `row`; `total` makes a variable of a sum."""
+
+    def __init__(self, model: Model, way: OnTheWay, row: Row, total: Callable[..., int | None]) -> None:
+        self.model, self.program, self.way, self.row, self.total = model, model.program, way, row, total
+        self.memory = model.problem.memory
+
+    def add(
+        self,
+        number: int,
+        data: StageBytes,
+        fullest: Sequence[dict[bool, int | None]],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
+        """`fullest`: W by level; `there`: what lives all the while, but what stages `before` keep."""
+        stage, name = self.model.problem.stages[number], f"backward of stage {number}"
+        blocks, m = self.way.blocks(number), stage.count
+        if m == 1:
+            self._cases(name, [*there, before], fullest[0], blocks, data.inputs)
+            return
+        last = [self.way.last_block(number)]
+        kept = self._all_but_one(data, 0, before)
+        self._cases(f"{name}, last block", [*there, kept], fullest[0], last, {})
+        if m > 2:
+            self._cases(f"{name}, next to last block", [*there, before], fullest[0], blocks, self._next_to_last(data))
+        gradients = {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
+        counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
+        limit = self._limit(stage) if stage.depth > 1 else 0.0
+        for level in range(stage.depth + 1):
+            whole = level and level == stage.depth
+            w = fullest[0 if whole else level]
+            off, right = self._switch(whether, level, limit)
+            if level and (stage.depth > 1 or whole):
+                terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
+                kept = before if whole else self._all_but_one(data, level, before)
+                alone = {whether[-1]: limit * UNIT} if whole and limit else {}
+                for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
+                    add(terms, variable, size)
+                self._cases(
+                    f"{name}, level {level}", [*there, kept], w, [*blocks, *last], terms, limit if alone else 0.0
+                )
+            if stage.depth > 1 or not level:
+                self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **off}, right)
+
+    def _cases(
+        self,
+        name: str,
+        parts: Sequence[int | None],
+        fullest: dict[bool, int | None],
+        cases: Sequence[Case],
+        terms: Expression,
+        right: float = 0.0,
+    ) -> None:
+        for case in cases:
+            for begun, moved in case.items():
+                self.row(name, [*parts, fullest[begun], *moved], terms, right)
+
+    def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
+        """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""
+        return self.total("held", data.held_but_one[level], before, lower=-math.inf)
+
+    def _next_to_last(self, data: StageBytes) -> Expression:
+        """What blocks before the last but one keep, with the gradients of the last."""
+        found = {v: 2 * c for v, c in data.held_but_one[0].items()}
+        for variable, size in data.held[0].items():
+            add(found, variable, -size)
+        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
+            add(found, variable, size)
+        return found
+
+    def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
+        """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks behind the first r."""
+        found = dict(gradients)
+        for flow, sizes in data.each_gradient if gradients else ():
+            by_size: dict[float, list[int]] = {}
+            for variable in flow.all.tolist():
+                by_size.setdefault(sizes.get(variable, 0.0), []).append(variable)
+            groups = [np.array(some) for some in by_size.values()]
+            variables = counted(self.program, groups, {r: 1.0, q: -1.0}, m - 1)
+            for variable, size in zip(variables.tolist(), by_size, strict=True):
+                add(found, variable, -size)
+        return found
+
+    def _switch(self, whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:
+        """What makes a row say nothing unless the first block has this level: terms on its left, and its right side."""
+        if not limit:
+            return {}, 0.0
+        terms: Expression = {}
+        if level:
+            terms[whether[level - 1]] = limit * UNIT
+        if level < len(whether):
+            terms[whether[level]] = -limit * UNIT
+        return terms, limit if level else 0.0
+
+    def _limit(self, stage: Stage) -> float:
+        """MiB that no block of a stage can have at once."""
+        found = 0
+        for number in stage.ops:
+            node = self.model.problem.ops[number].node
+            outputs = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
+            found += sum(tensor_of(ref).nbytes for ref in (*self.memory.inputs[node], *outputs))
+            cost = node.meta.get(COST)
+            if cost is not None:
+                found += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
+        return 4.0 * found / UNIT
