@@ -17,6 +17,7 @@ from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
+from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Choice, Problem
 from autopar.solver.rows import Rows
@@ -140,7 +141,7 @@ def rows_bytes(problem: Problem, plan: Tried) -> float:
     """The peak of a plan as the program's rows have it."""
     model = Model(problem)
     rows = Rows(model, None)
-    model.seconds = {rows.peak: 1.0}
+    model.seconds = Linear({rows.peak: 1.0})
     for variables, wanted in zip(model.x, plan.choices, strict=True):
         for i, variable in enumerate(variables):
             model.program.lower[variable] = model.program.upper[variable] = float(i == wanted)
