@@ -109,8 +109,13 @@ def traffic(steps_: tuple[Step, ...], mesh_shape: Shape) -> float:
         n = mesh_shape[step.axis]
         for move in (step.forward, step.backward):
             if move is not None:
-                total += move.elements * (n - 1) * {"all_reduce": 2 / n, "all_gather": 1.0}.get(move.kind, 1 / n)
+                total += move.elements * (n - 1) * ring_share(move.kind, n)
     return total
+
+
+def ring_share(kind: CollectiveKind, n: int) -> float:
+    """The part of its elements that a device sends to the next in each of n - 1 rounds."""
+    return {"all_reduce": 2 / n, "all_gather": 1.0}.get(kind, 1 / n)
 
 
 def _cheapest_order(
@@ -180,8 +185,12 @@ def edge(
     step = _step(before, after, axis, shape, mesh_shape, needs_grad)
     if step is None:
         return None
-    slower = 1 + 1e-9 * (len(mesh_shape) - axis)  # decides ties alone: the first axes of a mesh cross the slower links
-    return step, slower * traffic((step,), mesh_shape)
+    return step, slower(axis, mesh_shape) * traffic((step,), mesh_shape)
+
+
+def slower(axis: int, mesh_shape: Shape) -> float:
+    """Decides ties alone: the first axes of a mesh cross the slower links."""
+    return 1 + 1e-9 * (len(mesh_shape) - axis)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -190,39 +199,58 @@ def is_legal(layout: Layout, shape: Shape, mesh_shape: Shape) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def _local_elements(layout: Layout, shape: Shape, mesh_shape: Shape) -> int:
+def local_elements(layout: Layout, shape: Shape, mesh_shape: Shape) -> int:
     """Elements of the largest shard."""
     return math.prod(layout.local_shape(shape, mesh_shape))
 
 
-def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Shape, needs_grad: bool) -> Step | None:
-    """The change of `axis` alone, or None where the table has no such change."""
-    src, dst = before[axis], after[axis]
+class Sent(NamedTuple):
+    """A collective of some change of an axis of n devices: it takes the elements that one device has before or after
+    the change, or n times these."""
+
+    kind: CollectiveKind
+    after: bool = False
+    whole: bool = False
+
+
+@lru_cache(maxsize=1 << 12)
+def change(src: Placement, dst: Placement, needs_grad: bool) -> tuple[Sent | None, Sent | None] | None:
+    """What a change of one axis of several devices sends forward and backward; None where there is no such change."""
     if dst.join != "sum" or (src.join != "sum" and not dst.is_replicated):
         return None
     extremum = src.join in ("max", "min")
     if extremum and dst.partial_grad:
         return None
-    n = mesh_shape[axis]
-    if n == 1:
-        return Step(axis, src, dst, before, after, None, None)
-    kept, wanted = _local_elements(before, shape, mesh_shape), _local_elements(after, shape, mesh_shape)
     forward = backward = None
     if src.kind == "sharded":
         if dst.kind == "sharded":
-            forward, backward = Move("all_to_all", axis, kept), Move("all_to_all", axis, wanted)
+            forward, backward = Sent("all_to_all"), Sent("all_to_all", after=True)
         elif dst.kind == "replicated":
-            forward = Move("all_gather", axis, kept)
-            backward = Move("reduce_scatter", axis, n * kept) if dst.partial_grad else None
+            forward = Sent("all_gather")
+            backward = Sent("reduce_scatter", whole=True) if dst.partial_grad else None
     elif src.kind == "partial":
         if dst.kind == "sharded":
-            forward, backward = Move("reduce_scatter", axis, n * wanted), Move("all_gather", axis, wanted)
+            forward, backward = Sent("reduce_scatter", after=True, whole=True), Sent("all_gather", after=True)
         else:
-            forward = Move("all_reduce", axis, kept)
-            backward = Move("all_reduce", axis, kept) if dst.partial_grad or extremum else None
+            forward = Sent("all_reduce")
+            backward = Sent("all_reduce") if dst.partial_grad or extremum else None
     elif not src.partial_grad:
         if dst.kind == "sharded":
-            backward = Move("all_gather", axis, wanted)
+            backward = Sent("all_gather", after=True)
         elif dst.partial_grad:
-            backward = Move("all_reduce", axis, kept)
-    return Step(axis, src, dst, before, after, forward, backward if needs_grad else None)
+            backward = Sent("all_reduce")
+    return forward, backward if needs_grad else None
+
+
+def _step(before: Layout, after: Layout, axis: int, shape: Shape, mesh_shape: Shape, needs_grad: bool) -> Step | None:
+    """The change of `axis` alone, or None where the table has no such change."""
+    found = change(before[axis], after[axis], needs_grad)
+    if found is None:
+        return None
+    n = mesh_shape[axis]
+    sizes = local_elements(before, shape, mesh_shape), local_elements(after, shape, mesh_shape)
+    forward, backward = (
+        None if sent is None or n == 1 else Move(sent.kind, axis, sizes[sent.after] * (n if sent.whole else 1))
+        for sent in found
+    )
+    return Step(axis, before[axis], after[axis], before, after, forward, backward)

@@ -10,9 +10,10 @@ from autopar.solver.engines import highs_model
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
-_ITERATIONS = 1_500  # of the simplex method from a basis; where it needs more, a start from nothing is faster
+_ITERATIONS = 1_500, 0.5  # of the simplex method from a basis, at least and as a part of a start from nothing
 _ANEW = 20_000  # and of such a start, where it is not the first
 _ALL = 2**31 - 1
+Basis = tuple[Array, list[Any], Array, list[Any]]  # columns and how they stand, rows and how they stand
 _NOTHING = 1e-9  # of a proof's largest number
 
 
@@ -27,10 +28,20 @@ class Held:
         # presolve takes longer than it saves, once without end where counts are fixed
         for option, value in (("presolve", "off"), ("output_flag", False), ("threads", 1), ("random_seed", 0)):
             self._engine.setOptionValue(option, value)
-        status = highspy.HighsBasisStatus
-        self._column_status = np.full(matrix.columns, status.kLower, dtype=object)
-        self._row_status = np.full(matrix.lines, status.kBasic, dtype=object)
+        self._column_status = np.empty(matrix.columns, dtype=object)
+        self._row_status = np.empty(matrix.lines, dtype=object)
+        self.stand(None)
+        self.basis: Basis | None = None  # of the last answer
+        self._anew = 0  # iterations of the last start from nothing
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+    def stand(self, basis: Basis | None) -> None:
+        """Start the next question from this basis; columns that it lacks are 0, and rows that it lacks say nothing."""
+        status = self._highspy.HighsBasisStatus
+        self._column_status[:], self._row_status[:] = status.kLower, status.kBasic
+        if basis is not None:
+            columns, of_columns, rows, of_rows = basis
+            self._column_status[columns], self._row_status[rows] = of_columns, of_rows
 
     def run(self, inside: Array, time_limit: float, *, patient: bool) -> str:
         """Solve with these columns, from the last basis if there is one; HiGHS's word for how it ended.
@@ -45,14 +56,19 @@ class Held:
             basis.row_status = self._row_status[self._rows].tolist()
             basis.valid = True
             self._engine.setBasis(basis)
-        status = self._solve(_ALL if first else _ITERATIONS, time_limit)
+        status = self._solve(_ALL if first else max(_ITERATIONS[0], int(_ITERATIONS[1] * self._anew)), time_limit)
         if status == "Iteration limit reached" and not first:
+            first = True  # where it needs more, a start from nothing is faster
             self._engine.clearSolver()
             status = self._solve(_ALL if patient else _ANEW, time_limit)
-        if status == "Optimal":
-            basis = self._engine.getBasis()
+        if first:
+            self._anew = int(self._engine.getInfo().simplex_iteration_count)
+        basis = self._engine.getBasis()
+        if status in ("Optimal", "Infeasible") and basis.valid:
             self._column_status[self._columns] = basis.col_status
             self._row_status[self._rows] = basis.row_status
+        if status == "Optimal":
+            self.basis = self._columns, basis.col_status, self._rows, basis.row_status
         return status
 
     def answer(self) -> tuple[float, Array, Array]:

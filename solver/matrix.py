@@ -42,10 +42,13 @@ class Implications:
 class Products:
     """Rows `z <= most * sum(ones)`, where z is a sum of counts (`times`, number `kind`) times the sum of `ones`.
 
-    `owner`: of each of the ones, the place of its row in `rows`; `entries`: its place in the matrix.
+    `floors`: rows `z >= least * sum(ones)`, which say something where the counts are bounded from below.
+    `owner`: of each of the ones, the place of its row in `rows`; `entries` and `floor_entries`: its places in the
+    matrix.
     """
 
     rows: Array
+    floors: Array
     z: Array
     most: Array
     kind: Array
@@ -53,13 +56,14 @@ class Products:
     ones: Array
     owner: Array
     entries: Array
+    floor_entries: Array
 
     def within(self, bounds: Mapping[int, tuple[float, float]]) -> tuple[Array, Array]:
-        """The slope of each row where the counts have these bounds, and whether the row is an equality there."""
-        ranges = [spread(times, bounds) for times in self.times]
-        high = np.array([math.inf if some is None else some[1] for some in ranges])
-        fixed = np.array([some is not None and some[0] == some[1] for some in ranges], dtype=bool)
-        return np.minimum(self.most, high[self.kind]), fixed[self.kind]
+        """The least and the largest slope of each row where the counts have these bounds."""
+        ranges = [spread(times, bounds) or (0.0, math.inf) for times in self.times]
+        low, high = (np.array(ends, dtype=float) for ends in ([r[0] for r in ranges], [r[1] for r in ranges]))
+        most = np.minimum(self.most, high[self.kind])
+        return np.clip(low[self.kind], 0.0, most), most
 
 
 class Part:
@@ -99,18 +103,25 @@ class Matrix:
         self.implications = _implications(program)
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
         self.flows = np.stack(_joined(program.flows, 3), axis=1)
+        self._uses = np.repeat(np.arange(len(program.flows)), [len(some) for some, *_ in program.flows])
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that say nothing where their variable is left out
         for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
+        self.dormant[self.products.floors] = True
+        self.slopes = np.zeros(len(self.products.rows))  # the least that a product is, times its ones
+        self.floored = self.slopes > 0  # and whether a row of its own says so
 
     def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
         """Give counts these bounds, or their own, and products what follows from them."""
         for variable, own in self.counts.items():
             self.lower[variable], self.upper[variable] = bounds.get(variable, own)
-        slopes, equal = self.products.within(bounds)
-        self.value[self.products.entries] = -slopes[self.products.owner]
-        self.least[self.products.rows] = np.where(equal, 0.0, -np.inf)
+        products = self.products
+        self.slopes, most = products.within(bounds)
+        self.value[products.entries] = -most[products.owner]
+        self.value[products.floor_entries] = -self.slopes[products.owner]
+        self.least[products.rows] = np.where(self.slopes == most, 0.0, -np.inf)
+        self.floored = (self.slopes > 0) & (self.slopes < most)
 
     def part(self, columns: Array) -> Part:
         """Some columns with all rows that say something of them, or that nothing else could meet."""
@@ -119,6 +130,7 @@ class Matrix:
         rows = (self.least > 0) | (self.most < 0)
         rows[self.row[inside[self.column] & (self.value != 0)]] = True
         rows[self.implications.rows[~inside[self.implications.small]]] = False
+        rows[self.products.floors[~self.floored]] = False
         return Part(self, inside, rows)
 
     def _optional(self) -> Array:
@@ -149,23 +161,35 @@ class Matrix:
         rows = np.ones(self.lines, dtype=bool)
         rows[self.implications.rows] = inside[self.implications.small]
         rows[self.products.rows] = inside[self.products.z]
+        rows[self.products.floors] = inside[self.products.z] & self.floored
         return rows | ~self.dormant
 
     def cheapest(self, many: int) -> Array:
         """For every end of every flow, the so many cheapest that leave it or arrive there; and what is not optional."""
         inside = ~self.optional
-        flows, out, into = self.flows.T
         cost, some = self.cost.copy(), self.implications
         users = np.bincount(some.big, minlength=self.columns)
         for level in reversed(some.levels()):
             small, big = some.small[level], some.big[level]
             np.add.at(cost, small, cost[big] / users[big])
+        return self.with_company(inside | self.least_of(cost, many))
+
+    def least_by_use(self, values: Array) -> Array:
+        """The least value, or 0, of the flows of each use: they are shares of one."""
+        found = np.zeros(int(self._uses.max(initial=-1)) + 1)
+        np.minimum.at(found, self._uses, values[self.flows[:, 0]])
+        return found
+
+    def least_of(self, cost: Array, many: int, among: Array | None = None) -> Array:
+        """Of the flows `among` all, for every end, the so many of least cost that leave it or arrive there."""
+        found = np.zeros(self.columns, dtype=bool)
+        flows, out, into = self.flows.T if among is None else self.flows[among[self.flows[:, 0]]].T
         for ends in (out, into):
             order = np.lexsort((cost[flows], ends))
             sorted_ends = ends[order]
             first = np.searchsorted(sorted_ends, sorted_ends)
-            inside[flows[order[np.arange(len(order)) - first < many]]] = True
-        return self.with_company(inside)
+            found[flows[order[np.arange(len(order)) - first < many]]] = True
+        return found
 
 
 def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
@@ -192,22 +216,25 @@ def _ranks(keys: Array) -> Array:
 
 def _products(program: Program, starts: Array) -> Products:
     """`starts`: where the entries of each row begin."""
-    rows, z, ones, _ = _joined(program.products, 4)
+    rows, floors, z, ones, _ = _joined(program.products, 5)
     kinds: dict[tuple[tuple[int, float], ...], int] = {}
     kind = [kinds.setdefault(tuple(times.items()), len(kinds)) for *_, times, _ in program.products]
     lengths = np.array([len(some) for some, *_ in program.products], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
-    owners = [some + first for (_, _, _, some, *_), first in zip(program.products, before, strict=True)]
+    owners = [some + first for (_, _, _, _, some, *_), first in zip(program.products, before, strict=True)]
     owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
+    behind = 1 + _ranks(owner)  # z
     return Products(
         rows,
+        floors,
         z,
         np.repeat([most for *_, most in program.products], lengths),
         np.repeat(np.array(kind, dtype=np.int64), lengths),
         [dict(times) for times in kinds],
         ones,
         owner,
-        starts[rows[owner]] + 1 + _ranks(owner),  # behind z
+        starts[rows[owner]] + behind,
+        starts[floors[owner]] + behind,
     )
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.all_paths import all_paths
-from autopar.cluster import Cluster
+from autopar.all_paths import KINDS, Sends, all_paths
+from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.reshard import Move, Step
+from autopar.reshard import CollectiveKind
 from autopar.solver.linear import Array
 
 
@@ -74,7 +74,9 @@ class PriceTable:
         shape = tuple(tensor_of(self.ref).shape)
         paths = all_paths(sources, wanted, shape, self.cluster.shape, needs_grad=self.needs_grad)
         calls = np.array([1.0 if self.grouping is None else self.grouping.calls(self.ref, w) for w in wanted])
-        each = np.array([*(self._step(step) for step in paths.steps), (0.0,) * 6])  # at -1: no step
+        each = np.zeros((len(paths.axis) + 1, 6))  # the last at -1: no step
+        each[:-1, :3] = self._parts(paths.axis, paths.forward, self.itemsize)
+        each[:-1, 3:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize)
         totals = each[paths.numbers].sum(axis=2)
         fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 2, 0)
         return Prices(
@@ -85,17 +87,20 @@ class PriceTable:
             paths.found,
         )
 
-    def _step(self, step: Step) -> tuple[float, ...]:
-        """What `_parts` says of the collectives of a step, forward and backward."""
-        return *self._parts(step.forward, self.itemsize), *self._parts(step.backward, self.gradient_itemsize)
+    def _parts(self, axes: Array, sends: Sends, itemsize: int) -> Array:
+        """Of each step: seconds that do not depend on its bytes, those that do, and whether there is a collective."""
+        found = np.zeros((len(axes), 3))
+        several = np.array([axis.size > 1 for axis in self.cluster.axes])
+        at = np.flatnonzero((sends.kind >= 0) & several[axes])
+        calls = np.stack([sends.kind[at], axes[at], sends.elements[at]])
+        calls, places = np.unique(calls, axis=1, return_inverse=True)
+        each = [self._collective(KINDS[kind], self.cluster.axes[a], n * itemsize) for kind, a, n in calls.T.tolist()]
+        if each:
+            found[at] = np.array(each)[places.reshape(-1)]
+        return found
 
-    def _parts(self, move: Move | None, itemsize: int) -> tuple[float, float, float]:
-        """Seconds of a collective that do not depend on its bytes, those that do, and whether there is any."""
-        if move is None:
-            return 0.0, 0.0, 0.0
-        axis = self.cluster.axes[move.axis]
-        fixed, size = collective_seconds(move.kind, 0, axis), move.elements * itemsize
-        moving = collective_seconds(move.kind, size, axis, 0.0)
+    def _collective(self, kind: CollectiveKind, axis: Axis, size: int) -> tuple[float, float, float]:
+        moving = collective_seconds(kind, size, axis, 0.0)
         if self.grouping is not None:
-            moving += copies_seconds(move.kind, size, axis, self.cluster.device)
-        return fixed, moving, float(axis.size > 1)
+            moving += copies_seconds(kind, size, axis, self.cluster.device)
+        return collective_seconds(kind, 0, axis), moving, 1.0

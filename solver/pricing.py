@@ -51,6 +51,11 @@ class _Prices:
         lacking = np.where(self.left[products.z], np.maximum(0.0, -self.reduced[products.z]), 0.0)
         self.reduced[products.z] += lacking
         np.add.at(self.reduced, products.ones, self.matrix.value[products.entries] * lacking[products.owner])
+        paid = np.where(
+            self.left[products.z] & (self.matrix.slopes > 0), np.maximum(0.0, self.reduced[products.z]), 0.0
+        )
+        self.reduced[products.z] -= paid
+        np.add.at(self.reduced, products.ones, (self.matrix.slopes * paid)[products.owner])
 
     def flows(self) -> None:
         """What flows lack: from their conversions, and these from those that all readers share."""

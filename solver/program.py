@@ -10,13 +10,14 @@ import numpy as np
 import pulp
 
 from autopar.solver.engines import ListedProblem, engine, is_highs
+from autopar.solver.held import Basis
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
 from autopar.solver.relaxation import Relaxation
 
 Terms = Iterable[tuple[int, float]]  # (variable, coefficient)
 Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower than their own
-Product = tuple[Array, Array, Array, Array, dict[int, float], float]
+Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
 _NONE: Array = np.zeros(0)
 _KINDS = pulp.LpContinuous, pulp.LpInteger
@@ -36,6 +37,7 @@ class Outcome:
     reduced: Array = field(default_factory=lambda: _NONE)  # reduced costs, of a relaxation
     relaxation: Relaxation | None = None  # of which it is the answer, HiGHS alone
     counts: Bounds = field(default_factory=dict)  # where this holds
+    basis: Basis | None = None  # of a relaxation
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Program:
     nested: list[list[tuple[int, int]]] = field(default_factory=list)  # of the early ones: none larger than the last
     products: list[Product] = field(
         default_factory=list
-    )  # rows, variables, ones, the place of each one's row; counts, most
+    )  # rows of both ends, variables, ones, the place of each one's row; counts, most
     flows: list[tuple[Array, Array, Array]] = field(default_factory=list)  # with the rows of their two ends
     implied: list[tuple[Array, Array, Array, bool]] = field(default_factory=list)  # rows, what implies what, no more
     _matrix: Matrix | None = None
@@ -134,14 +136,15 @@ class Program:
     def multiple(
         self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
     ) -> None:
-        """Each of `variables` <= `most` times a sum of `ones`, which is 0 or 1; equal to `times` (counts) times it
-        where the counts are fixed."""
-        rows = self._rows(name, len(variables), -1, 0.0)
+        """Each of `variables` <= `most` times a sum of `ones`, which is 0 or 1; where the counts have bounds, between
+        the least and the most that `times` (an expression in counts) can be, times that sum."""
+        rows, floors = self._rows(name, len(variables), -1, 0.0), self._rows(name, len(variables), 1, 0.0)
         owner = np.repeat(np.arange(len(ones)), [len(some) for some in ones])
         all_ones = np.concatenate(ones)
-        self.entries.many(rows, variables, 1.0)
-        self.entries.many(rows[owner], all_ones, -most)
-        self.products.append((rows, variables, all_ones, owner, dict(times), most))
+        for lines, slope in ((rows, most), (floors, 0.0)):
+            self.entries.many(lines, variables, 1.0)
+            self.entries.many(lines[owner], all_ones, -slope)
+        self.products.append((rows, floors, variables, all_ones, owner, dict(times), most))
 
     def matrix(self) -> Matrix:
         """The program as arrays, once nothing is added any more."""
@@ -149,6 +152,19 @@ class Program:
             self._matrix = Matrix(self)
         self._matrix.cost = self.cost
         return self._matrix
+
+    def wrong_products(self, values: Array) -> dict[int, float]:
+        """By count, how far the products with it are from what they stand for, in sum."""
+        found: dict[int, float] = {}
+        products = self.matrix().products
+        ones = np.bincount(products.owner, values[products.ones], minlength=len(products.rows))
+        for kind, times in enumerate(products.times):
+            of = products.kind == kind
+            factor = sum(c * values[v] for v, c in times.items())
+            wrong = float(np.abs(values[products.z[of]] - factor * ones[of]).sum())
+            for count in times:
+                found[count] = found.get(count, 0.0) + wrong
+        return found
 
     def relax(self, solver: str, time_limit: float, bounds: Bounds, entering: float = math.inf) -> Outcome:
         """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
@@ -158,22 +174,30 @@ class Program:
         return self._relaxed(Relaxation(self.matrix()), time_limit, bounds, entering, patient=True)
 
     def relax_again(self, parent: Outcome, time_limit: float, bounds: Bounds) -> Outcome:
-        """A relaxation with other bounds of the counts, from the last one's basis where HiGHS holds it."""
+        """A relaxation with other bounds of the counts, from its parent's basis where HiGHS holds it."""
         if parent.relaxation is None:
             return self.relax("cbc", time_limit, bounds)
-        found = self._relaxed(parent.relaxation, time_limit, bounds, time_limit / 2)
+        found = self._relaxed(parent.relaxation, time_limit, bounds, time_limit / 2, basis=parent.basis)
         if found.status == "stopped":  # its parent's bound and reduced costs hold
             return replace(parent, status="stopped", counts=bounds)
         return found
 
     def _relaxed(
-        self, relaxation: Relaxation, time_limit: float, bounds: Bounds, entering: float, *, patient: bool = False
+        self,
+        relaxation: Relaxation,
+        time_limit: float,
+        bounds: Bounds,
+        entering: float,
+        *,
+        basis: Basis | None = None,
+        patient: bool = False,
     ) -> Outcome:
-        status = relaxation.solve(bounds, time_limit, entering, patient=patient)
+        status = relaxation.solve(bounds, time_limit, entering, basis=basis, patient=patient)
         if status != "optimal":
             return Outcome(status, _NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
         value = relaxation.objective
-        return Outcome("optimal", relaxation.values, value, value, relaxation.reduced, relaxation, bounds)
+        found = relaxation.values, value, value, relaxation.reduced, relaxation, bounds, relaxation.basis
+        return Outcome("optimal", *found)
 
     def integrate(self, solver: str, kept: Array, time_limit: float, gap: float, bounds: Bounds) -> Outcome:
         """The best solution in whole numbers in which all variables outside `kept` are 0."""

@@ -1,11 +1,11 @@
 """A linear relaxation solved by HiGHS with few of its columns: the others enter where they would help.
 
 Column generation (Gilmore and Gomory 1961). The relaxation is solved with the cheapest flows alone; its dual values
-price the flows that are left out; those whose reduced cost is negative enter, until there is none: then the optimum is
-that of all columns. A flow that takes others along shares its price with them first: rows that say nothing where the
-flow is 0 have dual values of one's own choice.
+price the flows that are left out; the best of those whose reduced cost is negative enter, until nothing worth it is
+left: then the optimum is that of all columns, or a bound just below it. A flow that takes others along shares its price
+with them first: rows that say nothing where the flow is 0 have dual values of one's own choice.
 
-It is solved again, with other bounds of the counts, from the basis of the last time.
+It is solved again, with other bounds of the counts, from the basis of a time before.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.solver.held import Held
+from autopar.solver.held import Basis, Held
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import priced
 
-_CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
+_CHEAPEST = 3  # of the flows that leave or enter at an end, those that are there at first
+_BEST = 4  # and of those that would help, those that enter at a time
+_CLOSE = 1e-6  # what may be missed of the optimum, relatively, is taken off
 _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
 
 
@@ -36,15 +38,23 @@ class Relaxation:
         self._held = Held(self.matrix)
 
     def solve(
-        self, bounds: Mapping[int, tuple[float, float]], time_limit: float, entering: float, *, patient: bool = False
+        self,
+        bounds: Mapping[int, tuple[float, float]],
+        time_limit: float,
+        entering: float,
+        *,
+        basis: Basis | None = None,
+        patient: bool = False,
     ) -> str:
-        """Solve within bounds of counts; "optimal", "infeasible" or "stopped".
+        """Solve within bounds of counts, from a basis or that of the last time; "optimal", "infeasible" or "stopped".
 
         After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
         `patient`: HiGHS may take as many iterations as it wants.
         """
         begun = time.perf_counter()
         self.matrix.bound(bounds)
+        if basis is not None:
+            self._held.stand(basis)
         while True:
             gone = time.perf_counter() - begun
             status = self._held.run(self.inside, time_limit - gone, patient=patient)
@@ -59,14 +69,27 @@ class Relaxation:
                 self.objective += float(np.minimum(0.0, self.reduced[self._lacking]).sum())
                 return "optimal"
 
+    @property
+    def basis(self) -> Basis | None:
+        """The basis of the last answer."""
+        return self._held.basis
+
     def _enter(self) -> bool:
         """Read the answer, and let in what would improve it; False where nothing would."""
         self.objective, self.values, duals = self._held.answer()
         tolerance = _TOLERANCE * abs(self.objective)
         self.reduced, flows = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
         self._lacking = ~self.inside
-        self.inside = self.matrix.with_company(self.inside | flows)
-        return bool(flows.any())
+        if not flows.any():
+            return False
+        missed = float(self.matrix.least_by_use(np.where(self._lacking, self.reduced, 0.0)).sum())
+        others = self._lacking & (self.reduced < -tolerance)
+        others[self.matrix.flows[:, 0]] = False
+        if -missed <= _CLOSE * abs(self.objective) and not others.any():
+            self.objective += missed
+            return False
+        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _BEST, flows))
+        return True
 
     def _mend(self) -> bool:
         """Let in what speaks against a proof that there is no solution (Farkas); False where nothing does."""

@@ -3,7 +3,8 @@
 How many blocks of a class recompute multiplies many other choices. While such a count r is open, its products with 0/1
 choices are only bounded (McCormick), and the linear relaxation is loose; with r fixed they are linear. So the counts
 are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
-relaxation. A node whose counts are all fixed is solved in whole numbers.
+relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
+node whose counts are all fixed is solved in whole numbers.
 
 There, a solution in which a variable of reduced cost d is 1 costs at least L + d. Up to a limit L + margin only
 variables with L + d below it are needed: the rest is left out. What is found is compared with the limit, and with a
@@ -27,6 +28,8 @@ from autopar.solver.program import Bounds, Outcome, Program
 
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
+_WHOLE = 1e-6  # how far from a whole number a count may be that is called one
+_RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
 
 
@@ -74,7 +77,7 @@ class _Search:
                 if self._closed(node.objective):
                     heappush(heap, (node.objective, next(order), replace(node, counts=bounds)))
                     continue
-                child = self.program.relax_again(node, max(self._left(), 1.0), bounds)
+                child = self._relax(node, bounds)
                 if child.status != "infeasible":
                     child = replace(child, objective=max(child.objective, node.objective))
                     if self._is_fixed(bounds) and self._as_good(child, node):
@@ -90,6 +93,13 @@ class _Search:
             return Outcome("infeasible", (), math.inf, math.inf)
         bound = min(bound, self.best.objective)
         return replace(self.best, status="optimal" if self._closed(bound) else "feasible", bound=bound)
+
+    def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
+        """The relaxation of a part of a node's box; the node's own where it is right for that part."""
+        inside = all(low - _WHOLE <= node.values[v] <= high + _WHOLE for v, (low, high) in bounds.items())
+        if inside and self._is_fixed(bounds) and sum(self.program.wrong_products(node.values).values()) < _RIGHT:
+            return replace(node, counts=bounds)
+        return self.program.relax_again(node, max(self._left(), 1.0), bounds)
 
     def _left(self) -> float:
         """Seconds until the limit; until the last one while nothing was found."""
@@ -127,41 +137,28 @@ class _Search:
         return all(low == high for low, high in ranges)
 
     def _split(self, node: Outcome) -> Iterator[Bounds]:
-        """All counts fixed near where the relaxation has them, and what is below or above that; of narrower boxes, the
-        widest count in two halves.
+        """The count whose products the relaxation has most wrong, below and above its value there.
 
-        Fixed counts are where solutions come from; halves are where bounds grow, as products are bounded by both ends.
+        Products are bounded by both ends of a box, so that either half has them less wrong. Whether a block recomputes
+        at all is told first. A count that is whole already is also fixed: that is where solutions come from.
         """
-        free = [pair for pair in self.program.early if len(set(self._range(node.counts, pair[0]))) > 1]
-        if not free:
+        open_counts = [pair for pair in self.program.early if len(set(self._range(node.counts, pair[0]))) > 1]
+        if not open_counts:
             return
-        if any(count in node.counts for count, _ in free):
-            count, whether = max(free, key=lambda pair: self._width(node.counts, pair[0]))
-            low, high = self._range(node.counts, count)
-            half = float(math.floor((low + high) / 2))
-            halves: list[tuple[float, float]] = [(low, half), (half + 1, high)]
-            for part in halves:
-                if (found := self._with(node.counts, count, whether, part)) is not None:
-                    yield found
-            return
-        boxes: list[Bounds] = []
-        fixed: Bounds | None = node.counts
-        for count, whether in free:
-            if fixed is None:
-                break
-            low, high = self._range(fixed, count)
-            middle = min(max(float(round(node.values[count])), low), high)
-            for part in ((low, middle - 1), (middle + 1, high)):
-                if (found := self._with(fixed, count, whether, part)) is not None:
-                    boxes.append(found)
-            fixed = self._with(fixed, count, whether, (middle, middle))
-        if fixed is not None:
-            yield fixed
-        yield from boxes
-
-    def _width(self, counts: Bounds, count: int) -> float:
-        low, high = self._range(counts, count)
-        return high - low
+        wrong = self.program.wrong_products(node.values)
+        count, whether = max(open_counts, key=lambda pair: wrong.get(pair[0], 0.0) + wrong.get(pair[1], 0.0))
+        low, high = self._range(node.counts, count)
+        value = min(max(node.values[count], low), high)
+        near = float(round(value))
+        if abs(value - near) < _WHOLE:
+            parts = [(near, near), (low, near - 1), (near + 1, high)]
+        elif low == 0:
+            parts = [(1.0, high), (0.0, 0.0)]
+        else:
+            parts = [(low, float(math.floor(value))), (float(math.ceil(value)), high)]
+        for part in parts:
+            if (found := self._with(node.counts, count, whether, part)) is not None:
+                yield found
 
     def _with(self, counts: Bounds, count: int, whether: int, part: tuple[float, float]) -> Bounds | None:
         """Bounds with those of one more count, and what follows for counts that are nested with it; None: empty."""

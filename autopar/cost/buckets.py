@@ -17,6 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -27,6 +28,9 @@ from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket
 from autopar.reshard import Move
+
+if TYPE_CHECKING:
+    from autopar.cost.moving import Moving
 
 BUCKET_BYTES = 64 << 20
 """Large enough that latency is a small part of the time, small enough that the last reduction, which nothing hides,
@@ -55,6 +59,8 @@ class Grouping:
         self._parts: dict[fx.Node, float] = {}
         self._home: dict[fx.Node, int] = {}  # region in which a parameter is read first
         self._memory = memory
+        self._forms: dict[TensorRef, tuple[object, ...]] = {}
+        self.moved: dict[tuple[object, ...], Moving] = {}  # what `autopar.cost.moving` has told already
         filled: dict[int, list[fx.Node]] = {}
         for node in nodes:
             if memory.is_parameter(node):
@@ -133,6 +139,15 @@ class Grouping:
     def calls(self, ref: TensorRef, wanted: Layout) -> float:
         """How many collectives, mostly a part of one, the conversion of a parameter accounts for."""
         return max(self.part(ref.node), self._memory.local_bytes(ref, wanted) / BUCKET_BYTES)
+
+    def form(self, ref: TensorRef) -> tuple[object, ...]:
+        """Equal for parameters of which equal layouts take equal bytes on their way."""
+        found = self._forms.get(ref)
+        if found is None:
+            tensor, memory, node = tensor_of(ref), self._memory, ref.node
+            kinds = tensor.dtype, memory.stored_dtype(node), memory.is_trainable(node), tensor.requires_grad
+            found = self._forms[ref] = (tuple(tensor.shape), *kinds, self._share[self._home[node]])
+        return found
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """What parameters like this one have of the bytes of one bucket, in all blocks that share it."""

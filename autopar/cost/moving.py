@@ -26,7 +26,7 @@ from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Moving:
     """Bytes of one parameter for one wanted layout; see the head of this file. `others`: what gradients of other
     regions in its bucket take beyond what they take once reduced."""
@@ -44,7 +44,17 @@ class Moving:
 def moving(
     memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, *, regather: bool
 ) -> Moving:
-    """Of a parameter stored as `storage` that an op reads as `wanted`."""
+    """Of a parameter stored as `storage` that an op reads as `wanted`; equal ones of equal blocks are told once."""
+    key = grouping.form(ref), storage, wanted, regather
+    found = grouping.moved.get(key)
+    if found is None:
+        found = grouping.moved[key] = _moving(memory, grouping, ref, storage, wanted, regather=regather)
+    return found
+
+
+def _moving(
+    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, *, regather: bool
+) -> Moving:
     tensor = tensor_of(ref)
     own = tensor.dtype.itemsize
     gathered = begun = 0

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from autopar.all_paths import all_paths
+from autopar.all_paths import KINDS, Paths, all_paths
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard
-from autopar.reshard import Step, steps
+from autopar.reshard import Move, Step, steps
 
 VALUES = [R, P, shard(0), shard(1), shard(0, 2), Placement("partial", join="max")]
 
@@ -19,6 +19,15 @@ def one(source: Layout, wanted: Layout, shape: tuple[int, ...], mesh: tuple[int,
         return list(steps(source, wanted, shape, mesh, needs_grad=grad))
     except LayoutError:
         return None
+
+
+def sent(paths: Paths, number: int) -> tuple[int, Move | None, Move | None]:
+    axis = int(paths.axis[number])
+    moves = [
+        Move(KINDS[some.kind[number]], axis, int(some.elements[number])) if some.kind[number] >= 0 else None
+        for some in (paths.forward, paths.backward)
+    ]
+    return axis, moves[0], moves[1]
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["gradient", "value"])
@@ -34,7 +43,9 @@ def test_they_are_the_steps_of_each_pair(shape: tuple[int, ...], mesh: tuple[int
     for (i, source), (j, layout) in itertools.product(enumerate(sources), enumerate(wanted)):
         alone = one(source, layout, shape, mesh, grad)
         if paths.found[i, j]:
-            assert [paths.steps[n] for n in paths.numbers[i, j] if n >= 0] == alone
+            assert [sent(paths, n) for n in paths.numbers[i, j] if n >= 0] == [
+                (step.axis, step.forward, step.backward) for step in alone or ()
+            ]
             found += 1
         else:
             assert alone is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 from test_branches import Normed
@@ -48,9 +49,29 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
             last = few
 
 
-def test_reduced_costs_bound_what_a_variable_costs() -> None:
-    asked = program(0.3, 2, 2)
+def test_products_lie_between_both_ends_of_a_box() -> None:
+    asked = program(0.3, 2)
+    [(count, whether)] = asked.early
     root = asked.relax("highs", 60.0, {})
+    assert sum(asked.wrong_products(root.values).values()) > 0.1
+    for low, high in [(1.0, 4.0), (2.0, 3.0), (3.0, 3.0)]:
+        bounds: Bounds = {count: (low, high), whether: (1.0, 1.0)}
+        found = asked.relax_again(root, 60.0, bounds)
+        products = asked.matrix().products
+        ones = np.bincount(products.owner, found.values[products.ones], minlength=len(products.rows))
+        least, most = products.within(bounds)
+        assert (least > 0).any()
+        assert (found.values[products.z] >= least * ones - 1e-6).all()
+        assert (found.values[products.z] <= most * ones + 1e-6).all()
+    assert sum(asked.wrong_products(found.values).values()) < 1e-3
+
+
+@pytest.mark.parametrize("box", [None, (1.0, 3.0), (2.0, 2.0)])
+def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | None) -> None:
+    asked = program(0.3, 2, 2)
+    [(count, whether)] = asked.early
+    bounds: Bounds = {} if box is None else {count: box, whether: (1.0, 1.0)}
+    root = asked.relax("highs", 60.0, bounds)
     assert root.relaxation is not None
     outside = [v for v in range(len(asked.names)) if not root.relaxation.inside[v]]
     flows = [v for v in outside if asked.names[v] == "f"]
@@ -62,6 +83,6 @@ def test_reduced_costs_bound_what_a_variable_costs() -> None:
         assert root.reduced[variable] >= -1e-6 * root.objective or root.values[variable] != 0
         lower = asked.matrix().lower
         low, lower[variable] = lower[variable], 1.0
-        with_it = asked.relax("cbc", 60.0, {}).objective
+        with_it = asked.relax("cbc", 60.0, bounds).objective
         lower[variable] = low
         assert with_it >= root.objective + root.reduced[variable] - 1e-6 * root.objective
