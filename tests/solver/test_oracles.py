@@ -7,13 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_graphs import every_plan
 from toys import Beside, Random, Stack, Toy, cluster, on_meta, toy
 
 from autopar.cost import buckets
+from autopar.plans import Prediction
 from autopar.solver.model import Model
 from autopar.solver.running import run
 
 MESHES = [(2,), (2, 2)]
+
+
+def _every_prediction(asked: Toy, *, recompute: bool = False) -> list[Prediction]:
+    """What every plan costs; blocks recompute as a whole or not at all."""
+    problem = asked.problem(fold=False, recompute=recompute, inner_levels=0)
+    return [plan.predicted for plan in every_plan(asked, problem, recompute=recompute)]
 
 
 def _random(seed: int, mesh: tuple[int, ...], micro_batches: int = 1) -> Toy:
@@ -26,7 +34,7 @@ def _random(seed: int, mesh: tuple[int, ...], micro_batches: int = 1) -> Toy:
 @pytest.mark.parametrize("seed", range(4))
 def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) -> None:
     problem = _random(seed, mesh)
-    plans = list(problem.every_plan())
+    plans = _every_prediction(problem)
     best = min(p.step_seconds for p in plans)
     assert problem.solve().seconds == pytest.approx(best, rel=1e-6)
 
@@ -44,7 +52,7 @@ def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[
     """One result is read by the output alone, one by the loss as well."""
     x = torch.empty(4, 8, device="meta")
     problem = toy(on_meta(Beside), x, on=cluster(*mesh, seed=seed), keep=4 if len(mesh) == 1 else 3, seed=seed)
-    best = min(p.step_seconds for p in problem.every_plan())
+    best = min(p.step_seconds for p in _every_prediction(problem))
     solution = problem.solve()
     assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
     assert solution.seconds == pytest.approx(best, rel=1e-6)
@@ -57,7 +65,7 @@ def test_optimum_where_communication_hides(seed: int, micro_batches: int, monkey
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
     problem = _random(seed, (2,), micro_batches)
     problem.cluster = replace(problem.cluster, device=replace(problem.cluster.device, overlap=0.7))
-    plans = list(problem.every_plan())
+    plans = _every_prediction(problem)
     assert any(p.hidden_seconds for p in plans)
     for p in plans:
         assert 0 <= p.hidden_seconds <= 0.7 * p.comm_seconds * (1 + 1e-9) and p.hidden_seconds <= p.compute_seconds
@@ -102,7 +110,7 @@ def test_recompute_of_a_chain_is_that_of_exhaustive_search() -> None:
     problem = toy(on_meta(Stack, 4), torch.empty(512, 16, device="meta"), on=cluster(1, seed=2), keep=1)
     weights = [node for node in problem.graph.nodes if problem.memory.is_parameter(node)]
     problem.restricted = replace(problem.restricted, regather=dict.fromkeys(weights, False))
-    plans = list(problem.every_plan(recompute=True))
+    plans = _every_prediction(problem, recompute=True)
     assert len(plans) == 2**4, "each block kept or recomputed"
     inputs = 512 * 16 * 4  # of a recomputed block: the rows count them beside their copies in its replay
     for budget in sorted({p.peak_bytes for p in plans}):

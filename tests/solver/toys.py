@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,7 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.levels import MOST
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import predict
-from autopar.errors import LayoutError
-from autopar.plans import ParameterPlan, Prediction, Segment
+from autopar.plans import Prediction
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
 from autopar.solver.constraints import Restricted
@@ -103,25 +101,6 @@ class Toy:
         return predict(
             self.memory, self.cluster, solution.chosen, solution.parameters, solution.segments, self.repeats
         )[0]
-
-    def every_plan(self, *, recompute: bool = False) -> Iterator[Prediction]:
-        """What every possible plan costs, one after the other."""
-        problem = self.problem(fold=False, recompute=recompute)
-        blocks = [s for s in problem.stages if s.recomputable]
-        for choices in itertools.product(*(op.choices for op in problem.ops)):
-            chosen = {op.node: c.strategy for op, c in zip(problem.ops, choices, strict=True)}
-            parameters = {
-                str(op.node.target): ParameterPlan(str(op.node.target), (), "", c.strategy.outputs[0], True, c.regather)
-                for op, c in zip(problem.ops, choices, strict=True)
-                if self.memory.is_parameter(op.node)
-            }
-            for again in itertools.product((False, True), repeat=len(blocks)):
-                spans = [s.repeat.instance(s.first) for s, yes in zip(blocks, again, strict=True) if yes and s.repeat]
-                segments = [Segment(span.start, span.stop - 1, "") for span in spans]
-                try:
-                    yield predict(self.memory, self.cluster, chosen, parameters, segments, self.repeats)[0]
-                except LayoutError:
-                    continue
 
 
 def toy(
