@@ -113,7 +113,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         record = for_real(record, family, name, inputs, limit)
     if record["status"] == "does not run" and options["train"]:
         again = traced(model.eval(), inputs, limit) | {"changed": "eval(): it does not run in training"}
-        record = again if again["status"] in ("whole", "leaves") else record
+        record = better(record, again) if again["status"] in ("whole", "leaves") else record
     if record["status"] in ("leaves", "failed") and drops_layers(config):
         record = better(record, traced(model.eval(), inputs, limit) | {"changed": "eval(), since it drops layers"})
     if "passes" in str(record.get("leaves")):
