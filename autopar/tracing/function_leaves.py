@@ -98,9 +98,11 @@ def function_around(error: BaseException, tried: Mapping[FunctionType, str]) -> 
 
 
 def whole_forward(root: nn.Module, tried: Mapping[FunctionType, str]) -> FunctionType | None:
-    """The root's own forward, if that was not tried yet."""
+    """The root's own forward, if that was not tried yet, with its decorators or without them."""
     forward = getattr(root.forward, "__func__", root.forward)
-    return forward if isinstance(forward, FunctionType) and forward not in tried else None
+    if not isinstance(forward, FunctionType) or forward in tried or inspect.unwrap(forward) in tried:
+        return None
+    return forward
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -134,7 +135,7 @@ def trace_until_done(
         except Exception as error:
             # Their guessed outputs may be what broke the rest.
             policy = options.policy
-            whole = whole_forward(root, policy.functions) if functions and (policy.failed or policy.functions) else None
+            whole = _whole(root, policy) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
                 policy.functions[whole] = f"{type(error).__name__}: {error}"
                 broken = error
@@ -168,11 +169,18 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
     if module is not None and module is not root and module not in policy.failed:
         policy.failed.update(dict.fromkeys(_alike(root, module), reason))
         return
-    tried = policy.functions
-    function = (function_around(error, tried) or whole_forward(root, tried)) if functions else None
+    function = (function_around(error, policy.functions) or _whole(root, policy)) if functions else None
     if function is None:
         raise error
-    tried[function] = reason
+    policy.functions[function] = reason
+
+
+def _whole(root: nn.Module, policy: LeafPolicy) -> FunctionType | None:
+    """The root's own forward as the last leaf, if that was not tried yet.
+
+    Not where a loop made the graph too long: to find out what it returns would run all of its loops, more than once.
+    """
+    return None if policy.unrolled else whole_forward(root, policy.functions)
 
 
 def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:

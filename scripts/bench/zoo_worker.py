@@ -39,6 +39,7 @@ _NO_RUN = ("no inputs", "does not run")
 _DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _REAL_PARAMETERS = 500_000_000  # of a model that is built with its data where it must be
 _SHORT_LENGTHS = (16,)
+_CAUGHT_SECONDS = 15.0  # to free a graph of a loop over time takes seconds
 _EAGER_SECONDS = 10.0  # a model that loops over time is slow on the meta device too
 
 
@@ -48,13 +49,17 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime when the body has used so many CPU seconds, and every second after that."""
+    """Raise OutOfTime when the body has used so many CPU seconds.
+
+    It is raised again only when some code seems to have caught it: a second one in what a trace does to put all back
+    would leave the model, and torch, as they are inside a trace.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise OutOfTime
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
+    signal.setitimer(signal.ITIMER_PROF, seconds, _CAUGHT_SECONDS)
     try:
         yield
     finally:
@@ -108,7 +113,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         record = for_real(record, family, name, inputs, limit)
     if record["status"] == "does not run" and options["train"]:
         again = traced(model.eval(), inputs, limit) | {"changed": "eval(): it does not run in training"}
-        record = again if again["status"] in ("whole", "leaves") else record
+        record = better(record, again) if again["status"] in ("whole", "leaves") else record
     if record["status"] in ("leaves", "failed") and drops_layers(config):
         record = better(record, traced(model.eval(), inputs, limit) | {"changed": "eval(), since it drops layers"})
     if "passes" in str(record.get("leaves")):

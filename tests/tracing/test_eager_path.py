@@ -18,6 +18,7 @@ from tiny_models import run
 
 from autopar.errors import InputError
 from autopar.tracing import UnknownDataError, known, trace
+from autopar.tracing.set_order import sets_in_order
 
 NAMES = (
     "GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",
@@ -45,7 +46,8 @@ COMPARED = {  # at least so many
 def path(model, inputs, examples):
     """ "" or where the path of the trace on `examples` parts from that of an eager run on `inputs`."""
     graph = trace(model, examples, bias_addition_split=False, remove_inplace=False).graph
-    with torch.random.fork_rng(), EagerCalls() as eager, eager.experts_as_one(), eager.vmaps_below():
+    ordered = sets_in_order(model)  # else the hashes of this process would order what eager calls
+    with torch.random.fork_rng(), ordered, EagerCalls() as eager, eager.experts_as_one(), eager.vmaps_below():
         outputs = model(**inputs)
     return difference(eager.live(outputs), graph_calls(graph))
 

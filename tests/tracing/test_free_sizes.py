@@ -8,7 +8,7 @@ from tiny_models import IDS, TEXT, bert, gpt2, llama, tensors
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.tracing import trace
+from autopar.tracing import TraceError, trace
 
 
 @pytest.mark.parametrize("make", [gpt2, llama, bert])
@@ -71,3 +71,40 @@ def test_a_loop_that_makes_the_graph_too_long_is_one_leaf():
     assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["cell"]
     assert torch.equal(traced.gm(x), model(x))
     assert len(trace(model, dict(x=x)).graph.nodes) > 800
+
+
+CALLS: list[nn.Module] = []
+
+
+class Remembering(nn.Module):
+    """A recurrence that hands its last state on in a list beside its result, as models do with a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(6, 6)
+
+    def forward(self, x, states):
+        CALLS.append(self)
+        state = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            state = torch.tanh(self.cell(x[:, t]) + state)
+        states.append(state.clone())
+        return state
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = Remembering()
+
+    def forward(self, x):
+        states = []
+        return self.mixer(x, states), *states
+
+
+def test_a_loop_whose_cache_no_node_holds_is_refused_without_running_the_whole_model_as_a_leaf():
+    model = Caching()
+    CALLS.clear()
+    with pytest.warns(UserWarning, match="Remembering"), pytest.raises(TraceError, match="train without caches"):
+        trace(model, dict(x=torch.randn(2, 400, 6)), unsupported="leaf", max_nodes=100)
+    assert len(CALLS) == 2, "once to be unrolled, once as a leaf"

@@ -208,3 +208,29 @@ def test_leaf_tensors_are_shown_beside_function_leaves():
     show_leaf_tensors(traced)
     traced.graph.lint()
     assert not [n for n in traced.graph.nodes if n.op == "call_module"]
+
+
+RUNS: list[type] = []
+
+
+class Bare(nn.Module):
+    """Its forward gives what no graph can hold."""
+
+    def forward(self, x):
+        RUNS.append(type(self))
+        return {int(i): row for i, row in enumerate(x) if row.sum() > 0}, object()
+
+
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def forward(self, x):
+        RUNS.append(type(self))
+        return {int(i): row for i, row in enumerate(x) if row.sum() > 0}, object()
+
+
+def test_a_decorated_forward_is_tried_no_more_often_than_a_bare_one():
+    RUNS.clear()
+    for kind in (Bare, Decorated):
+        with pytest.raises(TraceError, match="forward returns what no graph can hold"):
+            trace(kind(), dict(x=torch.randn(3, 2)), unsupported="leaf")
+    assert RUNS.count(Decorated) == RUNS.count(Bare)
