@@ -39,7 +39,7 @@ from autopar.tracing import Traced
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from autopar.cost.simulator import Simulated
+    from autopar.cost.simulated import Simulated
 
 
 def plan(

@@ -16,7 +16,8 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.seconds import node_seconds
-from autopar.cost.simulator import Simulated, simulate
+from autopar.cost.simulated import Simulated
+from autopar.cost.simulator import simulate
 from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
 from autopar.errors import PlanMismatchError

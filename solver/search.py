@@ -4,7 +4,7 @@ How many blocks of a class recompute multiplies many other choices. While such a
 choices are only bounded (McCormick), and the linear relaxation is loose; with r fixed they are linear. So the counts
 are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
 relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
-node whose counts are all fixed is solved in whole numbers.
+node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right.
 
 There, a solution in which a variable of reduced cost d is 1 costs at least L + d. Up to a limit L + margin only
 variables with L + d below it are needed: the rest is left out. What is found is compared with the limit, and with a
@@ -69,7 +69,7 @@ class _Search:
         heap, dived, splits = [(root.objective, next(order), root)], False, 0
         while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
             _, _, node = heappop(heap)
-            if self._is_fixed(node.counts):
+            if self._is_done(node):
                 self._solve(node)
                 continue
             splits += 1
@@ -80,7 +80,7 @@ class _Search:
                 child = self._relax(node, bounds)
                 if child.status != "infeasible":
                     child = replace(child, objective=max(child.objective, node.objective))
-                    if self._is_fixed(bounds) and self._as_good(child, node):
+                    if self._is_done(child) and (self.best is None or self._as_good(child, node)):
                         self._solve(child)  # its solution may make the other boxes needless
                     else:
                         heappush(heap, (child.objective, next(order), child))
@@ -97,9 +97,26 @@ class _Search:
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box; the node's own where it is right for that part."""
         inside = all(low - _WHOLE <= node.values[v] <= high + _WHOLE for v, (low, high) in bounds.items())
-        if inside and self._is_fixed(bounds) and sum(self.program.wrong_products(node.values).values()) < _RIGHT:
+        if inside and self._is_fixed(bounds) and self._is_right(node):
             return replace(node, counts=bounds)
         return self.program.relax_again(node, max(self._left(), 1.0), bounds)
+
+    def _is_done(self, node: Outcome) -> bool:
+        """Whether a box is for whole numbers: its counts are fixed, or several are open whose bounds mend nothing.
+
+        Where choices are what is not whole, boxes of several counts would be as many as there are counts of each; of
+        one count they are few, and a fixed one is solved faster.
+        """
+        if self._is_fixed(node.counts):
+            return True
+        return node.status == "optimal" and len(self._open(node.counts)) > 1 and self._is_right(node)
+
+    def _open(self, counts: Bounds) -> list[tuple[int, int]]:
+        return [pair for pair in self.program.early if len(set(self._range(counts, pair[0]))) > 1]
+
+    def _is_right(self, node: Outcome) -> bool:
+        """Whether products of counts and choices are what they stand for: no bounds of counts would mend them."""
+        return sum(self.program.wrong_products(node.values).values()) < _RIGHT
 
     def _left(self) -> float:
         """Seconds until the limit; until the last one while nothing was found."""
@@ -142,7 +159,7 @@ class _Search:
         Products are bounded by both ends of a box, so that either half has them less wrong. Whether a block recomputes
         at all is told first. A count that is whole already is also fixed: that is where solutions come from.
         """
-        open_counts = [pair for pair in self.program.early if len(set(self._range(node.counts, pair[0]))) > 1]
+        open_counts = self._open(node.counts)
         if not open_counts:
             return
         wrong = self.program.wrong_products(node.values)

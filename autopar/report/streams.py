@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.cost.simulator import Simulated
+from autopar.cost.simulated import Simulated
 from autopar.report.colours import COLOURS
 
 if TYPE_CHECKING:

@@ -44,7 +44,8 @@ def tokens(batch: int) -> dict[str, torch.Tensor]:
 
 
 def with_zero_2(model: nn.Module, batch: int, cluster: Cluster, budget_bytes: float) -> tuple[Solution, Prediction]:
-    """The fastest plan with the batch split, parameters sharded, and copies of them kept until their gradients."""
+    """The fastest plan with the batch split, parameters sharded, and copies of them kept until their gradients; blocks
+    recompute as a whole."""
     request, watch = request_of(cluster, precision="bf16"), Stopwatch()
     prepared = prepare(model, trace_for(model, tokens(batch), None, request, watch), request, watch)
     graph, parameters = prepared.traced.graph, dict(model.named_parameters())
@@ -52,7 +53,7 @@ def with_zero_2(model: nn.Module, batch: int, cluster: Cluster, budget_bytes: fl
     restricted = restrict(prepared.strategies, memory, ("fsdp",))
     restricted = replace(restricted, regather=dict.fromkeys(restricted.regather, False))
     repeats = find_repeats(graph)
-    made = Model(build_problem(memory, restricted, cluster, repeats))
+    made = Model(build_problem(memory, restricted, cluster, repeats, inner_levels=0))
     Rows(made, budget_bytes)
     solution = read_solution(made, run(made, "highs", 60.0, 1e-3))
     chosen = solution.chosen, solution.parameters, solution.segments

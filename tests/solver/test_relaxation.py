@@ -18,10 +18,10 @@ from autopar.solver.rows import Rows
 
 
 def program(part: float, *mesh: int) -> Program:
-    """Four blocks; the budget is this part of the way from the smallest to what the fastest plan takes."""
+    """Four blocks, recomputed whole; the budget is this part of the way from the smallest to the fastest plan's."""
     problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
-    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
-    model = Model(problem.problem())
+    least, most = problem.smallest_budget(inner_levels=0), problem.predict(problem.solve()).peak_bytes
+    model = Model(problem.problem(inner_levels=0))
     Rows(model, least + part * (most - least))
     model.program.cost = model.seconds.array(len(model.program.names)) / (model.reference() / 1000)
     return model.program

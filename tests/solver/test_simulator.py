@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from autopar import Cluster, simulate
-from autopar.cost.simulator import COMPUTE, Simulated
+from autopar.cost.simulated import COMPUTE, Simulated
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.report.streams import chrome_trace, plot_streams

@@ -90,9 +90,9 @@ class Toy:
             Rows(model, budget)
         return read_solution(model, run(model, "highs", 60.0, gap))
 
-    def smallest_budget(self, *, fold: bool = True, recompute: bool = True) -> float:
+    def smallest_budget(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> float:
         """The smallest peak of any plan, as the rows bound it."""
-        model = Model(self.problem(fold=fold, recompute=recompute))
+        model = Model(self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels))
         rows = Rows(model, None)
         model.seconds = Linear({rows.peak: 1.0})
         return run(model, "highs", 60.0, 1e-4).objective * UNIT
