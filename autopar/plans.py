@@ -54,9 +54,8 @@ class ParameterPlan:
 class Segment:
     """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs.
 
-    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known). A segment is a
-    repeated block as a whole, whose inputs are kept as they lie outside it and converted again in the replay; or, if
-    `inner`, a part of a block, which keeps activations from outside as its nodes want them.
+    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known). A whole block keeps
+    its inputs as they lie outside and converts them again; a part of one (`inner`) keeps them as its nodes want them.
     """
 
     first: int

@@ -15,7 +15,6 @@ machine whose cores others use too, wall-clock seconds tell of them. On cores of
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import statistics
@@ -27,7 +26,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 import transformers
-from step_time import gpt2, keep_freed_memory, llama
+from step_time import gpt2, llama
+from timing_ranks import start_rank, timing_options
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -252,24 +252,6 @@ def show(trained: Sequence[Trained], taken: Sequence[Sequence[float]], cluster: 
         f"{(axis.scatter_bytes_per_s or 0) / 1e9:.2f}) and {1e6 * axis.launch_seconds:.0f} µs a collective, "
         f"{1e6 * device.parameter_seconds:.0f} µs a parameter."
     )
-
-
-def timing_options(about: str | None) -> argparse.ArgumentParser:
-    """The options of a script that measures this machine and steps on it, in rounds."""
-    parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else "")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="timed steps of a plan in a round")
-    parser.add_argument("--profile-seconds", type=float, default=4.0)
-    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
-    return parser
-
-
-def start_rank() -> None:
-    """This process as one rank of one thread."""
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    dist.init_process_group("gloo")
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 
 import torch.distributed as dist
-from predict_time import MODELS, Pair, Trained, median_cluster, start_rank, timing_options, told
+from predict_time import MODELS, Pair, Trained, median_cluster, told
+from timing_ranks import start_rank, timing_options
 from torch.distributed.device_mesh import init_device_mesh
 
 from autopar import Cluster

@@ -49,10 +49,9 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime when the body has used so many CPU seconds.
+    """Raise OutOfTime when the body has used so many CPU seconds; again only when some code seems to have caught it.
 
-    It is raised again only when some code seems to have caught it: a second one in what a trace does to put all back
-    would leave the model, and torch, as they are inside a trace.
+    A second one in what a trace does to put all back would leave the model, and torch, as they are inside it.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
