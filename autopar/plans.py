@@ -54,8 +54,8 @@ class ParameterPlan:
 class Segment:
     """Nodes `first` to `last` (positions, inclusive), recomputed in backward from the segment's inputs.
 
-    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known). A whole block keeps
-    its inputs as they lie outside and converts them again; a part of one (`inner`) keeps them as its nodes want them.
+    A replay stops behind `replayed`, the last node that keeps something for backward (-1: not known). A whole block
+    keeps its inputs as they lie outside; a part of one (`inner`) keeps them as its nodes want them.
     """
 
     first: int

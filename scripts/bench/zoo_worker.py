@@ -39,7 +39,7 @@ _NO_RUN = ("no inputs", "does not run")
 _DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _REAL_PARAMETERS = 500_000_000  # of a model that is built with its data where it must be
 _SHORT_LENGTHS = (16,)
-_CAUGHT_SECONDS = 15.0  # to free a graph of a loop over time takes seconds
+_CAUGHT_SECONDS = 15.0  # a second one while a trace puts all back (which takes seconds) would leave torch inside it
 _EAGER_SECONDS = 10.0  # a model that loops over time is slow on the meta device too
 
 
@@ -49,10 +49,7 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime when the body has used so many CPU seconds; again only when some code seems to have caught it.
-
-    A second one in what a trace does to put all back would leave the model, and torch, as they are inside it.
-    """
+    """Raise OutOfTime when the body has used so many CPU seconds; again only when some code seems to have caught it."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise OutOfTime
