@@ -103,7 +103,7 @@ def make_plans(jobs: Sequence[Job]) -> dict[Job, Plan | Exception]:
 
 
 class Ladder:
-    """The plans of one graph under budgets that go down step by step, each solved once."""
+    """The plans of one graph under several budgets, each solved once."""
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -112,7 +112,7 @@ class Ladder:
         self.least = 0
 
     def plan(self, kind: str) -> Plan:
-        """The free plan, the tp preset's, or the first on the way down that is of this kind."""
+        """The free plan, the tp preset's, or the first under a budget that is of this kind."""
         if kind == "free":
             return self.free
         if kind == "tp":
@@ -120,7 +120,7 @@ class Ladder:
         if not self.least:
             self.least = smallest_budget(self.prepared)
         most = self.free.predicted.peak_bytes
-        for part in (0.3, 0.1, 0.03, 0.0):
+        for part in (0.3, 0.1, 0.03, 0.0, 0.6):  # less memory may recompute in place of what was asked for
             if part not in self.steps:
                 budget = int(self.least + part * (most - self.least)) + 1
                 self.steps[part] = self.prepared.solve(memory_budget_bytes=budget, gap=GAP)
