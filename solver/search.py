@@ -28,6 +28,7 @@ from autopar.solver.program import Bounds, Outcome, Program
 
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
+_NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
 _WHOLE = 1e-6  # how far from a whole number a count may be that is called one
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
@@ -80,7 +81,7 @@ class _Search:
                 child = self._relax(node, bounds)
                 if child.status != "infeasible":
                     child = replace(child, objective=max(child.objective, node.objective))
-                    if self._is_done(child) and (self.best is None or self._as_good(child, node)):
+                    if self._is_done(child) and self._as_good(child, node):
                         self._solve(child)  # its solution may make the other boxes needless
                     else:
                         heappush(heap, (child.objective, next(order), child))
@@ -128,8 +129,9 @@ class _Search:
         return self.patience - gone
 
     def _as_good(self, child: Outcome, node: Outcome) -> bool:
-        """Whether a box has as good a relaxation as the box that it is part of."""
-        return child.status == "optimal" and child.objective - node.objective <= self.gap * abs(node.objective)
+        """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
+        gap = self.gap if self.best is not None else max(self.gap, _NEAR)
+        return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _early(self) -> bool:
         return time.perf_counter() - self.start < self.time_limit / 4
