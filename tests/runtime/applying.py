@@ -62,9 +62,9 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor]:
     return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
 
 
-def error_of(model: nn.Module, alone: nn.Module) -> float:
-    want = alone.state_dict()
-    state = whole(model)
+def error_of(model: nn.Module, other: nn.Module) -> float:
+    """The largest difference of their states, DTensors whole."""
+    state, want = whole(model), whole(other)
     assert list(state) == list(want)
     return max((state[k] - want[k]).abs().max().item() for k in want)
 

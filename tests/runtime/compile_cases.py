@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from applying import whole
+from small_language import gpt2, llama, losses_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -19,21 +19,6 @@ import autopar
 STEPS = 3
 MESHES = {2: (2,), 4: (2, 2)}
 PRESETS = {2: ("ddp", "fsdp", "tp"), 4: ("fsdp+tp",)}
-
-
-def gpt2(dropout: float = 0.0) -> nn.Module:
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=4, vocab_size=64, n_positions=32, use_cache=False, bos_token_id=0, eos_token_id=0
-    )
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
-    return transformers.GPT2LMHeadModel(config)
-
-
-def llama() -> nn.Module:
-    config = transformers.LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=64)
-    config.num_attention_heads = config.num_key_value_heads = 4
-    config.head_dim, config.use_cache = 8, False
-    return transformers.LlamaForCausalLM(config)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama}
@@ -50,15 +35,7 @@ def trained(build: Callable[[], nn.Module], preset: str, compiler: Any, **option
     model = autopar.autoparallelize(build(), batch(0), mesh, constraints=preset, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     run = torch.compile(model, fullgraph=True, backend=compiler) if compiler is not None else model
-    losses = []
-    for step in range(STEPS):
-        loss = run(**batch(step)).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, whole(model)
+    return losses_of(run, optimizer, map(batch, range(STEPS))), whole(model)
 
 
 def beside_eager(build: Callable[[], nn.Module], preset: str, backend: str, **options: Any) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from applying import error_of
 from safetensors.torch import load_file
+from small_language import gpt2, llama, losses_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 import autopar
 
@@ -28,37 +29,10 @@ VOCABULARY, ROWS, LENGTH, STEPS = 257, 8, 16, 3
 Pins = tuple[str, ...]
 
 
-def gpt2(vocabulary: int = VOCABULARY) -> nn.Module:
-    """Its head is its embedding."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=32, vocab_size=vocabulary, use_cache=False)
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    config.bos_token_id = config.eos_token_id = 0
-    return GPT2LMHeadModel(config)
-
-
-def llama() -> nn.Module:
-    """Its head is a weight of its own."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            vocab_size=VOCABULARY,
-            use_cache=False,
-        )
-    )
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "gpt2": (gpt2, "transformer.wte"),
-    "wide": (functools.partial(gpt2, 4099), "transformer.wte"),  # whose logits take most of the memory
-    "llama": (llama, "model.embed_tokens"),
+    "gpt2": (functools.partial(gpt2, vocabulary=VOCABULARY), "transformer.wte"),
+    "wide": (functools.partial(gpt2, vocabulary=4099), "transformer.wte"),  # whose logits take most of the memory
+    "llama": (functools.partial(llama, VOCABULARY), "model.embed_tokens"),
 }
 
 
@@ -88,15 +62,7 @@ def build(model: str) -> nn.Module:
 
 def trained(model: nn.Module) -> tuple[list[float], torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(STEPS):
-        loss = model(**batch(step)).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, optimizer
+    return losses_of(model, optimizer, map(batch, range(STEPS))), optimizer
 
 
 def peak_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -126,7 +92,7 @@ def equals_one_process(name: str, shape: tuple[int, ...], constraints: Pins) -> 
         logits = model(**batch(0)).logits
         found = {
             "loss_error": max(abs(a - b) for a, b in zip(losses, losses_alone, strict=True)),
-            "parameter_error": differing(model, alone),
+            "parameter_error": error_of(model, alone),
             "logits_error": (logits.full_tensor() - alone(**batch(0)).logits).abs().max().item(),
             "logits": str(logits.placements),
             "locals": sorted({node.local for node in plan.nodes}),
@@ -135,17 +101,6 @@ def equals_one_process(name: str, shape: tuple[int, ...], constraints: Pins) -> 
             "measured": peak_bytes(model, optimizer),
         }
         return found | through_files(name, model, optimizer, shape)
-
-
-def differing(model: nn.Module, alone: nn.Module) -> float:
-    """The largest difference of their states, DTensors whole."""
-    want = alone.state_dict()
-    state = model.state_dict()
-
-    def whole(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    return max((whole(state[name]) - whole(value)).abs().max().item() for name, value in want.items())
 
 
 def through_files(
@@ -166,12 +121,12 @@ def through_files(
     alone = build(name)
     missing = alone.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     assert not missing.unexpected_keys
-    found = {"loaded_error": differing(model, whole), "exported_error": differing(model, alone)}
+    found = {"loaded_error": error_of(model, whole), "exported_error": error_of(model, alone)}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
     autopar.load_weights(model, folder / "model.safetensors")
-    return found | {"read_error": differing(model, alone)}
+    return found | {"read_error": error_of(model, alone)}
 
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,12 +58,17 @@ class Drawn(nn.Module):
         for kind in self.before:
             x = functional.linear(x, self.first) if kind == "linear" else functional.gelu(x)
         for _ in range(self.blocks):
-            values = [x]
-            for kind, other in self.steps:
-                a, b = values[-1], values[int(other * len(values))]
-                values.append(functional.linear(a, next(weights)) if kind == "linear" else RUN[kind](a, b))
-            x = values[-1]
+            x = _block(self.steps, weights, x)
         return x.sum() if self.end == "sum" else x.mean()
+
+
+def _block(steps: Sequence[tuple[str, float]], weights: Iterator[nn.Parameter], x: torch.Tensor) -> torch.Tensor:
+    """Each op of the one before it, and of some earlier one if it takes two."""
+    values = [x]
+    for kind, other in steps:
+        a, b = values[-1], values[int(other * len(values))]
+        values.append(functional.linear(a, next(weights)) if kind == "linear" else RUN[kind](a, b))
+    return values[-1]
 
 
 class Levelled(nn.Module):
@@ -84,11 +89,7 @@ class Levelled(nn.Module):
         weights = iter(self.weights)
         x = functional.gelu(functional.linear(x, self.first))
         for _ in range(self.blocks):
-            values = [x]
-            for kind, other in self.steps:
-                a, b = values[-1], values[int(other * len(values))]
-                values.append(functional.linear(a, next(weights)) if kind == "linear" else RUN[kind](a, b))
-            x = values[-1]
+            x = _block(self.steps, weights, x)
         return x.square().mean()
 
 

@@ -1,0 +1,44 @@
+"""Small language models of transformers, and a loop that trains one, as cases on ranks share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+Batch = dict[str, torch.Tensor]
+
+
+def gpt2(dropout: float = 0.0, vocabulary: int = 64) -> nn.Module:
+    """Its head is its embedding."""
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=4, vocab_size=vocabulary, n_positions=32, use_cache=False
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
+    config.bos_token_id = config.eos_token_id = 0
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama(vocabulary: int = 64) -> nn.Module:
+    """Its head is a weight of its own."""
+    config = transformers.LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=vocabulary)
+    config.num_attention_heads = config.num_key_value_heads = 4
+    config.head_dim, config.use_cache = 8, False
+    return transformers.LlamaForCausalLM(config)
+
+
+def losses_of(run: Callable[..., Any], optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> list[float]:
+    """Train on some batches, gradients clipped; `run`: the model, compiled or not."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    losses = []
+    for batch in batches:
+        loss = run(**batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
