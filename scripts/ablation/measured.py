@@ -35,7 +35,9 @@ from torch.distributed.device_mesh import init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from peak_memory import LiveStorages
-from step_time import CASES, Batch, Case, batch, build, gpt2, keep_freed_memory, median_with_interval
+from side_by_side import keep_freed_memory
+from step_cases import CASES, Batch, Case, batch, build, gpt2
+from step_time import median_with_interval
 
 from autopar import Cluster, InfeasibleError, Plan, autoparallelize, plan
 from autopar.runtime.flights import Flight

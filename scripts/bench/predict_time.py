@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 import transformers
-from step_time import gpt2, llama
+from step_cases import gpt2, llama
 from timing_ranks import start_rank, timing_options
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -7,7 +7,7 @@ import argparse
 import torch
 import torch.distributed as dist
 import transformers
-from step_time import keep_freed_memory
+from side_by_side import keep_freed_memory
 
 
 def timing_options(about: str | None) -> argparse.ArgumentParser:

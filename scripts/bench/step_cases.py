@@ -1,0 +1,84 @@
+"""The models of `step_time.py` and of the ablation's measured steps, and the text that they are trained on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pydoc_data import topics
+
+import torch
+import transformers
+from torch import nn
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the shape of one rank's part of the batch."""
+
+    build: Callable[[], nn.Module]
+    rows: int
+    sequence: int
+    vocabulary: int
+    blocks: str  # path of the list of blocks
+
+
+def gpt2(layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
+    config = transformers.GPT2Config(
+        n_layer=layers,
+        n_embd=width,
+        n_head=heads,
+        vocab_size=vocabulary,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama(layers: int, width: int, heads: int, vocabulary: int, inner: int | None = None) -> nn.Module:
+    """`inner`: the width within feed-forward layers; four times `width` where it is not given."""
+    config = transformers.LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=inner or 4 * width,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        vocab_size=vocabulary,
+        use_cache=False,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+CASES = {
+    "gpt2-small": Case(lambda: gpt2(6, 384, 6, 4096), 4, 128, 4096, "transformer.h"),
+    "gpt2": Case(lambda: gpt2(12, 768, 12, 50257), 1, 256, 50257, "transformer.h"),
+    "llama-small": Case(lambda: llama(6, 384, 6, 4096), 4, 128, 4096, "model.layers"),
+    "llama-350m": Case(lambda: llama(24, 1024, 16, 32000, 2816), 1, 256, 32000, "model.layers"),
+}
+
+
+def build(case: Case) -> nn.Module:
+    """The same weights wherever this is called."""
+    torch.manual_seed(0)
+    return case.build().train()
+
+
+@functools.cache
+def corpus() -> torch.Tensor:
+    """Some 700 kB of English about Python, as bytes."""
+    text = "\n\n".join(topics.topics.values()).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def batch(case: Case, step: int, rows: int, part: int = 0) -> Batch:
+    """Rows of text from places drawn at random."""
+    generator = torch.Generator().manual_seed(7919 * step + part)
+    starts = torch.randint(0, len(corpus()) - case.sequence, (rows, 1), generator=generator)
+    ids = corpus()[starts + torch.arange(case.sequence)]
+    return {"input_ids": ids, "labels": ids}
