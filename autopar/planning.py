@@ -214,6 +214,7 @@ class Prepared:
 
         `fold`: equal repeated blocks share their decisions.
         """
+        from autopar.cost.memory import without_data
         from autopar.solver import make_plan
 
         request = self.request
@@ -223,7 +224,7 @@ class Prepared:
             self.traced.graph,
             self.strategies,
             request.cluster,
-            parameters=dict(self.model.named_parameters(remove_duplicate=False)),
+            parameters=without_data(self.model),
             memory_budget_bytes=memory_budget_bytes,
             precision=request.precision,
             micro_batches=request.micro_batches,

@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.buckets import Grouping
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory import StepMemory, without_data
 from autopar.cost.seconds import node_seconds
 from autopar.cost.simulated import Simulated
 from autopar.cost.simulator import simulate
@@ -118,7 +118,7 @@ class Restated:
         chosen = chosen_strategies(prepared, plan, cluster)
         memory = StepMemory(
             graph,
-            dict(prepared.model.named_parameters(remove_duplicate=False)),
+            without_data(prepared.model),
             cluster.shape,
             Precision.from_dict(plan.precision),
             plan.optimizer,

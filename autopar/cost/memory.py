@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
@@ -42,6 +42,18 @@ _TRANSIENTS = {
     **dict.fromkeys([("adamw", True), ("adam", True), ("adafactor", False), ("adafactor", True)], 1),
     **dict.fromkeys([(name, at_once) for name in ("sgd", "sgd-momentum") for at_once in (False, True)], 0),
 }
+
+
+def without_data(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters under all of their names, on the meta device.
+
+    What planning keeps refers to itself, and so goes only when Python next looks for cycles; until then it must not
+    hold the whole parameters that shards have replaced.
+    """
+    return {
+        name: parameter.detach().to("meta").requires_grad_(parameter.requires_grad)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
 
 
 @dataclass(frozen=True)
