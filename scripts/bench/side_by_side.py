@@ -116,7 +116,7 @@ def share_parameters(ours: nn.Module, theirs: nn.Module) -> Twins:
     for own, its in twins:
         if not torch.equal(local(own), local(its)):
             raise AssertionError("the models do not begin with the same values, this is no comparison")
-        own._local_tensor = local(its.data)
+        own._local_tensor = local(its.data)  # type: ignore[attr-defined]  # a DTensor's, which autopar stores
     return twins
 
 
@@ -129,8 +129,14 @@ def as_stored(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
     """A moment that another optimizer holds, as this one's parameter lies; its count of steps as it is."""
     if not value.ndim or not isinstance(parameter, DTensor):
         return local(value)
-    lies = {"shape": parameter.shape, "stride": parameter.stride()}
-    return DTensor.from_local(local(value), parameter.device_mesh, parameter.placements, run_check=False, **lies)
+    return DTensor.from_local(
+        local(value),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def warm(ours: Trained, theirs: Trained, steps: int, twins: Twins, *, mean: bool) -> None:
