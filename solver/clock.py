@@ -1,4 +1,7 @@
-"""How long a search may take, in CPU seconds: what else runs on a machine changes no plan."""
+"""How long a search may take, in CPU seconds, so that what else runs on a machine hardly changes a plan.
+
+Only within one relaxation or one program in whole numbers HiGHS and CBC count by the clock what is left.
+"""
 
 from __future__ import annotations
 

@@ -89,14 +89,18 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
 
 def _of_part(part: Program, kept: Array, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
     """The best solution of a part of a program, which has the best known one of the whole."""
+    known = None if best is None else replace(best, values=best.values[kept])
+    if known is not None and clock.left(True) <= 0:
+        return replace(known, status="feasible")
     everything = len(part.names) <= _FEW
-    root = part.relax(solver, clock.left(best is not None), {}, clock.limit / 2, everything=everything)
+    root = part.relax(solver, clock.left(known is not None), {}, clock.limit / 2, everything=everything)
+    if root.status == "optimal":
+        return _Search(part, solver, gap, clock, known).run(root)
+    if known is not None:  # nothing better is in this part, or it takes too long to tell
+        return replace(known, status="feasible", bound=math.inf if root.status == "infeasible" else known.bound)
     if root.status == "stopped":
         raise clock.too_short()
-    if root.status == "infeasible":
-        return root
-    known = None if best is None else replace(best, values=best.values[kept])
-    return _Search(part, solver, gap, clock, known).run(root)
+    return root
 
 
 class _Search:
