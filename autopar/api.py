@@ -76,7 +76,7 @@ def plan(
         concrete_args: inputs fixed to these values; they are no inputs of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
-        time_limit: seconds for the solver; past it the best plan so far is taken, with its gap.
+        time_limit: CPU seconds for the solver; past it the best plan so far is taken, with its gap.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from autopar.errors import InputError
 from autopar.solver.matrix import Part
 
 SOLVERS = ("highs", "cbc")
+_HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
+# they solve smaller programs within this one, and take several times as long as finding a solution without
 
 
 class ListedProblem(pulp.LpProblem):
@@ -62,13 +65,14 @@ def is_highs(solver: str) -> bool:
     return solver == "highs" and bool(pulp.HiGHS(msg=False).available())
 
 
-def engine(solver: str, time_limit: float, gap: float) -> pulp.LpSolver:
-    """One of SOLVERS on one thread; CBC where HiGHS cannot be had.
+def engine(solver: str, time_limit: float, gap: float, cutoff: float = math.inf) -> pulp.LpSolver:
+    """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`.
 
     Raises InputError for any other name.
     """
     if is_highs(solver):
-        return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, random_seed=0)
+        options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, False)}
+        return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     if solver in SOLVERS:
         return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
     raise InputError(f"solver {solver!r} is unknown: use one of {', '.join(SOLVERS)}")

@@ -19,6 +19,7 @@ from autopar.layout import Layout
 from autopar.plans import Certificate, Moment, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
+from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import Restricted, Strategies, restrict
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
@@ -141,7 +142,7 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end = time.perf_counter() + time_limit
+    end = cpu_seconds() + time_limit
     if _replicated_bytes(memory) <= budget:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
         model = Model(problem)
@@ -155,7 +156,7 @@ def _solve(
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
-    outcome = run(model, solver, end - time.perf_counter(), gap)
+    outcome = run(model, solver, end - cpu_seconds(), gap)
     watch.lap("ilp")
     if outcome.status != "infeasible":
         return problem, read_solution(model, outcome)

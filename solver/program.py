@@ -166,12 +166,22 @@ class Program:
                 found[count] = found.get(count, 0.0) + wrong
         return found
 
-    def relax(self, solver: str, time_limit: float, bounds: Bounds, entering: float = math.inf) -> Outcome:
+    def relax(
+        self,
+        solver: str,
+        time_limit: float,
+        bounds: Bounds,
+        entering: float = math.inf,
+        *,
+        everything: bool = False,
+        close: float | None = None,
+    ) -> Outcome:
         """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
-        was too short."""
+        was too short. `everything`: with all columns from the start; `close`: what a bound may miss, relatively."""
         if not is_highs(solver):
             return self._optimise(solver, np.arange(len(self.names)), False, time_limit, 0.0, bounds)
-        return self._relaxed(Relaxation(self.matrix()), time_limit, bounds, entering, patient=True)
+        relaxation = Relaxation(self.matrix(), everything=everything)
+        return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close)
 
     def relax_again(self, parent: Outcome, time_limit: float, bounds: Bounds) -> Outcome:
         """A relaxation with other bounds of the counts, from its parent's basis where HiGHS holds it."""
@@ -191,20 +201,31 @@ class Program:
         *,
         basis: Basis | None = None,
         patient: bool = False,
+        close: float | None = None,
     ) -> Outcome:
-        status = relaxation.solve(bounds, time_limit, entering, basis=basis, patient=patient)
+        status = relaxation.solve(bounds, time_limit, entering, basis=basis, patient=patient, close=close)
         if status != "optimal":
             return Outcome(status, _NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
         value = relaxation.objective
         found = relaxation.values, value, value, relaxation.reduced, relaxation, bounds, relaxation.basis
         return Outcome("optimal", *found)
 
-    def integrate(self, solver: str, kept: Array, time_limit: float, gap: float, bounds: Bounds) -> Outcome:
-        """The best solution in whole numbers in which all variables outside `kept` are 0."""
-        return self._optimise(solver, kept, True, time_limit, gap, bounds)
+    def integrate(
+        self, solver: str, kept: Array, time_limit: float, gap: float, bounds: Bounds, *, cutoff: float = math.inf
+    ) -> Outcome:
+        """The best solution in whole numbers in which all variables outside `kept` are 0; up to the `cutoff`, above
+        which bound and solution say nothing."""
+        return self._optimise(solver, kept, True, time_limit, gap, bounds, cutoff)
 
     def _optimise(
-        self, solver: str, kept: Array, integer: bool, time_limit: float, gap: float, bounds: Bounds
+        self,
+        solver: str,
+        kept: Array,
+        integer: bool,
+        time_limit: float,
+        gap: float,
+        bounds: Bounds,
+        cutoff: float = math.inf,
     ) -> Outcome:
         """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
         matrix = self.matrix()
@@ -230,7 +251,7 @@ class Program:
                 sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
                 row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
                 problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
-        problem.solve(engine(solver, time_limit, gap))
+        problem.solve(engine(solver, time_limit, gap, cutoff))
         status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
         if status is None:
             if problem.status == pulp.LpStatusInfeasible:

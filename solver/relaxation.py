@@ -11,17 +11,17 @@ It is solved again, with other bounds of the counts, from the basis of a time be
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 
 import numpy as np
 
+from autopar.solver.clock import cpu_seconds
 from autopar.solver.held import Basis, Held
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import priced
 
-_CHEAPEST = 3  # of the flows that leave or enter at an end, those that are there at first
-_BEST = 4  # and of those that would help, those that enter at a time
+_CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
+_BEST = 6  # and of those that would help, those that enter at a time
 _CLOSE = 1e-6  # what may be missed of the optimum, relatively, is taken off
 _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
 
@@ -29,9 +29,9 @@ _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
 class Relaxation:
     """What HiGHS holds of a program, and its answer to the last question."""
 
-    def __init__(self, matrix: Matrix) -> None:
+    def __init__(self, matrix: Matrix, *, everything: bool = False) -> None:
         self.matrix = matrix
-        self.inside = self.matrix.cheapest(_CHEAPEST)
+        self.inside = np.ones(matrix.columns, dtype=bool) if everything else matrix.cheapest(_CHEAPEST)
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self._lacking = ~self.inside  # at the last answer
@@ -45,27 +45,28 @@ class Relaxation:
         *,
         basis: Basis | None = None,
         patient: bool = False,
+        close: float | None = None,
     ) -> str:
         """Solve within bounds of counts, from a basis or that of the last time; "optimal", "infeasible" or "stopped".
 
         After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
-        `patient`: HiGHS may take as many iterations as it wants.
+        `patient`: HiGHS may take as many iterations as it wants. `close`: what `objective` may miss, relatively.
         """
-        begun = time.perf_counter()
+        begun = cpu_seconds()
         self.matrix.bound(bounds)
         if basis is not None:
             self._held.stand(basis)
         while True:
-            gone = time.perf_counter() - begun
+            gone = cpu_seconds() - begun
             status = self._held.run(self.inside, time_limit - gone, patient=patient)
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
             elif status != "Optimal":
                 return "stopped"
-            elif not self._enter():
+            elif not self._enter(_CLOSE if close is None else close):
                 return "optimal"
-            elif time.perf_counter() - begun > entering:
+            elif cpu_seconds() - begun > entering:
                 self.objective += float(np.minimum(0.0, self.reduced[self._lacking]).sum())
                 return "optimal"
 
@@ -74,7 +75,7 @@ class Relaxation:
         """The basis of the last answer."""
         return self._held.basis
 
-    def _enter(self) -> bool:
+    def _enter(self, close: float) -> bool:
         """Read the answer, and let in what would improve it; False where nothing would."""
         self.objective, self.values, duals = self._held.answer()
         tolerance = _TOLERANCE * abs(self.objective)
@@ -85,7 +86,7 @@ class Relaxation:
         missed = float(self.matrix.least_by_use(np.where(self._lacking, self.reduced, 0.0)).sum())
         others = self._lacking & (self.reduced < -tolerance)
         others[self.matrix.flows[:, 0]] = False
-        if -missed <= _CLOSE * abs(self.objective) and not others.any():
+        if -missed <= close * abs(self.objective) and not others.any():
             self.objective += missed
             return False
         self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _BEST, flows))

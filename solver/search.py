@@ -6,26 +6,32 @@ are branched on first, best bound first: each node of the search is a box of cou
 relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
 node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right.
 
-There, a solution in which a variable of reduced cost d is 1 costs at least L + d. Up to a limit L + margin only
-variables with L + d below it are needed: the rest is left out. What is found is compared with the limit, and with a
-wider margin the rest is repeated if it has to be.
+A solution in which a variable of reduced cost d is 1 costs at least L + d. So the search is made in the part of the
+program that solutions up to a limit can use (`autopar.solver.shrunk`), whose relaxations take a tenth of the time; the
+relaxation of the whole program is solved once, and not to its end. What is found is compared with the limit, and with
+a higher one the search is repeated if it has to be. The same is done in boxes of programs that are not small.
+
+Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
 
-from autopar.errors import AutoparError
+from autopar.solver.clock import Clock
 from autopar.solver.linear import Array
 from autopar.solver.program import Bounds, Outcome, Program
+from autopar.solver.shrunk import part_of, within
 
+_LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
+_PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
+_FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
@@ -49,23 +55,61 @@ def search(
     Raises AutoparError when `patience` seconds (four times the limit, and at least a minute) bring none.
     """
     patience = max(_PATIENCE[0] * time_limit, _PATIENCE[1]) if patience is None else patience
-    return _Search(program, solver, time_limit, gap, patience).run()
+    clock = Clock(time_limit, patience)
+    root = program.relax(solver, patience, {}, time_limit / 2, close=_LOOSE if program.early else None)
+    if root.status == "stopped":
+        raise clock.too_short()
+    if root.status == "infeasible" or not any(program.integer):
+        return root
+    if not program.early:
+        return _Search(program, solver, gap, clock).run(root)
+    return _by_parts(program, root, solver, gap, clock)
+
+
+def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: Clock) -> Outcome:
+    """With the variables that solutions up to a limit can use, and a higher limit where the best is above it."""
+    limits = iter([root.objective + margin * abs(root.objective) for margin in _PARTS])
+    limit, best = next(limits), None
+    while True:
+        kept = within(program, root, limit)
+        found = _of_part(part_of(program, kept), kept, best, solver, gap, clock)
+        if len(found.values):
+            values = np.zeros(len(program.names))
+            values[kept] = found.values
+            found = replace(found, values=values, bound=min(found.bound, limit))
+            near = found.bound >= found.objective - gap * abs(found.objective)
+            if near or found.status == "feasible" or limit >= found.objective:
+                return replace(found, status="optimal" if near else "feasible")
+            best, limit = found, found.objective * (1 + 1e-9)
+        elif limit == math.inf:
+            return found
+        else:
+            limit = next(limits)
+
+
+def _of_part(part: Program, kept: Array, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
+    """The best solution of a part of a program, which has the best known one of the whole."""
+    known = None if best is None else replace(best, values=best.values[kept])
+    if known is not None and clock.left(True) <= 0:
+        return replace(known, status="feasible")
+    everything = len(part.names) <= _FEW
+    root = part.relax(solver, clock.left(known is not None), {}, clock.limit / 2, everything=everything)
+    if root.status == "optimal":
+        return _Search(part, solver, gap, clock, known).run(root)
+    if known is not None:  # nothing better is in this part, or it takes too long to tell
+        return replace(known, status="feasible", bound=math.inf if root.status == "infeasible" else known.bound)
+    if root.status == "stopped":
+        raise clock.too_short()
+    return root
 
 
 class _Search:
-    def __init__(self, program: Program, solver: str, time_limit: float, gap: float, patience: float) -> None:
-        self.program, self.solver, self.gap = program, solver, gap
-        self.time_limit, self.patience = time_limit, patience
-        self.start = time.perf_counter()
-        self.best: Outcome | None = None
+    def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
+        self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
+        self.best = best
         self.proven = math.inf  # the least bound of boxes that are done with
 
-    def run(self) -> Outcome:
-        root = self.program.relax(self.solver, self.patience, {}, self.time_limit / 2)
-        if root.status == "stopped":
-            raise self._too_short()
-        if root.status == "infeasible" or not any(self.program.integer):
-            return root
+    def run(self, root: Outcome) -> Outcome:
         order = itertools.count()
         heap, dived, splits = [(root.objective, next(order), root)], False, 0
         while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
@@ -120,13 +164,7 @@ class _Search:
         return sum(self.program.wrong_products(node.values).values()) < _RIGHT
 
     def _left(self) -> float:
-        """Seconds until the limit; until the last one while nothing was found."""
-        gone = time.perf_counter() - self.start
-        if gone < self.time_limit or self.best is not None:
-            return max(self.time_limit - gone, 0.0)
-        if gone > self.patience:
-            raise self._too_short()
-        return self.patience - gone
+        return self.clock.left(self.best is not None)
 
     def _as_good(self, child: Outcome, node: Outcome) -> bool:
         """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
@@ -134,17 +172,11 @@ class _Search:
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _early(self) -> bool:
-        return time.perf_counter() - self.start < self.time_limit / 4
-
-    def _too_short(self) -> AutoparError:
-        return AutoparError(
-            f"the solver found no plan within {self.patience:.0f} seconds: give it more time_limit, "
-            "a larger memory budget or a constraint such as 'fsdp'"
-        )
+        return self.clock.gone < self.clock.limit / 4
 
     def _closed(self, bound: float) -> bool:
         """Whether nothing in a box with this bound could be better by more than the gap."""
-        return self.best is not None and self.best.objective - bound <= self.gap * abs(self.best.objective)
+        return bound >= self._enough()
 
     # -- counts -------------------------------------------------------------------------------------------------------
 
@@ -211,30 +243,38 @@ class _Search:
     # -- whole numbers ------------------------------------------------------------------------------------------------
 
     def _solve(self, node: Outcome) -> None:
-        """The best solution of a box whose counts are fixed, if it is better than the best so far."""
+        """The best solution of a box that is done, if it is better than the best so far by more than the gap."""
         margin = max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
-        cutoff = math.inf if self.best is None else self.best.objective
+        if len(self.program.names) <= _FEW:
+            margin = math.inf
         mine = math.inf  # the best solution of this box
         while True:
-            limit = min(node.objective + margin, cutoff)
+            enough = self._enough()
+            limit = min(node.objective + margin, enough)
             kept = self._kept(node, limit)
             everything = len(kept) == len(self.program.names)
-            late = self.best is None and time.perf_counter() - self.start > self.time_limit
-            found = self.program.integrate(self.solver, kept, self._left(), 1.0 if late else self.gap, node.counts)
-            if found.objective < min(mine, cutoff):
-                self.best = found
+            late = self.best is None and self.clock.gone > self.clock.limit
+            found = self.program.integrate(
+                self.solver, kept, self._left(), 1.0 if late else self.gap, node.counts, cutoff=enough
+            )
+            if self.best is None or found.objective < self.best.objective:
+                self.best = found if len(found.values) else None
             mine = min(mine, found.objective)
             if found.status == "stopped":
                 if self.best is None:
                     continue
                 self.proven = min(self.proven, node.objective)
                 return
-            bound = max(node.objective, found.bound if everything else min(found.bound, limit))
-            done = everything or limit >= cutoff or (self.best is not None and self._closed(bound))
+            bound = max(node.objective, min(found.bound, enough if everything else limit))
+            done = everything or limit >= enough or (self.best is not None and self._closed(bound))
             if done or mine <= limit or found.status == "feasible" or (self.best and self._left() <= 0):
                 self.proven = min(self.proven, bound)
                 return
             margin = 8 * margin if found.status == "infeasible" else (mine - node.objective) * (1 + 1e-9) + 1e-9
+
+    def _enough(self) -> float:
+        """The bound at which a box is closed."""
+        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
 
     def _kept(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution within the limit can use."""

@@ -1,0 +1,47 @@
+"""How long a search may take, in CPU seconds, so that what else runs on a machine hardly changes a plan.
+
+Only within one relaxation or one program in whole numbers HiGHS and CBC count by the clock what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from autopar.errors import AutoparError
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the solvers that it started and that have ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+class Clock:
+    """Counts CPU seconds to a limit; until the end of `patience` where nothing was found."""
+
+    def __init__(self, limit: float, patience: float) -> None:
+        self.limit, self.patience = limit, patience
+        self._start = cpu_seconds()
+
+    @property
+    def gone(self) -> float:
+        return cpu_seconds() - self._start
+
+    def left(self, found: bool) -> float:
+        """Seconds until the limit, or until the end of patience if it has passed and nothing was found.
+
+        Raises AutoparError when this has passed too.
+        """
+        gone = self.gone
+        if gone < self.limit or found:
+            return max(self.limit - gone, 0.0)
+        if gone > self.patience:
+            raise self.too_short()
+        return self.patience - gone
+
+    def too_short(self) -> AutoparError:
+        return AutoparError(
+            f"the solver found no plan within {self.patience:.0f} seconds: give it more time_limit, "
+            "a larger memory budget or a constraint such as 'fsdp'"
+        )

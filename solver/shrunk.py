@@ -1,0 +1,97 @@
+"""A program without the variables that no solution up to a limit can use.
+
+From a relaxation with optimum L: a variable of reduced cost d that is 1 costs at least L + d. What goes for that reason
+takes others along: where a row says that a sum of choices is a sum of flows and all flows are gone, the choices go too,
+then the other flows of these choices, and so on. Few of the program's variables are left, so that its relaxations need
+no columns to be priced and are solved many times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.solver.linear import Array, Entries
+from autopar.solver.matrix import Matrix
+from autopar.solver.program import Outcome, Product, Program
+
+
+def within(program: Program, root: Outcome, limit: float) -> Array:
+    """The variables, in order, that solutions of at most this cost can use; `root`: the program's relaxation."""
+    matrix = program.matrix()
+    matrix.bound({})
+    held = (matrix.lower != 0) | ~matrix.whole
+    held[[v for pair in program.early for v in pair]] = True
+    kept = _without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
+    return np.flatnonzero(matrix.with_company(kept))
+
+
+def part_of(program: Program, kept: Array) -> Program:
+    """The program of these variables, numbered in their order; the others are 0.
+
+    They have to be kept together with what is there for their sake (`Matrix.with_company`).
+    """
+    inside = np.zeros(len(program.names), dtype=bool)
+    inside[kept] = True
+    place = np.cumsum(inside) - 1
+    row, column, value = program.entries.arrays()
+    needed = np.array([(sense >= 0 and right > 0) or (sense <= 0 and right < 0) for _, sense, right in program.rows])
+    needed[row[inside[column]]] = True
+    for rows, small, *_ in program.implied:
+        needed[rows[~inside[small]]] = False
+    for rows, floors, z, *_ in program.products:
+        needed[rows[~inside[z]]] = needed[floors[~inside[z]]] = False
+    line = np.cumsum(needed) - 1
+    entries, some = Entries(), needed[row] & inside[column]
+    entries.many(line[row[some]], place[column[some]], value[some])
+    return Program(
+        names=[program.names[v] for v in kept],
+        lower=[program.lower[v] for v in kept],
+        upper=[program.upper[v] for v in kept],
+        integer=[program.integer[v] for v in kept],
+        whole=[program.whole[v] for v in kept],
+        cost=program.cost[kept],
+        rows=[program.rows[i] for i in np.flatnonzero(needed)],
+        entries=entries,
+        early=_placed(program.early, place),
+        nested=[_placed(chain, place) for chain in program.nested],
+        products=[_product(one, inside, place, line) for one in program.products],
+        flows=[
+            (place[flows[inside[flows]]], line[out[inside[flows]]], line[into[inside[flows]]])
+            for flows, out, into in program.flows
+        ],
+        implied=[
+            (line[rows[inside[small]]], place[small[inside[small]]], place[big[inside[small]]], alone)
+            for rows, small, big, alone in program.implied
+        ],
+    )
+
+
+def _placed(pairs: Sequence[tuple[int, int]], place: Array) -> list[tuple[int, int]]:
+    return [(int(place[one]), int(place[other])) for one, other in pairs]
+
+
+def _product(product: Product, inside: Array, place: Array, line: Array) -> Product:
+    rows, floors, z, ones, owner, times, most = product
+    mine, some = inside[z], inside[ones] & inside[z][owner]
+    number = np.cumsum(mine) - 1
+    times = {int(place[v]): c for v, c in times.items()}
+    return line[rows[mine]], line[floors[mine]], place[z[mine]], place[ones[some]], number[owner[some]], times, most
+
+
+def _without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
+    """Without what rows of right side 0 leave no other value, but for what is `held`."""
+    kept = kept.copy()
+    up = np.where(matrix.value > 0, matrix.upper[matrix.column] > 0, matrix.lower[matrix.column] < 0)
+    down = np.where(matrix.value > 0, matrix.lower[matrix.column] < 0, matrix.upper[matrix.column] > 0)
+    up, down = up & (matrix.value != 0), down & (matrix.value != 0)
+    while True:
+        there = kept[matrix.column]
+        rises = np.bincount(matrix.row, up & there, minlength=matrix.lines) > 0
+        falls = np.bincount(matrix.row, down & there, minlength=matrix.lines) > 0
+        none_up, none_down = (matrix.least >= 0) & ~rises, (matrix.most <= 0) & ~falls
+        gone = there & ~held[matrix.column] & ((down & none_up[matrix.row]) | (up & none_down[matrix.row]))
+        if not gone.any():
+            return kept
+        kept[matrix.column[gone]] = False

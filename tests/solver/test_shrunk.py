@@ -1,0 +1,60 @@
+"""What is left out of a program costs more than the limit, and what is left has the same optimum."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from test_relaxation import program
+
+from autopar.solver.search import search
+from autopar.solver.shrunk import part_of, within
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3])
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_the_part_has_the_optimum_of_the_whole(mesh: tuple[int, ...], part: float) -> None:
+    asked = program(part, *mesh)
+    everything = np.arange(len(asked.names))
+    best = asked.integrate("cbc", everything, 60.0, 1e-9, {})
+    root = asked.relax("highs", 60.0, {}, close=1e-3)
+    kept = within(asked, root, best.objective * (1 + 1e-6))
+    assert len(kept) < len(everything)
+    small = part_of(asked, kept)
+    found = small.integrate("cbc", np.arange(len(kept)), 60.0, 1e-9, {})
+    assert found.objective == pytest.approx(best.objective, rel=1e-6)
+    assert small.relax("highs", 60.0, {}, everything=True).objective >= root.objective * (1 - 1e-9)
+    values = np.zeros(len(everything))
+    values[kept] = found.values
+    matrix = asked.matrix()
+    matrix.bound({})
+    sums = np.bincount(matrix.row, matrix.value * values[matrix.column], minlength=matrix.lines)
+    slack = 1e-5 * np.maximum(1.0, np.bincount(matrix.row, np.abs(matrix.value), minlength=matrix.lines))
+    assert (sums >= matrix.least - slack).all()
+    assert (sums <= matrix.most + slack).all()
+    assert search(asked, gap=1e-7).objective == pytest.approx(best.objective, rel=1e-6)
+
+
+def test_what_is_left_out_costs_more_than_the_limit() -> None:
+    asked = program(0.3, 2)
+    root = asked.relax("highs", 60.0, {}, close=1e-3)
+    limit = root.objective * 1.05
+    kept = within(asked, root, limit)
+    everything = np.arange(len(asked.names))
+    outside = np.setdiff1d(everything, kept).tolist()
+    lower = asked.matrix().lower
+    for variable in random.Random(0).sample(outside, 12):
+        lower[variable] = 1.0
+        forced = asked.integrate("cbc", everything, 60.0, 1e-9, {})
+        lower[variable] = 0.0
+        assert forced.status == "infeasible" or forced.objective >= limit * (1 - 1e-9)
+
+
+def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = program(0.3, 2, 2)
+    best = search(asked, gap=1e-7)
+    monkeypatch.setattr("autopar.solver.search._PARTS", (-1e-3, 1e-4, float("inf")))
+    again = search(asked, gap=1e-7)
+    assert again.status == "optimal"
+    assert again.objective == pytest.approx(best.objective, rel=1e-6)
