@@ -61,7 +61,8 @@ class Peaks:
                     f"{name}, level {level}", [*there, kept], w, [*blocks, *last], terms, limit if alone else 0.0
                 )
             if stage.depth > 1 or not level:
-                self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **off}, right)
+                inputs = data.first_inputs if whole else {}
+                self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
 
     def _cases(
         self,
@@ -82,9 +83,7 @@ class Peaks:
 
     def _next_to_last(self, data: StageBytes) -> Expression:
         """What blocks before the last but one keep, with the gradients of the last."""
-        found = {v: 2 * c for v, c in data.held_but_one[0].items()}
-        for variable, size in data.held[0].items():
-            add(found, variable, -size)
+        found = dict(data.held_but_two)
         for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
             add(found, variable, size)
         return found

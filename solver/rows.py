@@ -15,9 +15,10 @@ From one block of a level to the one before, F_l leaves and G comes, so that the
 between, and the first of one level is below the last of the next. Rows of levels that no block has say less than those
 of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
 
-K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`. What
-differs from the prediction is never less: the inputs of a block recomputed as a whole count beside their copies in its
-replay, what all blocks of a stage share counts beside each, and gradients of a whole stage count at once.
+K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`.
+Variables that count copies are bounded from below alone, so that no row may subtract one. What differs from the
+prediction is never less: the inputs of a block recomputed as a whole count beside their copies in its replay, what all
+blocks of a stage share counts beside each, and gradients of a whole stage count at once.
 """
 
 from __future__ import annotations
@@ -152,8 +153,10 @@ class Rows:
             counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
             for variable, size in zip(counts.tolist(), sizes, strict=True):
                 data = self.stages[stage]
-                for target in (*data.held, *data.held_but_one, data.inputs):
+                for target in (*data.held, *data.held_but_one, data.held_but_two, data.inputs):
                     add(target, variable, size)
+                if tensor.kind != "next":
+                    add(data.first_inputs, variable, size)
 
     def _parameter_copies(self) -> None:
         """Copies of parameters in the dtype and layout in which ops keep them, unless gathered again."""
@@ -181,7 +184,7 @@ class Rows:
             level: dict(zip(sizes, replays(self.model, flow, groups, level).tolist(), strict=True))
             for level in {*range(1, min(dropped, len(data.held))), dropped} - {0}
         }
-        for targets, left_out in ((data.held, 0), (data.held_but_one, 1)):
+        for targets, left_out in ((data.held, 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
             for level, target in enumerate(targets[: dropped or None]):
                 for variable, size in sizes.items():
                     if level:

@@ -43,14 +43,17 @@ Part = tuple[int, Span]  # a level of recompute, and one of its segments
 @dataclass
 class StageBytes:
     """Expressions in bytes: one block, by the op that first keeps it; by level, all blocks of at least that level after
-    forward, and all but the last of that level; inputs of blocks recomputed as a whole; gradients of one block (by
-    parameter, of all), and of shared parameters, once reduced. Of one block, by segment: what is `freed` when its own
-    ops are through with it, and what is kept of what it reads and nobody keeps (`besides`)."""
+    forward, and all but the last of that level (of any level: but the last two); inputs of blocks recomputed as a
+    whole, and of the first of them; gradients of one block (by parameter, of all), and of shared parameters, once
+    reduced. Of one block, by segment: what is `freed` when its own ops are through with it, and what is kept of what it
+    reads and nobody keeps (`besides`)."""
 
     block: dict[int, Expression] = field(default_factory=dict)
     held: list[Expression] = field(default_factory=lambda: [{}])
     held_but_one: list[Expression] = field(default_factory=lambda: [{}])
+    held_but_two: Expression = field(default_factory=dict)
     inputs: Expression = field(default_factory=dict)
+    first_inputs: Expression = field(default_factory=dict)
     gradients: Expression = field(default_factory=dict)
     each_gradient: list[tuple[Flow, Expression]] = field(default_factory=list)
     shared_gradients: Expression = field(default_factory=dict)
@@ -82,14 +85,16 @@ class Saved:
         self._internal()
         self._copies()
 
-    def _held(self, stage: int) -> list[tuple[Expression, int, bool]]:
-        """Where bytes that blocks keep are counted: from which level on, and whether its last block does not count."""
+    def _held(self, stage: int) -> list[tuple[Expression, int, int]]:
+        """Where bytes that blocks keep are counted: from which level on, and how many of its last blocks do not count,
+        fewest first."""
         data, many = self.stages[stage], self.problem.stages[stage].count
-        found = [(target, level, False) for level, target in enumerate(data.held)]
-        return found + [(target, level, True) for level, target in enumerate(data.held_but_one) if many > 1]
+        found = [(target, level, 0) for level, target in enumerate(data.held)]
+        found += [(target, level, 1) for level, target in enumerate(data.held_but_one) if many > 1]
+        return [*found, (data.held_but_two, 0, 2)] if many > 2 else found
 
-    def _kept(self, saver: Saver, choice: int, level: int, but_one: bool) -> Expression:
-        """In how many blocks of at least a level, the last of that level left out, a choice's op keeps."""
+    def _kept(self, saver: Saver, choice: int, level: int, left_out: int) -> Expression:
+        """In how many blocks of at least a level, so many of the last of that level left out, a choice's op keeps."""
         op, start = self.problem.ops[saver.op], max(saver.start, level)
         variable = self.model.x[saver.op][choice]
         if saver.end and start >= saver.end:
@@ -101,8 +106,8 @@ class Saved:
             found[variable] = float(self.model.count(op))
         if saver.end:
             found[int(self.model.z(saver.op, saver.end)[choice])] = -1.0
-        if but_one and saver.start <= level:
-            add(found, variable, -1.0)
+        if saver.start <= level:
+            add(found, variable, -float(left_out))
         return found
 
     def _parts(self, number: int) -> Iterator[Part]:
@@ -127,8 +132,8 @@ class Saved:
                 keep(data.block, number, self.model.x[number][i], size)
                 for part in self._parts(number):
                     add(data.freed.setdefault(part, {}), self.model.x[number][i], size)
-                for target, level, but_one in self._held(op.stage):
-                    for variable, coefficient in self._kept(saver, i, level, but_one).items():
+                for target, level, left_out in self._held(op.stage):
+                    for variable, coefficient in self._kept(saver, i, level, left_out).items():
                         add(target, variable, coefficient * size)
 
     def _tensors(self, number: int) -> Iterator[tuple[TensorRef, bool, int, int, int]]:
@@ -204,22 +209,38 @@ class Saved:
             self._held_copy(stage, size, [Saver(s.op, start, end, s.choices) for s in there])
 
     def _held_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
-        """A storage that some ops keep between the same levels."""
-        for held, level, but_one in self._held(stage) if savers else ():
+        """A storage that some ops keep between the same levels.
+
+        A variable that counts such blocks may be larger than they are, and so is nothing to subtract: all but two are
+        all but one, less one where some op keeps it.
+        """
+        but_one: Expression = {}
+        for held, level, left_out in self._held(stage) if savers else ():
             each: list[Expression] = []
             for saver in savers:
                 terms: Expression = {}
                 for i in saver.choices:
-                    for variable, coefficient in self._kept(saver, i, level, but_one).items():
+                    for variable, coefficient in self._kept(saver, i, level, left_out).items():
                         add(terms, variable, coefficient)
                 each.append(terms)
             each = [terms for terms in each if terms]
-            if len(each) > 1:
+            if len(each) > 1 and left_out == 2:
+                each = [but_one if savers[0].start else {**but_one, self._some(savers): -1.0}]
+            elif len(each) > 1:
                 many = {self.program.variable("kept", upper=None): 1.0}
                 self._largest("kept", many, each)
                 each = [many]
+            if (level, left_out) == (0, 1) and each:
+                but_one = each[0]
             for variable, coefficient in each[0].items() if each else ():
                 add(held, variable, coefficient * size)
+
+    def _some(self, savers: Sequence[Saver]) -> int:
+        """A variable that is at most 1, and 0 where none of these ops keeps a storage."""
+        one = self.program.variable("some")
+        uses = [(self.model.x[saver.op][i], -1.0) for saver in savers for i in saver.choices]
+        self.program.at_most("some", [(one, 1.0), *uses], 0.0)
+        return one
 
     def _in_segments(self, stage: int, copy: Copy, savers: Sequence[Saver], kept: Expression) -> None:
         """What inner segments free of a storage, of which `kept` tells if a block keeps it; what they keep besides."""

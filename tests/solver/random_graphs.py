@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -20,8 +21,8 @@ from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Choice, Problem, Stage
+from autopar.solver.program import Outcome
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
 from autopar.solver.saved import UNIT
 from autopar.solver.solution import segments_of
 
@@ -122,7 +123,7 @@ def drawn(seed: int, most_plans: int, module: type[nn.Module] = Drawn, *, fold: 
         strategies = {node: tuple(some[i] for i in numbers[same.get(node, node)]) for node, some in everything.items()}
         found.restricted = replace(found.restricted, strategies=strategies)
         problem = found.problem(fold=fold)
-        counts = math.prod(len(every_count(problem.stages[i])) for i in _blocks(problem))
+        counts = math.prod(len(every_count(problem.stages[i])) for i in recomputable(problem))
         if math.prod(len(op.choices) for op in problem.ops) * counts <= most_plans:
             return found
         more = [node for node in own if len(numbers[node]) > 1]
@@ -140,7 +141,8 @@ class Tried:
     predicted: Prediction
 
 
-def _blocks(problem: Problem) -> list[int]:
+def recomputable(problem: Problem) -> list[int]:
+    """The numbers of the stages whose blocks may be recomputed."""
     return [i for i, stage in enumerate(problem.stages) if stage.recomputable]
 
 
@@ -152,7 +154,7 @@ def every_count(stage: Stage) -> list[tuple[int, ...]]:
 
 def every_plan(asked: Toy, problem: Problem, *, recompute: bool) -> Iterator[Tried]:
     """All plans of a problem but those whose layouts cannot be joined."""
-    stages = [problem.stages[i] for i in _blocks(problem)]
+    stages = [problem.stages[i] for i in recomputable(problem)]
     nodes = list(asked.graph.nodes)
     for numbers in itertools.product(*(range(len(op.choices)) for op in problem.ops)):
         choices = [op.choices[i] for op, i in zip(problem.ops, numbers, strict=True)]
@@ -185,24 +187,33 @@ def _stored(name: str, choice: Choice) -> ParameterPlan:
 
 def rows_bytes(problem: Problem, plan: Tried) -> float:
     """The peak of a plan as the program's rows have it."""
+    return fixed(problem, plan.choices, plan.recomputed)[1].objective * UNIT
+
+
+def fixed(problem: Problem, choices: Sequence[int], recomputed: Sequence[Sequence[int]]) -> tuple[Model, Outcome]:
+    """The program of one plan alone, at the least that the rows can say of its peak, in MiB.
+
+    `choices` of the ops, and of stages that may recompute, how many blocks do by level.
+    """
     model = Model(problem)
     rows = Rows(model, None)
-    model.seconds = Linear({rows.peak: 1.0})
-    for variables, wanted in zip(model.x, plan.choices, strict=True):
+    program = model.program
+    for variables, wanted in zip(model.x, choices, strict=True):
         for i, variable in enumerate(variables):
-            model.program.lower[variable] = model.program.upper[variable] = float(i == wanted)
-    for stage, counts in zip(_blocks(problem), plan.recomputed, strict=True):
+            program.lower[variable] = program.upper[variable] = float(i == wanted)
+    for stage, counts in zip(recomputable(problem), recomputed, strict=True):
         for r, q, many in zip(model.recomputed[stage], model.any_recomputed[stage], counts, strict=True):
-            model.program.lower[r] = model.program.upper[r] = float(many)
-            model.program.lower[q] = model.program.upper[q] = float(many > 0)
-    return run(model, "highs", 60.0, 1e-9).objective * UNIT
+            program.lower[r] = program.upper[r] = float(many)
+            program.lower[q] = program.upper[q] = float(many > 0)
+    program.cost = Linear({rows.peak: 1.0}).array(len(program.names))
+    return model, program.integrate("highs", np.arange(len(program.names)), 60.0, 0.0, {})
 
 
 def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
     """What the recomputed blocks of a plan read from outside, whole; and what they make, where parts of them are."""
     nodes = list(asked.graph.nodes)
     found = 0
-    for stage, counts in zip((problem.stages[i] for i in _blocks(problem)), plan.recomputed, strict=True):
+    for stage, counts in zip((problem.stages[i] for i in recomputable(problem)), plan.recomputed, strict=True):
         assert stage.repeat is not None
         for i in range(counts[0]):
             span = stage.repeat.instance(stage.first + i)

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from toys import Toy
 
 from autopar import Cluster
+from autopar.cost.blocks import find_repeats
+from autopar.cost.memory import StepMemory
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.solver.constraints import Restricted
 
 TOKENS = 512
 
@@ -86,10 +90,26 @@ def inputs_of(model: Any) -> dict[str, torch.Tensor]:
     return named | {"decoder_input_ids": ids} if model.config.is_encoder_decoder else named
 
 
-def ready(name: str, *mesh: int) -> Prepared:
+def ready(name: str, *mesh: int, micro_batches: int = 1) -> Prepared:
     """A model, traced and priced."""
     with torch.device("meta"):
         model: nn.Module = MODELS[name]()
-    request = request_of(Cluster.preset("a100", mesh), precision="fp32", time_limit=900)
+    cluster = Cluster.preset("a100", mesh)
+    request = request_of(cluster, precision="fp32", time_limit=900, micro_batches=micro_batches)
     watch = Stopwatch()
     return prepare(model, trace_for(model, inputs_of(model), None, request, watch), request, watch)
+
+
+def toy_of(asked: Prepared) -> Toy:
+    """The same, to look into."""
+    request, graph = asked.request, asked.traced.graph
+    memory = StepMemory(
+        graph,
+        dict(asked.model.named_parameters(remove_duplicate=False)),
+        request.cluster.shape,
+        request.precision,
+        request.optimizer,
+        request.micro_batches,
+        request.cluster.device.kind,
+    )
+    return Toy(memory, Restricted(dict(asked.strategies)), request.cluster, find_repeats(graph))

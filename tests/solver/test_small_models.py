@@ -17,6 +17,8 @@ from autopar.cost.blocks import find_repeats
 from autopar.planning import Prepared
 
 GAP = 1e-3  # of every plan here
+NEAR = 1e-2  # at which an unfolded problem is solved first
+COST = 1.02  # of a step, that folding may take
 LADDER = 12
 
 
@@ -39,8 +41,8 @@ def budgets(asked: Prepared, *parts: float) -> list[int]:
     return [int(least + part * (most - least)) + 1 for part in parts]
 
 
-def solved(asked: Prepared, budget: int, *, fold: bool = True) -> Plan:
-    made = asked.solve(memory_budget_bytes=budget, fold=fold, gap=GAP)
+def solved(asked: Prepared, budget: int, *, fold: bool = True, gap: float = GAP) -> Plan:
+    made = asked.solve(memory_budget_bytes=budget, fold=fold, gap=gap)
     assert made.certificate.status == "optimal"
     assert made.predicted.peak_bytes <= budget
     assert made.certificate.objective == pytest.approx(made.predicted.step_seconds, rel=1e-9)
@@ -68,18 +70,22 @@ def first(names: list[str], quick: int) -> list[object]:
 
 @pytest.mark.parametrize("name", first(list(MODELS), 1))
 def test_folding_costs_little(name: str) -> None:
-    """At most 2 % of a step, and nothing where the unfolded optimum has all blocks alike.
+    """At most 2 % of a step, and nothing where the unfolded plan has all blocks alike.
 
-    Optima are compared, so both are proven: 15 minutes each would have to pass before one is not.
+    The unfolded optimum is proven no further than it takes: often its bound says enough long before. Its blocks are
+    recomputed as a whole or not at all; those of folded ones in parts too, so that they may be faster.
     """
     asked = problem(name, 4)
     assert any(repeat.count > 1 for repeat in find_repeats(asked.traced.graph))
     for budget in (1 << 60, *budgets(asked, 0.3)):
-        folded, unfolded = solved(asked, budget), solved(asked, budget, fold=False)
+        folded = solved(asked, budget)
+        unfolded = solved(asked, budget, fold=False, gap=NEAR)
+        if folded.predicted.step_seconds > COST * unfolded.certificate.bound:
+            unfolded = solved(asked, budget, fold=False)
         assert unfolded.size.decisions > folded.size.decisions, "nothing was folded"
         ratio = folded.predicted.step_seconds / unfolded.predicted.step_seconds
         print(f"{name}: {ratio:.5f}, gap unfolded {unfolded.certificate.gap:.5f}, alike {is_alike(asked, unfolded)}")
-        assert ratio <= 1.02
+        assert ratio <= COST
         assert ratio <= 1 + GAP or not is_alike(asked, unfolded)
 
 
