@@ -212,6 +212,9 @@ class _Search:
 
     def _solve(self, node: Outcome) -> None:
         """The best solution of a box whose counts are fixed, if it is better than the best so far."""
+        if self._solved_by_itself(node):
+            self.proven = min(self.proven, node.objective)
+            return
         margin = max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
         cutoff = math.inf if self.best is None else self.best.objective
         mine = math.inf  # the best solution of this box
@@ -235,6 +238,15 @@ class _Search:
                 self.proven = min(self.proven, bound)
                 return
             margin = 8 * margin if found.status == "infeasible" else (mine - node.objective) * (1 + 1e-9) + 1e-9
+
+    def _solved_by_itself(self, node: Outcome) -> bool:
+        """Whether the relaxation of a box is whole, and so the best solution in it."""
+        found = self.program.as_whole(node)
+        if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
+            return False
+        if self.best is None or found.objective < self.best.objective:
+            self.best = found
+        return self._closed(node.objective)
 
     def _kept(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution within the limit can use."""
