@@ -6,9 +6,9 @@ are branched on first, best bound first: each node of the search is a box of cou
 relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
 node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right.
 
-There, a solution in which a variable of reduced cost d is 1 costs at least L + d. Up to a limit L + margin only
-variables with L + d below it are needed: the rest is left out. What is found is compared with the limit, and with a
-wider margin the rest is repeated if it has to be.
+There, a solution in which a variable of reduced cost d is 1 costs at least L + d, and more with what must go with it
+(`autopar.solver.pricing.least_more`). Up to a limit L + margin only variables with L + d below it are needed: the rest
+is left out. What is found is compared with the limit, and with a wider margin the rest is repeated if it has to be.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 
 from autopar.errors import AutoparError
 from autopar.solver.linear import Array
+from autopar.solver.pricing import least_more
 from autopar.solver.program import Bounds, Outcome, Program
 
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
@@ -237,7 +238,7 @@ class _Search:
             if done or mine <= limit or found.status == "feasible" or (self.best and self._left() <= 0):
                 self.proven = min(self.proven, bound)
                 return
-            margin = 8 * margin if found.status == "infeasible" else (mine - node.objective) * (1 + 1e-9) + 1e-9
+            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
     def _solved_by_itself(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is whole, and so the best solution in it."""
@@ -251,7 +252,7 @@ class _Search:
     def _kept(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution within the limit can use."""
         matrix = self.program.matrix()
-        kept = (node.objective + node.reduced <= limit) | ~matrix.whole | (matrix.lower != 0)
+        kept = (node.objective + least_more(matrix, node.reduced) <= limit) | ~matrix.whole | (matrix.lower != 0)
         kept[[v for pair in self.program.early for v in pair]] = True
         return np.flatnonzero(kept)
 
