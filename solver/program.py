@@ -202,8 +202,11 @@ class Program:
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """A relaxation as a solution, where all that must be whole is so already."""
+        if relaxed.status != "optimal":
+            return None
         matrix = self.matrix()
-        if relaxed.status != "optimal" or np.any(np.abs((v := relaxed.values[matrix.integer]) - np.round(v)) > _WHOLE):
+        integers = relaxed.values[matrix.integer]
+        if np.any(np.abs(integers - np.round(integers)) > _WHOLE):
             return None
         return replace(relaxed, objective=float(matrix.cost @ relaxed.values), bound=relaxed.objective)
 
