@@ -103,6 +103,7 @@ class Matrix:
         self.implications = _implications(program)
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
         self.flows = np.stack(_joined(program.flows, 3), axis=1)
+        self.end_rows, self.end_choices = self._ends()
         self._uses = np.repeat(np.arange(len(program.flows)), [len(some) for some, *_ in program.flows])
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that say nothing where their variable is left out
@@ -132,6 +133,13 @@ class Matrix:
         rows[self.implications.rows[~inside[self.implications.small]]] = False
         rows[self.products.floors[~self.floored]] = False
         return Part(self, inside, rows)
+
+    def _ends(self) -> tuple[Array, Array]:
+        """The rows at the ends of flows with the choices that are in them, a pair each."""
+        of_end, of_flow = np.zeros(self.lines, dtype=bool), np.zeros(self.columns, dtype=bool)
+        of_end[self.flows[:, 1:]], of_flow[self.flows[:, 0]] = True, True
+        at = np.flatnonzero(of_end[self.row] & ~of_flow[self.column])
+        return self.row[at], self.column[at]
 
     def _optional(self) -> Array:
         """Flows, counts of flows alone, and what is at least one of these and nothing else."""

@@ -35,6 +35,30 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     return reduced, helps & ~inside
 
 
+def least_more(matrix: Matrix, reduced: Array) -> Array:
+    """What a solution costs at least beyond the optimum of a relaxation, with these reduced costs, if it uses a column.
+
+    A flow cannot be used without a choice at either end, and costs with these; a choice cannot be made without a flow
+    at each of its ends, so that what all flows of an end cost is handed to the choices there: that is another dual
+    value of the end's row, whose right side is 0.
+    """
+    found, flows = reduced.copy(), matrix.flows[:, 0]
+    rows, choices = matrix.end_rows, matrix.end_choices
+    made = np.zeros(matrix.lines, dtype=bool)  # ends whose choice is made in every solution
+    made[rows[matrix.lower[choices] > 0]] = True
+    for ends in matrix.flows[:, 1:].T:
+        least = np.full(matrix.lines, np.inf)
+        np.minimum.at(least, ends, np.maximum(found[flows], 0.0))
+        least[made | np.isinf(least)] = 0.0
+        found[flows] -= least[ends]
+        np.add.at(found, choices, least[rows])
+    least = np.full(matrix.lines, np.inf)
+    np.minimum.at(least, rows, np.maximum(found[choices], 0.0))
+    least[made] = 0.0
+    found[flows] += least[matrix.flows[:, 1]] + least[matrix.flows[:, 2]]
+    return found
+
+
 class _Prices:
     """Dual values of rows that are not there, as changes of `reduced`; `given`: of the implications."""
 

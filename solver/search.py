@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.solver.clock import Clock
 from autopar.solver.linear import Array
+from autopar.solver.pricing import least_more
 from autopar.solver.program import Bounds, Outcome, Program
 from autopar.solver.shrunk import part_of, within
 
@@ -244,6 +245,9 @@ class _Search:
 
     def _solve(self, node: Outcome) -> None:
         """The best solution of a box that is done, if it is better than the best so far by more than the gap."""
+        if self._solved_by_itself(node):
+            self.proven = min(self.proven, node.objective)
+            return
         margin = max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
         if len(self.program.names) <= _FEW:
             margin = math.inf
@@ -270,16 +274,25 @@ class _Search:
             if done or mine <= limit or found.status == "feasible" or (self.best and self._left() <= 0):
                 self.proven = min(self.proven, bound)
                 return
-            margin = 8 * margin if found.status == "infeasible" else (mine - node.objective) * (1 + 1e-9) + 1e-9
+            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
     def _enough(self) -> float:
         """The bound at which a box is closed."""
         return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
 
+    def _solved_by_itself(self, node: Outcome) -> bool:
+        """Whether the relaxation of a box is whole, and so the best solution in it."""
+        found = self.program.as_whole(node)
+        if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
+            return False
+        if self.best is None or found.objective < self.best.objective:
+            self.best = found
+        return self._closed(node.objective)
+
     def _kept(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution within the limit can use."""
         matrix = self.program.matrix()
-        kept = (node.objective + node.reduced <= limit) | ~matrix.whole | (matrix.lower != 0)
+        kept = (node.objective + least_more(matrix, node.reduced) <= limit) | ~matrix.whole | (matrix.lower != 0)
         kept[[v for pair in self.program.early for v in pair]] = True
         return np.flatnonzero(kept)
 

@@ -126,13 +126,18 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
 
 
 def _periods(labels: numpy.ndarray) -> list[int]:
-    """The distances worth trying: those between neighbours of the same rare label."""
+    """The distances worth trying: those between neighbours of the same label, and those at which as many nodes have
+    their like as are between: blocks of several layers, in which every label may occur several times."""
     distances: set[int] = set()
     order = numpy.argsort(labels, kind="stable")
     same = labels[order][1:] == labels[order][:-1]
     gaps = (order[1:] - order[:-1])[same]
     values, counts = numpy.unique(gaps, return_counts=True)
     distances.update(values[(counts >= 2) & (values >= 2)].tolist())
+    short = labels.astype(numpy.int32)  # compared at all distances, a few thousand nodes take hundredths of a second
+    for distance in range(2, len(labels) // 2 + 1):
+        if numpy.count_nonzero(short[distance:] == short[:-distance]) >= distance:
+            distances.add(distance)
     return sorted(d for d in distances if d <= len(labels) // 2)
 
 

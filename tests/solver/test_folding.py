@@ -38,6 +38,24 @@ def test_blocks_are_found_by_structure() -> None:
     assert [p for r in rows for p in range(r.first, r.last + 1)] == list(range(len(nodes)))
 
 
+class Alternating(nn.Module):
+    """Every other block does some op twice more: no label has its like just one period away and not nearer."""
+
+    def __init__(self, pairs: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16, 64) for _ in range(2 * pairs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x if i % 2 else x.abs().abs())
+        return x.sum()
+
+
+def test_blocks_of_two_layers_are_found() -> None:
+    found = toy(on_meta(Alternating, 4), torch.empty(64, 16, device="meta"), on=cluster(2)).repeats
+    assert [(r.period, r.count) for r in found] == [(20, 3), (9, 2)], "pairs, and the two layers that are left"
+
+
 def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
     x = torch.empty(64, 16, device="meta")
     sizes = {len(toy(on_meta(Stack, n), x, on=cluster(2)).problem().ops) for n in (3, 4, 8)}

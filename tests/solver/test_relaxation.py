@@ -11,8 +11,9 @@ import torch
 from test_branches import Normed
 from toys import cluster, on_meta, toy
 
-from autopar.solver import relaxation
+from autopar.solver import relaxation, search
 from autopar.solver.model import Model
+from autopar.solver.pricing import least_more
 from autopar.solver.program import Bounds, Program
 from autopar.solver.rows import Rows
 
@@ -78,11 +79,38 @@ def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | No
     others = [v for v in range(len(asked.names)) if asked.whole[v] and asked.upper[v] == 1.0]
     draw = random.Random(0)
     forced = [*draw.sample(flows, 12), *draw.sample(outside, 6), *draw.sample(others, 12)]
+    more = least_more(asked.matrix(), root.reduced)
     assert any(root.reduced[v] > 0.01 * root.objective for v in forced)
+    assert any(more[v] > root.reduced[v] + 0.01 * root.objective for v in forced)
     for variable in forced:
         assert root.reduced[variable] >= -1e-6 * root.objective or root.values[variable] != 0
         lower = asked.matrix().lower
         low, lower[variable] = lower[variable], 1.0
         with_it = asked.relax("cbc", 60.0, bounds).objective
         lower[variable] = low
-        assert with_it >= root.objective + root.reduced[variable] - 1e-6 * root.objective
+        assert with_it >= root.objective + max(root.reduced[variable], more[variable]) - 1e-6 * root.objective
+
+
+def test_a_relaxation_that_is_whole_is_the_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(2, 2, seed=1)).problem()
+    model = Model(problem)
+    asked = model.program
+    asked.cost = model.seconds.array(len(asked.names)) / (model.reference() / 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "as_whole", lambda *_: None)
+        sought = search.search(asked, gap=1e-6)
+    monkeypatch.delattr(Program, "integrate")
+    found = search.search(asked, gap=1e-6)
+    assert found.status == sought.status == "optimal"
+    assert found.objective == pytest.approx(sought.objective, rel=1e-6)
+    integers = found.values[asked.matrix().integer]
+    assert np.abs(integers - integers.round()).max() < 1e-6
+
+
+def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = program(0.3, 2)
+    monkeypatch.setattr(Program, "as_whole", lambda *_: None)
+    few = search.search(asked, gap=1e-6)
+    monkeypatch.setattr(search, "least_more", lambda _, reduced: reduced)
+    many = search.search(asked, gap=1e-6)
+    assert few.objective == pytest.approx(many.objective, rel=2e-6)
