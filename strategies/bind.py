@@ -161,7 +161,8 @@ def _spots(
     found: dict[str, Spot] = {}
     for d, (terms, length) in enumerate(zip(dims, shape, strict=True)):
         outer = 1
-        private = length // math.prod(sizes[t.name] for t in terms if t.name != "_")  # what the others of its dim leave
+        others = math.prod(sizes[t.name] for t in terms if t.name != "_")
+        private = max(1, length // others)  # what the others of its dim leave; a dim of length 0 lies as any other
         for term in terms:
             if len(terms) > 1 or sizes[term.name] == length:
                 found[term.name] = Spot(d, outer)

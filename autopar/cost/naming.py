@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from torch import fx
@@ -21,7 +22,8 @@ def stretch_name(nodes: Sequence[fx.Node]) -> str:
     if any(part.isdigit() for part in shared.split(".")):
         return shared
     names = [_name(node) for node in calls]
-    leaves = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    around = {outer for name in set(names) for outer in itertools.accumulate(name.split(".")[:-1], "{}.{}".format)}
+    leaves = [name for name in names if name not in around]
     return leaves[0] if leaves[0] == leaves[-1] else f"{leaves[0]} to {leaves[-1]}"
 
 

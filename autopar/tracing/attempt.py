@@ -30,6 +30,7 @@ from autopar.tracing.inference import inference_as_no_grad
 from autopar.tracing.inputs import Inputs
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.libraries import DataFreePaths
+from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
@@ -107,6 +108,7 @@ class Attempt:
             functionalize(self.graph)
         guards = take_guards(self.graph)
         remove_dead_nodes(self.graph)
+        merge_equal_constants(self.graph)
         return Traced(
             self.graph,
             self.model,

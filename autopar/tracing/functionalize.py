@@ -211,7 +211,7 @@ class Pure:
             return self._overload(twin, args, kwargs)
         if kwargs.get("inplace"):
             return self.function(writer.target, *args, **{**kwargs, "inplace": False})
-        if name.endswith("_") and not name.startswith("_") and args and args[0] is self.target:
+        if _pure_method(name) and args and args[0] is self.target:
             return self._twin(name, args, kwargs)
         return self._on_a_copy(args, kwargs)
 
@@ -235,7 +235,7 @@ class Pure:
         if name == "copy_" and isinstance(args[1], fx.Node) and args[1].meta[VAL].shape == self.value.shape:
             source = args[1]
             return source if source.meta[VAL].dtype == self.value.dtype else self.method("to", source, self.value.dtype)
-        twin = name[:-1]
+        twin = _pure_method(name)
         if name in _NO_TWIN or not hasattr(Tensor, twin):
             return self.function(functional.apply_inplace, name, *args, **kwargs)
         made = self._dtype_of(twin, args, kwargs)
@@ -269,6 +269,13 @@ class Pure:
         )
         call.meta = {**self.source.meta, WRITES: {copy: copy.meta[VAL]}}
         return copy
+
+
+def _pure_method(name: str) -> str:
+    """`add` for `add_`, `__and__` for `__iand__` (`a &= b`); "" for what is no method in place."""
+    if name.startswith("__i") and name.endswith("__") and hasattr(Tensor, f"__{name[3:]}"):
+        return f"__{name[3:]}"
+    return name[:-1] if name.endswith("_") and not name.startswith("_") else ""
 
 
 def _requiring(value: Tensor, needed: bool) -> Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import re
 import time
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +19,11 @@ from zoo_models import build
 from zoo_peak import peak_bytes, restart_peak
 from zoo_worker import OutOfTime, cpu_limit, drops_layers, failure, serve
 
-from autopar import Cluster, InfeasibleError
+from autopar import Cluster, InfeasibleError, UntraceableError
 from autopar.graph import COST
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_splits import find_splits
-from autopar.planning import Prepared, Stopwatch, prepare, request_of
+from autopar.planning import Prepared, Request, Stopwatch, prepare, request_of
 from autopar.plans import Plan
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.coverage import coverage
@@ -52,7 +54,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
                 Cluster.preset("h100", meshes[0]), "100TiB", precision, 1, "adamw", (), None, "global", limit / 2
             )
             stage = "failed"
-            prepared = prepare(model, traced, request, watch)
+            prepared, record["accepted"] = with_accepted_leaves(model, traced, request, watch)
             record |= ruled(traced.graph, meshes[0])
     except (Exception, OutOfTime) as error:
         return record | {"status": stage, **failure(error, limit)}
@@ -63,6 +65,21 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         record["status"] = "failed"
         record["why"] = next(plan["why"] for plan in record["plans"].values() if "why" in plan)
     return record | {"seconds": dict(watch.seconds), "peak_bytes": peak_bytes()}
+
+
+def with_accepted_leaves(
+    model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
+) -> tuple[Prepared, tuple[str, ...]]:
+    """What `prepare` gives, with the leaves accepted that its errors offer to accept; and these constraints."""
+    accepted: tuple[str, ...] = ()
+    while True:
+        try:
+            return prepare(model, traced, replace(request, constraints=accepted), watch), accepted
+        except UntraceableError as error:
+            offered = re.search(r"constraints='(leaf:[^']+)'", str(error))
+            if offered is None or offered[1] in accepted:
+                raise
+            accepted += (offered[1],)
 
 
 def best_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> tuple[Traced, str]:

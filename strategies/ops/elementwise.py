@@ -78,7 +78,7 @@ _UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu
  zeros_like ones_like full_like empty_like signbit deg2rad rad2deg softshrink hardshrink tanhshrink"""
 _BINARY = """pow rpow float_power maximum minimum fmax fmin atan2 remainder rmod mod fmod floordiv floor_divide
  rfloordiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor rand ror
- rxor lshift rshift hypot xlogy logaddexp addcmul addcdiv lerp prelu isclose"""
+ rxor lshift rshift hypot xlogy logaddexp prelu isclose"""
 _LINEAR = """neg negative positive pos contiguous clone float double half bfloat16 detach alias conj real
  requires_grad identity cpu cuda"""
 
@@ -91,6 +91,8 @@ RULES: dict[str, str | Writer] = {
     "div divide true_divide truediv rtruediv rdiv itruediv": quotient,
     "to type type_as int long bool": type_as,
     "where": where,
+    "lerp addcdiv": f"{EACH} | linear:0+1",  # the ends; what is added to and what is divided
+    "addcmul": f"{EACH} | linear:0+1 linear:0+2",
     "masked_fill": masked_fill,
     "dropout dropout1d dropout2d dropout3d": dropout,
     "glu": glu,

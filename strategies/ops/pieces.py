@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, input_shape, letters, output_shapes, tensors, value
+from autopar.strategies.arguments import Writer, argument, input_shape, is_zero, letters, output_shapes, tensors, value
 
 
 def split(notes: str) -> Writer:
@@ -140,7 +140,10 @@ def getitem(node: fx.Node) -> str | None:
 
 
 def write(node: fx.Node) -> str | None:
-    """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three."""
+    """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three.
+
+    Linear in base and value together, and in the base alone where zero is written.
+    """
     mask = node.args[1][0] if isinstance(node.args[1], (tuple, list)) and len(node.args[1]) == 1 else node.args[1]
     if _is_tensor(mask) and value(mask).dtype == torch.bool:
         return _masked_write(node, value(mask).dim())
@@ -153,7 +156,14 @@ def write(node: fx.Node) -> str | None:
     if _is_tensor(node.args[2]):
         rank = value(node.args[2]).dim()
         texts.append(["_" if "(" in dim or dim not in before else dim for dim in after][len(after) - rank :])
-    return f"{', '.join(map(' '.join, texts))} -> {' '.join(before)}"
+    return f"{', '.join(map(' '.join, texts))} -> {' '.join(before)}{_written(node, len(texts) - 1)}"
+
+
+def _written(node: fx.Node, last: int) -> str:
+    """What of a write is linear; `last`: which tensor the value is, if it is one."""
+    if _is_tensor(node.args[2]):
+        return f" | linear:0+{last}"
+    return " | linear:0" if is_zero(node.args[2]) else ""
 
 
 def _masked_write(node: fx.Node, masked: int) -> str | None:
@@ -165,11 +175,11 @@ def _masked_write(node: fx.Node, masked: int) -> str | None:
         if len(shape) > len(names) - masked:
             return None
         texts.append(names[len(names) - len(shape) :])
-    return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)}"
+    return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)}{_written(node, len(texts) - 1)}"
 
 
 def index_put(node: fx.Node) -> str | None:
-    """`index_put(input, indices, values)`: the dims behind those that are indexed."""
+    """`index_put(input, indices, values)`: the dims behind those that are indexed; linear in both together."""
     given = argument(node, "indices", 1)
     if any(i.dtype == torch.bool for i in given):
         return None
@@ -178,7 +188,7 @@ def index_put(node: fx.Node) -> str | None:
     shape = tensors(node)[-1].dim()
     values = [*["_"] * looked_up, *names[len(given) :]]
     texts = [names, *(["_"] * i.dim() for i in given), values[len(values) - shape :]]
-    return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)}"
+    return f"{', '.join(map(' '.join, texts))} -> {' '.join(names)} | linear:0+{len(texts) - 1}"
 
 
 def _indexed(shape: Sequence[int], key: Any) -> tuple[list[str], list[str], list[list[str]]] | None:

@@ -207,6 +207,7 @@ MODELS: dict[str, Make] = {
     "gpt2": case("GPT2LMHeadModel"),
     "gpt_neo": case("GPTNeoForCausalLM", attention_types=[[["global", "local"], 1]], window_size=4),
     "gpt_neox": case("GPTNeoXForCausalLM"),
+    "gpt_neox_japanese": case("GPTNeoXJapaneseForCausalLM"),  # all features rotate: its slice of the rest is empty
     "gptj": case("GPTJForCausalLM", rotary_dim=4),
     "bloom": case("BloomForCausalLM"),
     "opt": case("OPTForCausalLM"),

@@ -18,7 +18,7 @@ from small_architectures import MODELS
 
 from autopar.tracing import trace
 
-FEW = ("llama", "mixtral", "t5", "convnext", "nn_transformer")
+FEW = ("llama", "gpt_neox_japanese", "mixtral", "t5", "convnext", "nn_transformer")
 
 
 def check(name: str, kinds: tuple[str, ...] = ()) -> None:

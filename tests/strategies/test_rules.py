@@ -102,6 +102,9 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         ("masked_scatter", x(6, 4), mask(4), x(30)),
         (torch.zeros_like, x(6, 12)),
         (torch.lerp, x(6, 12), x(6, 12), 0.3),
+        (torch.lerp, x(6, 12), x(12), x(6, 1)),
+        (torch.addcmul, x(6, 12), x(6, 12), x(12), {"value": 0.5}),
+        (torch.addcdiv, x(6, 12), x(6, 12), x(12)),
     ],
     "reductions": [
         (torch.sum, x(6, 4, 12)),
