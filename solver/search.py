@@ -248,12 +248,11 @@ class _Search:
         if self._solved_by_itself(node):
             self.proven = min(self.proven, node.objective)
             return
-        margin = max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
-        if len(self.program.names) <= _FEW:
-            margin = math.inf
+        few = len(self.program.names) <= _FEW
+        margin = math.inf if few else max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
         mine = math.inf  # the best solution of this box
         while True:
-            enough = self._enough()
+            enough = math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
             limit = min(node.objective + margin, enough)
             kept = self._kept(node, limit)
             everything = len(kept) == len(self.program.names)
@@ -275,10 +274,6 @@ class _Search:
                 self.proven = min(self.proven, bound)
                 return
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
-
-    def _enough(self) -> float:
-        """The bound at which a box is closed."""
-        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
 
     def _solved_by_itself(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is whole, and so the best solution in it."""
