@@ -131,7 +131,8 @@ class _Search:
                     else:
                         heappush(heap, (child.objective, next(order), child))
                 fixed = any(self._is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
-                if not dived and (child.status == "stopped" or (splits >= _BLIND and not (fixed and self._early()))):
+                early = self.clock.gone < self.clock.limit / 4
+                if not dived and (child.status == "stopped" or (splits >= _BLIND and not (fixed and early))):
                     dived = True
                     self._dive(root)
         bound = min([self.proven, *(objective for objective, _, _ in heap)])
@@ -171,9 +172,6 @@ class _Search:
         """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
         gap = self.gap if self.best is not None else max(self.gap, _NEAR)
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
-
-    def _early(self) -> bool:
-        return self.clock.gone < self.clock.limit / 4
 
     def _closed(self, bound: float) -> bool:
         """Whether nothing in a box with this bound could be better by more than the gap."""
@@ -252,7 +250,7 @@ class _Search:
         margin = math.inf if few else max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
         mine = math.inf  # the best solution of this box
         while True:
-            enough = math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
+            enough = self._enough()
             limit = min(node.objective + margin, enough)
             kept = self._kept(node, limit)
             everything = len(kept) == len(self.program.names)
@@ -275,13 +273,16 @@ class _Search:
                 return
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
+    def _enough(self) -> float:
+        """The bound at which a box is closed."""
+        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
+
     def _solved_by_itself(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is whole, and so the best solution in it."""
         found = self.program.as_whole(node)
         if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
             return False
-        if self.best is None or found.objective < self.best.objective:
-            self.best = found
+        self.best = found if self.best is None else min(self.best, found, key=lambda one: one.objective)
         return self._closed(node.objective)
 
     def _kept(self, node: Outcome, limit: float) -> Array:
