@@ -1,6 +1,15 @@
 """Legal splits that the table's rules miss: discovery run beside the table, op by op.
 
 python tests/strategies/missed.py [WORD ...]     # of the cases whose name has one of the words
+
+What it lists and the table leaves out on purpose:
+
+- how the second tensor of `type_as`, `view_as`, `reshape_as` and `expand_as` lies, of which only dtype or shape count;
+  what is partial in `zeros_like` and `new_zeros`, whose results are zeros;
+- partial parameters (a norm's bias, an embedding's table): no storage is partial. Partial gradients of a table: it is
+  larger than the activations whose gradient would be joined in its place;
+- partial values through convolutions, and the channels within a group: of use to adapters of low rank alone;
+- `masked_scatter` on dims in which its mask is one long: its local code does not know them.
 """
 
 from __future__ import annotations
