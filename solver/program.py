@@ -20,7 +20,7 @@ Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower
 Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
 _NONE: Array = np.zeros(0)
-_WHOLE = 1e-6  # how far from a whole number a relaxation's value may be that is called one
+WHOLE = 1e-6  # how far from a whole number a relaxation's value may be that is called one
 _KINDS = pulp.LpContinuous, pulp.LpInteger
 
 
@@ -214,7 +214,7 @@ class Program:
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """A relaxation as a solution, where all that must be whole is so already."""
         integers = relaxed.values[self.matrix().integer]
-        if relaxed.status != "optimal" or np.any(np.abs(integers - np.round(integers)) > _WHOLE):
+        if relaxed.status != "optimal" or np.any(np.abs(integers - np.round(integers)) > WHOLE):
             return None
         return replace(relaxed, objective=float(self.cost @ relaxed.values), bound=relaxed.objective)
 

@@ -27,7 +27,7 @@ import numpy as np
 from autopar.solver.clock import Clock
 from autopar.solver.linear import Array
 from autopar.solver.pricing import least_more
-from autopar.solver.program import Bounds, Outcome, Program
+from autopar.solver.program import WHOLE, Bounds, Outcome, Program
 from autopar.solver.shrunk import part_of, within
 
 _LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
@@ -36,7 +36,6 @@ _FEW = 20_000  # variables with which a relaxation and whole numbers are solved 
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
-_WHOLE = 1e-6  # how far from a whole number a count may be that is called one
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
 
@@ -143,7 +142,7 @@ class _Search:
 
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box; the node's own where it is right for that part."""
-        inside = all(low - _WHOLE <= node.values[v] <= high + _WHOLE for v, (low, high) in bounds.items())
+        inside = all(low - WHOLE <= node.values[v] <= high + WHOLE for v, (low, high) in bounds.items())
         if inside and self._is_fixed(bounds) and self._is_right(node):
             return replace(node, counts=bounds)
         return self.program.relax_again(node, max(self._left(), 1.0), bounds)
@@ -200,7 +199,7 @@ class _Search:
         low, high = self._range(node.counts, count)
         value = min(max(node.values[count], low), high)
         near = float(round(value))
-        if abs(value - near) < _WHOLE:
+        if abs(value - near) < WHOLE:
             parts = [(near, near), (low, near - 1), (near + 1, high)]
         elif low == 0:
             parts = [(1.0, high), (0.0, 0.0)]

@@ -8,7 +8,7 @@ import itertools
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -49,8 +49,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
             stage = "not traced"
             watch = Stopwatch()
             with watch.stage("trace"):
-                traced, record["changed"] = best_traced(model, guesses, lambda: build(family, name)[0])
-                model = traced.root
+                traced, record["changed"] = best_traced(model, guesses)
             precision = "fp32" if FLOAT32 in record["changed"] else "bf16"
             request = request_of(
                 Cluster.preset("h100", meshes[0]), "100TiB", precision, 1, "adamw", (), None, "global", limit / 2
@@ -84,15 +83,12 @@ def with_accepted_leaves(
             accepted += (offered[1],)
 
 
-def best_traced(
-    model: nn.Module, guesses: Iterable[dict[str, Any]], again: Callable[[], nn.Module]
-) -> tuple[Traced, str]:
+def best_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> tuple[Traced, str]:
     """The trace of the whole model, with what had to be changed for it, as the tracing benchmark goes about it.
 
     The first examples that the model takes decide; else those without a cache, else in float32, for some make tensors
-    of that dtype themselves. Where leaves are left, it is tried with text that is known and, where whole layers are
-    left out at random, in evaluation mode. `again` builds the model anew: a trace that failed may have left tensors of
-    its dtype behind.
+    of that dtype themselves. Where none does, or leaves are left, it is tried with text that is known and, where whole
+    layers are left out at random, in evaluation mode.
     """
     config: Any = getattr(model, "config", None)
     all_guesses = list(guesses)
@@ -108,8 +104,6 @@ def best_traced(
             with contextlib.suppress(AttributeError):  # configs of other libraries
                 config.use_cache = False
         dtype = torch.float32 if FLOAT32 in changed else torch.bfloat16
-        if FLOAT32 in changed:
-            model = again()
         model.train(EVAL not in changed)
         try:
             found = traced_on(model, inputs, dtype)
@@ -121,7 +115,7 @@ def best_traced(
         for inputs in all_guesses:
             if text := known_text(config, inputs):
                 with contextlib.suppress(Exception):  # the first error is told
-                    return traced_on(again(), inputs | text, torch.bfloat16), "input_ids known"
+                    return traced_on(model.train(), inputs | text, torch.bfloat16), "input_ids known"
         raise first
     if is_left(found) and getattr(config, "use_cache", False):
         config.use_cache = False  # a leaf that fills a cache cannot be split
