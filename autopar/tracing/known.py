@@ -1,13 +1,15 @@
 """Known values: tensors that come from constants alone carry their real value beside the data-free one.
 
 `arange`, `ones`, masks made from them: when Python asks such a tensor (`bool`, `item`, `all`), the trace has
-the answer that an eager run would have had. Values above `LIMIT` elements are not kept. An input whose
-example was marked with `known` has a value too; what is read from it is a guard.
+the answer that an eager run would have had. Of values above `LIMIT` elements, and of what is made from these, it is
+kept how they are computed. An input whose example was marked with `known` has a value too; what is read from it is a
+guard.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import KNOWN
+from autopar.tracing.deferred import Deferred
 from autopar.tracing.targets import RANDOM, methods
 
 LIMIT = 1 << 20
@@ -38,6 +41,8 @@ class KnownValues:
 
     def __init__(self) -> None:
         self.values: dict[int, torch.Tensor] = {}
+        self.deferred = Deferred()
+        self._apart: dict[int, int] = {}  # cut from deferred ones, real storage of their own: version that they are of
         self.guarded: set[int] = set()  # tensors computed from a known input
         self.random: dict[int, int] = {}  # uniform random numbers and comparisons of them -> version when drawn
         self._ranges: dict[int, tuple[int, float, float]] = {}  # of uniform numbers: version when drawn, bounds
@@ -67,8 +72,15 @@ class KnownValues:
         else:
             node.meta[KNOWN] = real
 
-    def knows(self, tensors: list[torch.Tensor]) -> bool:
-        return all(id(t) in self.values for t in tensors)
+    def knows(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return all(id(t) in self.values and self._holds(t) for t in tensors)
+
+    def can_tell(self, tensors: Sequence[torch.Tensor], written: Sequence[int] = ()) -> bool:
+        """Whether the values are known or can be computed, or could before some of them were `written` just now."""
+        return all(
+            self._holds(t, i in written) if id(t) in self.values else self.deferred.knows(t)
+            for i, t in enumerate(tensors)
+        )
 
     def run(
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: Any, written: list[int]
@@ -78,15 +90,48 @@ class KnownValues:
         if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):
             return None
         counts = any(self._is_state(tensors[i]) for i in written)  # what a step writes, the next one finds changed
-        if func in RANDOM or counts or not self.knows(tensors) or _is_large(result):
+        if func in RANDOM or counts or not self.can_tell(tensors, written):
             for i in written:
                 self._forget(tensors[i])
             return None
+        self._from_input = any(id(t) in self.guarded for t in tensors)
+        is_late = not all(id(t) in self.values for t in tensors)
+        if _is_large(result) or (is_late and not isinstance(result, torch.Tensor)):
+            for i in written:
+                self._forget(tensors[i])
+            if not written and isinstance(result, torch.Tensor):
+                self._defer(func, args, kwargs, tensors, result)
+            return None
         for i in written:
             self._unmark(tensors[i])
-        self._from_input = any(id(t) in self.guarded for t in tensors)
         with torch.no_grad():
-            return func(*self._real(args), **self._real(kwargs))
+            real = func(*self._real(args), **self._real(kwargs))
+        if is_late:
+            real = real.clone()
+            self._apart[id(result)] = result._version
+        elif self._apart:
+            self._follow(tensors, written, result)
+        return real
+
+    def _defer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], result: torch.Tensor) -> None:
+        if self._from_input:
+            self.guarded.add(id(result))
+        reals = [self.values[id(t)] for t in tensors if id(t) in self.values]
+        self.deferred.put(result, lambda: func(*self._real(args), **self._real(kwargs)), [*tensors, *reals])
+
+    def _holds(self, tensor: torch.Tensor, is_written: bool = False) -> bool:
+        version = self._apart.get(id(tensor))
+        return version is None or version == tensor._version - is_written
+
+    def _follow(self, tensors: list[torch.Tensor], written: list[int], result: Any) -> None:
+        """What looks into the storage of a value that is kept apart is apart as well."""
+        for i in written:
+            if id(tensors[i]) in self._apart:
+                self._apart[id(tensors[i])] = tensors[i]._version
+        storages = {t.untyped_storage()._cdata for t in tensors if id(t) in self._apart}
+        for made in pytree.tree_leaves(result):
+            if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata in storages:
+                self._apart[id(made)] = made._version
 
     def drawn(self, func: Any, args: Any, result: Any) -> Any:
         """The value of `rand() < p` where p leaves no doubt (a drop probability of 0); None where it is open."""
@@ -125,10 +170,14 @@ class KnownValues:
 
     def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """The answer to a question about known tensors, and whether it was read from a known input."""
-        return func(*self._real(args), **self._real(kwargs)), any(id(t) in self.guarded for t in tensors)
+        with torch.no_grad():
+            found = func(*self._real(args), **self._real(kwargs))
+        return found, any(id(t) in self.guarded for t in tensors)
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            if id(value) not in self.values and self.deferred.knows(value):
+                return self.deferred.value(value)
             return self.values.get(id(value), value)
         if isinstance(value, torch.device):
             return _CPU

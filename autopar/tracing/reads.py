@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -26,7 +26,14 @@ class Reads(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: list[Tensor] = []
+        self._met: dict[int, Tensor] = {}  # each once: what is tried again and again meets the same ones
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return list(self._met.values())
+
+    def _note(self, tensors: Iterable[Tensor]) -> None:
+        self._met.update((id(tensor), tensor) for tensor in tensors)
 
     def run(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self:
@@ -34,7 +41,7 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         met = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        self.tensors += met
+        self._note(met)
         if len({t.device.type for t in met}) > 1:  # its own constants have data: here they are shapes, too
             args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
         return func(*args, **(kwargs or {}))
@@ -44,7 +51,7 @@ class Reads(TorchFunctionMode):
         before = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.tensors += (*module.parameters(), *module.buffers())
+            self._note((*module.parameters(), *module.buffers()))
             return before(module, *args, **kwargs)
 
         with attributes_set(nn.Module, __call__=call):

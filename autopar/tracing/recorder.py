@@ -250,7 +250,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         """A question about a tensor's contents: answered where they are known."""
         seen = Arguments(self)
         node_args, node_kwargs = seen.take(args), seen.take(kwargs)
-        if not self.known.knows(seen.tensors):
+        if not self.known.can_tell(seen.tensors):
             healthy = self.finite.answer(func, args, self.where())
             if healthy is not None:
                 return healthy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import re
 import time
@@ -17,7 +16,7 @@ from torch import fx, nn
 from zoo_inputs import examples, known_text
 from zoo_models import build
 from zoo_peak import peak_bytes, restart_peak
-from zoo_worker import OutOfTime, cpu_limit, drops_layers, failure, serve
+from zoo_worker import OutOfTime, cpu_limit, drops_layers, failure, parts_of, serve
 
 from autopar import Cluster, InfeasibleError, UntraceableError
 from autopar.graph import COST
@@ -30,7 +29,9 @@ from autopar.strategies.coverage import coverage
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaf_tensors import show_leaf_tensors
 
-FLOAT32, EVAL = "float32", "eval(), since it drops layers"
+# What may be changed for a trace: the dtype (some models make float32 tensors themselves), a cache (a leaf that fills
+# one cannot be split), text whose tokens are known (what ends a sequence decides in some), layers left out at random.
+FLOAT32, NO_CACHE, TEXT, EVAL = "float32", "use_cache=False", "input_ids known", "eval(), since it drops layers"
 
 
 def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
             stage = "not traced"
             watch = Stopwatch()
             with watch.stage("trace"):
-                traced, record["changed"] = best_traced(model, guesses)
+                traced, record["changed"] = best_traced(model, guesses, limit)
             precision = "fp32" if FLOAT32 in record["changed"] else "bf16"
             request = request_of(
                 Cluster.preset("h100", meshes[0]), "100TiB", precision, 1, "adamw", (), None, "global", limit / 2
@@ -83,62 +84,54 @@ def with_accepted_leaves(
             accepted += (offered[1],)
 
 
-def best_traced(model: nn.Module, guesses: Iterable[dict[str, Any]]) -> tuple[Traced, str]:
-    """The trace of the whole model, with what had to be changed for it, as the tracing benchmark goes about it.
+def best_traced(model: nn.Module, guesses: Iterable[dict[str, Any]], limit: float) -> tuple[Traced, str]:
+    """The trace of the whole model, with what had to be changed for it: as little as possible.
 
-    The first examples that the model takes decide; else those without a cache, else in float32, for some make tensors
-    of that dtype themselves. Where none does, or leaves are left, it is tried with text that is known and, where whole
-    layers are left out at random, in evaluation mode.
+    Only where nothing is traced whole are leaves allowed, and the first trace is taken whose leaves can be split, or
+    the first of all once half of `limit` CPU seconds are over.
     """
     config: Any = getattr(model, "config", None)
     all_guesses = list(guesses)
-    found: Traced | None = None
-    first: Exception = ValueError("no example is made for this model")
-    ways = ["", FLOAT32]
-    if getattr(config, "use_cache", False):
-        ways.insert(1, "use_cache=False")
+    possible = [FLOAT32]
+    if any(getattr(part, "use_cache", False) for part in parts_of(config)):
+        possible.append(NO_CACHE)
+    if any(known_text(config, inputs) for inputs in all_guesses):
+        possible.append(TEXT)
     if drops_layers(config):
-        ways.append(_both(FLOAT32, EVAL))
-    for changed, inputs in itertools.product(ways, all_guesses):
-        if changed:
-            with contextlib.suppress(AttributeError):  # configs of other libraries
-                config.use_cache = False
-        dtype = torch.float32 if FLOAT32 in changed else torch.bfloat16
-        model.train(EVAL not in changed)
-        try:
-            found = traced_on(model, inputs, dtype)
+        possible.append(EVAL)
+    ways = [set(way) for n in range(len(possible) + 1) for way in itertools.combinations(possible, n)]
+    found: list[tuple[Traced, str]] = []
+    errors: list[Exception] = []
+    start = time.process_time()
+    for unsupported, way, inputs in itertools.product(("error", "leaf"), ways, all_guesses):
+        if found and time.process_time() - start > limit / 2:
             break
-        except Exception as error:
-            if not changed and inputs is all_guesses[0]:
-                first = error
-    if found is None:
-        for inputs in all_guesses:
-            if text := known_text(config, inputs):
-                with contextlib.suppress(Exception):  # the first error is told
-                    return traced_on(model.train(), inputs | text, torch.bfloat16), "input_ids known"
-        raise first
-    if is_left(found) and getattr(config, "use_cache", False):
-        config.use_cache = False  # a leaf that fills a cache cannot be split
-        with contextlib.suppress(Exception):
-            other = traced_on(model, inputs, dtype)
-            if not is_left(other):
-                return other, _both(changed, "use_cache=False")
-    if text := known_text(config, inputs) if is_left(found) else {}:
-        with contextlib.suppress(Exception):  # what was traced before stays
-            other = traced_on(model, inputs | text, dtype)
-            if not is_left(other):
-                return other, _both(changed, "input_ids known")
-    if is_left(found) and drops_layers(config):
-        return traced_on(model.eval(), inputs, dtype), _both(changed, EVAL)
-    return found, changed
+        try:
+            traced = traced_in(way, model, config, inputs, unsupported)
+        except Exception as error:  # whatever a model does with examples that do not suit it; the first is told
+            errors.append(error)
+            continue
+        found.append((traced, ", ".join(sorted(way))))
+        if not is_left(traced):
+            return found[-1]
+    if not found:
+        raise errors[0] if errors else ValueError("no example is made for this model")
+    return found[0]
 
 
-def _both(*changes: str) -> str:
-    return ", ".join(filter(None, changes))
-
-
-def traced_on(model: nn.Module, inputs: dict[str, Any], dtype: torch.dtype) -> Traced:
-    traced = trace(model, inputs, parameter_dtype=dtype, unsupported="leaf")
+def traced_in(way: set[str], model: nn.Module, config: Any, inputs: dict[str, Any], unsupported: Any) -> Traced:
+    """The trace with these changes."""
+    text = known_text(config, inputs) if TEXT in way else {}
+    caching = [part for part in parts_of(config) if getattr(part, "use_cache", False)] if NO_CACHE in way else []
+    dtype = torch.float32 if FLOAT32 in way else torch.bfloat16
+    model.train(EVAL not in way)
+    try:
+        for part in caching:
+            part.use_cache = False
+        traced = trace(model, inputs | text, parameter_dtype=dtype, unsupported=unsupported)
+    finally:
+        for part in caching:
+            part.use_cache = True
     show_leaf_tensors(traced, dtype)
     find_splits(traced.graph)
     return traced
