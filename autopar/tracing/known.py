@@ -161,12 +161,17 @@ class KnownValues:
 
     def filled(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """The value of `ones_like(x)` and the like, for which it does not matter what is in x; None for others."""
-        if func not in _FILLING or result.numel() > (LIMIT >> 4 if result.is_floating_point() else LIMIT):
+        if func not in _FILLING or any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
             return None
-        if any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
+        shape, dtype = args[0].shape, args[0].dtype
+
+        def fill() -> Any:
+            return func(torch.empty(shape, dtype=dtype), *self._real(args[1:]), **self._real(kwargs))
+
+        if result.numel() > (LIMIT >> 4 if result.is_floating_point() else LIMIT):
+            self.deferred.put(result, fill, [])
             return None
-        first = torch.empty(args[0].shape, dtype=args[0].dtype)
-        return func(first, *self._real(args[1:]), **self._real(kwargs))
+        return fill()
 
     def answer(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, bool]:
         """The answer to a question about known tensors, and whether it was read from a known input."""

@@ -41,8 +41,8 @@ class Worker:
         line = stdout.readline() if ready else ""
         if line:
             record: dict[str, Any] = json.loads(line) | self.stamp
-            if record.get("peak_bytes", 0) > self.options["memory_bytes"] // 2 or "more than" in record.get("why", ""):
-                self.stop()
+            if record.get("peak_bytes", 0) > self.options["memory_bytes"] // 2 or "why" in record:
+                self.stop()  # what ran out of time or memory may have left the libraries in any state
             return record
         why = f"the process died ({process.poll()})" if ready else f"hung for {self.wall_seconds:g} s"
         self.stop()

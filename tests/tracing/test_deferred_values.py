@@ -32,11 +32,17 @@ def of_all_of_it(x):
     return x if wide(torch.arange(SIDE)).max() == 2 else x * 2
 
 
+def of_a_large_mask(x):
+    return x if torch.ones_like(x.expand(SIDE, SIDE, 3)).bool().all() else x * 2
+
+
 def of_a_large_constant(x):
     return x if torch.ones(SIDE, SIDE).all() else x * 2
 
 
-@pytest.mark.parametrize("function", [of_a_row, of_a_row_that_is_written, of_all_of_it, of_a_large_constant])
+@pytest.mark.parametrize(
+    "function", [of_a_row, of_a_row_that_is_written, of_all_of_it, of_a_large_mask, of_a_large_constant]
+)
 def test_a_branch_on_a_part_of_a_large_constant_is_decided(function):
     x = torch.randn(3)
     traced = trace(function, dict(x=x))
