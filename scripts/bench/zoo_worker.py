@@ -37,7 +37,7 @@ from autopar.tracing.libraries import DataFreePaths
 _PACKAGE = str(Path(autopar.__file__).resolve().parent)
 _NO_RUN = ("no inputs", "does not run")
 _DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-_REAL_PARAMETERS = 500_000_000  # of a model that is built with its data where it must be
+REAL_PARAMETERS = 500_000_000  # of a model that is built with its data where it must be
 _SHORT_LENGTHS = (16,)
 _CAUGHT_SECONDS = 15.0  # a second one while a trace puts all back (which takes seconds) would leave torch inside it
 _EAGER_SECONDS = 10.0  # a model that loops over time is slow on the meta device too
@@ -105,7 +105,7 @@ def examine(family: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
         if text:
             record = better(record, traced(model, inputs | text, limit) | {"changed": "input_ids known"})
     unsure = record["status"] == "failed" or "Unknown" in str(record.get("leaves"))
-    if unsure and record["parameters"] < _REAL_PARAMETERS:
+    if unsure and record["parameters"] < REAL_PARAMETERS:
         record = for_real(record, family, name, inputs, limit)
     if record["status"] == "does not run" and options["train"]:
         again = traced(model.eval(), inputs, limit) | {"changed": "eval(): it does not run in training"}
