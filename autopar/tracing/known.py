@@ -99,7 +99,7 @@ class KnownValues:
         if _is_large(result) or (is_late and not isinstance(result, torch.Tensor)):
             for i in written:
                 self._forget(tensors[i])
-            if not written and isinstance(result, torch.Tensor):
+            if not written and isinstance(result, torch.Tensor) and all(result is not t for t in tensors):
                 self._defer(func, args, kwargs, tensors, result)
             return None
         for i in written:
