@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from zoo_inputs import examples, known_text
 from zoo_models import build
-from zoo_worker import REAL_PARAMETERS, drops_layers, parts_of
+from zoo_worker import REAL_PARAMETERS, parts_of
 
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_splits import find_splits
@@ -20,9 +20,9 @@ from autopar.tracing import Traced, trace
 from autopar.tracing.leaf_tensors import show_leaf_tensors
 
 # What may be changed for a trace: the dtype (some models make float32 tensors themselves), a cache (a leaf that fills
-# one cannot be split), text whose tokens are known (what ends a sequence decides in some), layers left out at random,
-# and a model made with data (some read their buffers).
-FLOAT32, NO_CACHE, TEXT, EVAL = "float32", "use_cache=False", "input_ids known", "eval(), since it drops layers"
+# one cannot be split), text whose tokens are known (what ends a sequence decides in some), layers left out at random
+# (and some videos do not run in training), and a model made with data (some read their buffers).
+FLOAT32, NO_CACHE, TEXT, EVAL = "float32", "use_cache=False", "input_ids known", "eval()"
 WITH_DATA = "built on the CPU: it reads its buffers"
 
 
@@ -86,8 +86,7 @@ def _ways(config: Any, guesses: list[dict[str, Any]]) -> Iterator[tuple[str, ...
         possible.append(NO_CACHE)
     if any(known_text(config, inputs) for inputs in guesses):
         possible.append(TEXT)
-    if drops_layers(config):
-        possible.append(EVAL)
+    possible.append(EVAL)
     for number in range(len(possible) + 1):
         yield from itertools.combinations(possible, number)
 
