@@ -11,10 +11,10 @@ axes than it is stored, what it reads is a copy, which lives until its gradient 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -24,8 +24,9 @@ from autopar.layout import Layout
 from autopar.precision import Precision
 
 if TYPE_CHECKING:
+    from autopar.cost.blocks import Repeat
+    from autopar.cost.folds import Fold
     from autopar.cost.lifetimes import Lifetimes
-
 Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
 Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
 _SUMMANDS = (-1, -1)
@@ -42,6 +43,21 @@ _TRANSIENTS = {
     **dict.fromkeys([("adamw", True), ("adam", True), ("adafactor", False), ("adafactor", True)], 1),
     **dict.fromkeys([(name, at_once) for name in ("sgd", "sgd-momentum") for at_once in (False, True)], 0),
 }
+
+
+class _Found(dict[Any, Any]):
+    """A table that asks `find` for what it has not been asked for yet."""
+
+    def __init__(self, find: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, key: Any) -> Any:
+        found = self[key] = self._find(key)
+        return found
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key]
 
 
 def without_data(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -61,7 +77,8 @@ class StepMemory:
     """Bytes per device of the parts of one step, from the graph and the layouts asked for.
 
     `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
-    `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing.
+    `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
+    blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answers are the same without.
     """
 
     graph: fx.Graph
@@ -72,6 +89,7 @@ class StepMemory:
     micro_batches: int
     device_kind: str
     train: bool = True
+    repeats: tuple[Repeat, ...] = ()
 
     @property
     def allocator_bytes(self) -> int:
@@ -86,9 +104,16 @@ class StepMemory:
         return Lifetimes(self)
 
     @cached_property
+    def folds(self) -> tuple[Fold, ...]:
+        """The repeats of which middle blocks are equal in all that is asked here."""
+        from autopar.cost.folds import find_folds
+
+        return find_folds(self)
+
+    @cached_property
     def inputs(self) -> dict[fx.Node, list[TensorRef]]:
-        """The tensors that every node reads, one entry an occurrence."""
-        return {node: tensor_inputs(node) for node in self.graph.nodes}
+        """The tensors that every node reads, one entry an occurrence; found when first asked for."""
+        return _Found(tensor_inputs)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -105,20 +130,32 @@ class StepMemory:
 
     def parameter_bytes(self, node: fx.Node, storage: Layout) -> dict[str, int]:
         """What a parameter takes all the time: itself, its master copy, the optimizer's state."""
-        elements = math.prod(storage.local_shape(tuple(tensor_of(TensorRef(node, 0)).shape), self.mesh_shape))
-        dtype = self.stored_dtype(node)
+        key = tensor_of(TensorRef(node, 0)).shape, self.stored_dtype(node), self.is_trainable(node), storage
+        found = self._parameter_bytes.get(key)
+        if found is None:
+            found = self._parameter_bytes[key] = self._bytes_of_parameter(*key)
+        return found
+
+    @cached_property
+    def _parameter_bytes(self) -> dict[tuple[object, ...], dict[str, int]]:
+        return {}
+
+    def _bytes_of_parameter(
+        self, whole: tuple[int, ...], dtype: torch.dtype, trainable: bool, storage: Layout
+    ) -> dict[str, int]:
+        shape = storage.local_shape(tuple(whole), self.mesh_shape)
+        elements = math.prod(shape)
         parts = {"parameters": elements * dtype.itemsize}
-        if self.is_trainable(node):
+        if trainable:
             master = self.precision.master
             updated = master if master is not None and master != dtype else dtype
             if updated != dtype:
                 parts["master weights"] = elements * updated.itemsize
-            parts["optimizer state"] = self._state_elements(node, storage) * updated.itemsize
+            parts["optimizer state"] = self._state_elements(shape) * updated.itemsize
         return parts
 
-    def _state_elements(self, node: fx.Node, storage: Layout) -> int:
+    def _state_elements(self, shape: tuple[int, ...]) -> int:
         """Adafactor keeps, of all but vectors, a mean over rows and one over columns (1804.04235)."""
-        shape = storage.local_shape(tuple(tensor_of(TensorRef(node, 0)).shape), self.mesh_shape)
         if self.optimizer != "adafactor" or len(shape) < 2:
             return _STATES[self.optimizer] * math.prod(shape)
         return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
@@ -154,16 +191,16 @@ class StepMemory:
     @cached_property
     def roots(self) -> dict[TensorRef, TensorRef]:
         """The tensor whose storage each tensor shares; views of parameters count as their own."""
-        found: dict[TensorRef, TensorRef] = {}
-        for node in self.graph.nodes:
-            aliases = getattr(node.meta.get(COST), "alias_of", ())
-            inputs = self.inputs[node]
-            for i in range(len(output_tensors(node))):
-                ref = TensorRef(node, i)
-                source = inputs[aliases[i]] if i < len(aliases) and aliases[i] is not None else None
-                own = source is None or self.is_parameter(source.node) or source not in found
-                found[ref] = ref if own or source is None else found[source]
-        return found
+        return _Found(self._root)
+
+    def _root(self, ref: TensorRef) -> TensorRef:
+        while True:
+            aliases = getattr(ref.node.meta.get(COST), "alias_of", ())
+            place = aliases[ref.index] if ref.index < len(aliases) else None
+            source = self.inputs[ref.node][place] if place is not None else None
+            if source is None or self.is_parameter(source.node):
+                return ref
+            ref = source
 
     def saved(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded)."""
@@ -171,7 +208,7 @@ class StepMemory:
 
     @cached_property
     def _saved(self) -> dict[fx.Node, tuple[tuple[int, ...], tuple[int, ...], int]]:
-        return {node: self._saved_by(node) for node in self.graph.nodes}
+        return _Found(self._saved_by)
 
     def _saved_by(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         cost = node.meta.get(COST)
@@ -199,7 +236,7 @@ class StepMemory:
                 if cut != _SUMMANDS:
                     cut = _in_storage(tensor, cut, self.mesh_shape[axis])
                 stored.append((axis, cut))
-            found = self._copies[ref, layout] = self.roots.get(ref, ref), tuple(stored)
+            found = self._copies[ref, layout] = self.roots[ref], tuple(stored)
         return found
 
     @cached_property
@@ -224,8 +261,8 @@ class StepMemory:
         for node in self.graph.nodes:
             inputs, outputs, _ = self.saved(node)
             refs = self.inputs[node]
-            found.update(self.roots.get(refs[i], refs[i]) for i in inputs)
-            found.update(self.roots.get(TensorRef(node, i), TensorRef(node, i)) for i in outputs)
+            found.update(self.roots[refs[i]] for i in inputs)
+            found.update(self.roots[TensorRef(node, i)] for i in outputs)
         return frozenset(found)
 
     # -- what lives for a short while, and always ---------------------------------------------------------------------
@@ -245,7 +282,7 @@ class StepMemory:
 
     def output_bytes(self, ref: TensorRef, layout: Layout) -> int:
         """An output of the graph that nobody keeps for backward: the caller holds it meanwhile."""
-        root = self.roots.get(ref, ref)
+        root = self.roots[ref]
         if root in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
             return 0
         return self.copy_bytes(self.copy(ref, layout))
