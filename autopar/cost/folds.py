@@ -2,8 +2,9 @@
 
 A repeat (`autopar.cost.blocks`) has equal labels and edges. Beside these, what is predicted of a block depends on the
 strides of its tensors, on the parameters behind its nodes, on what else reads its tensors, and on its neighbours. Of a
-repeat of m blocks whose blocks 1 to m - 2 are equal in all that, and make what is read in the same block and the next
-alone, block 2 stands for blocks 2 to m - 2 (the *middle*): these have equal neighbours on both sides too.
+repeat of m blocks whose blocks 1 to m - 1 are equal in all that, and make what is read in the same block and the next
+alone, or returned by all of them, block 2 stands for blocks 2 to m - 2 (the *middle*): these have equal neighbours on
+both sides too.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Fold:
         repeat = self.repeat
         return (position - repeat.start) // repeat.period if repeat.start <= position < repeat.end else -1
 
+    def is_middle(self, node: fx.Node) -> bool:
+        return self.block(self.position[node]) in self.middle
+
     def moved(self, ref: TensorRef, blocks: int) -> TensorRef:
         """The same tensor so many blocks on; what is made outside, or by the first or last block, is so for all."""
         at = self.position[ref.node]
@@ -74,13 +78,16 @@ def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
     repeat, nodes, position = fold.repeat, fold.nodes, fold.position
     for offset, first in enumerate(repeat.instance(1)):
         mine = nodes[first]
+        returned = any(user.op == "output" for user in mine.users)
         if not _stays(fold, memory, nodes[repeat.instance(MODEL).start + offset]):
             return False
         for block in range(1, repeat.count):
             at = repeat.instance(block).start + offset
             node, until = nodes[at], repeat.instance(block).stop + repeat.period
-            if block < repeat.count - 1 and any(position[user] >= until for user in node.users):
-                return False
+            if block < repeat.count - 1:
+                later = [user for user in node.users if position[user] >= until]
+                if any(user.op != "output" for user in later) or bool(later) != returned:
+                    return False
             if node is not mine and not _alike(mine, node, at - first, fold, memory):
                 return False
     return True

@@ -11,20 +11,23 @@ axes than it is stored, what it reads is a copy, which lives until its gradient 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx, nn
 
+from autopar.cost.cuts import in_storage
+from autopar.cost.found import Found
 from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
 
 if TYPE_CHECKING:
     from autopar.cost.blocks import Repeat
+    from autopar.cost.buckets import Grouping
     from autopar.cost.folds import Fold
     from autopar.cost.lifetimes import Lifetimes
 Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
@@ -43,21 +46,6 @@ _TRANSIENTS = {
     **dict.fromkeys([("adamw", True), ("adam", True), ("adafactor", False), ("adafactor", True)], 1),
     **dict.fromkeys([(name, at_once) for name in ("sgd", "sgd-momentum") for at_once in (False, True)], 0),
 }
-
-
-class _Found(dict[Any, Any]):
-    """A table that asks `find` for what it has not been asked for yet."""
-
-    def __init__(self, find: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self._find = find
-
-    def __missing__(self, key: Any) -> Any:
-        found = self[key] = self._find(key)
-        return found
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self[key]
 
 
 def without_data(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -110,10 +98,22 @@ class StepMemory:
 
         return find_folds(self)
 
+    def grouping(self, repeats: Sequence[Repeat]) -> Grouping:
+        """How parameters share collectives in a graph with these blocks."""
+        from autopar.cost.buckets import Grouping  # it asks this class in turn
+
+        if tuple(repeats) not in self._groupings:
+            self._groupings[tuple(repeats)] = Grouping(self, repeats)
+        return self._groupings[tuple(repeats)]
+
+    @cached_property
+    def _groupings(self) -> dict[tuple[Repeat, ...], Grouping]:
+        return {}
+
     @cached_property
     def inputs(self) -> dict[fx.Node, list[TensorRef]]:
         """The tensors that every node reads, one entry an occurrence; found when first asked for."""
-        return _Found(tensor_inputs)
+        return Found(tensor_inputs)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class StepMemory:
     @cached_property
     def roots(self) -> dict[TensorRef, TensorRef]:
         """The tensor whose storage each tensor shares; views of parameters count as their own."""
-        return _Found(self._root)
+        return Found(self._root)
 
     def _root(self, ref: TensorRef) -> TensorRef:
         while True:
@@ -208,7 +208,7 @@ class StepMemory:
 
     @cached_property
     def _saved(self) -> dict[fx.Node, tuple[tuple[int, ...], tuple[int, ...], int]]:
-        return _Found(self._saved_by)
+        return Found(self._saved_by)
 
     def _saved_by(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         cost = node.meta.get(COST)
@@ -234,7 +234,7 @@ class StepMemory:
             stored = []
             for axis, cut in self.cuts(layout):
                 if cut != _SUMMANDS:
-                    cut = _in_storage(tensor, cut, self.mesh_shape[axis])
+                    cut = in_storage(tensor, cut, self.mesh_shape[axis])
                 stored.append((axis, cut))
             found = self._copies[ref, layout] = self.roots[ref], tuple(stored)
         return found
@@ -256,9 +256,10 @@ class StepMemory:
 
     @cached_property
     def saved_roots(self) -> frozenset[TensorRef]:
-        """The storages of which some node keeps a copy."""
+        """The storages of which some node keeps a copy; of unseen blocks, the model's stand for theirs."""
         found: set[TensorRef] = set()
-        for node in self.graph.nodes:
+        unseen = {position for fold in self.folds for position in fold.unseen}
+        for node in (node for i, node in enumerate(self.graph.nodes) if i not in unseen):
             inputs, outputs, _ = self.saved(node)
             refs = self.inputs[node]
             found.update(self.roots[refs[i]] for i in inputs)
@@ -283,20 +284,12 @@ class StepMemory:
     def output_bytes(self, ref: TensorRef, layout: Layout) -> int:
         """An output of the graph that nobody keeps for backward: the caller holds it meanwhile."""
         root = self.roots[ref]
-        if root in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
+        fold = next((fold for fold in self.folds if fold.is_middle(root.node)), None)
+        stands = TensorRef(fold.model_of(root.node), root.index) if fold else root
+        if stands in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
             return 0
         return self.copy_bytes(self.copy(ref, layout))
 
     def input_bytes(self, node: fx.Node, layout: Layout) -> int:
         """A placeholder or buffer as it is given."""
         return self.local_bytes(TensorRef(node, 0), layout) if len(output_tensors(node)) == 1 else 0
-
-
-def _in_storage(tensor: torch.Tensor, cut: tuple[int, int], ranks: int) -> tuple[int, int]:
-    """A cut of a tensor's dim as a cut of its storage: elements in the longest piece, and, where pieces are not equal,
-    in what is cut into them; views of one storage that are cut alike give the same."""
-    dim, outer = cut
-    length, stride = tensor.shape[dim], tensor.stride(dim) if tensor.layout == torch.strided else 1
-    if length % (outer * ranks):
-        return -(-length // (outer * ranks)) * stride, -(-length // outer) * stride
-    return length * stride // (outer * ranks), 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -84,6 +84,26 @@ class PlannedBytes:
     def model(self, i: int) -> int:
         """The region that moves what this one moves."""
         return i - self.rows[i].instance + MODEL if self._middle(i) else i
+
+    def where_something_moves(self) -> Iterator[fx.Node]:
+        """The plan's nodes, but those of equal blocks at which nothing moves in the one that stands for them."""
+        places: dict[int, list[int]] = {}
+        for i, members in enumerate(self.members):
+            model = self.model(i)
+            if model == i:
+                yield from members
+                continue
+            if model not in places:
+                places[model] = [k for k, node in enumerate(self.members[model]) if self._moves(node)]
+            yield from (members[k] for k in places[model])
+
+    def _moves(self, node: fx.Node) -> bool:
+        """Whether anything may move for a node, whatever has moved before."""
+        strategy, refs = self.chosen[node], self.memory.inputs[node]
+        return bool(strategy.inner) or any(
+            self.memory.is_parameter(ref.node) or self.chosen[ref.node].outputs[ref.index] != wanted
+            for ref, wanted in zip(refs, strategy.inputs, strict=True)
+        )
 
     def form(self, i: int) -> tuple[object, ...] | None:
         """Equal for regions in the middle of a fold that are recomputed alike; None for others."""
