@@ -74,7 +74,7 @@ class Lifetimes:
                 span = repeat.instance(block)
                 self._starts[self._all[span.start]] = fold, block
                 self._ends[self._all[span.stop - 1]] = fold, block
-        self._met: dict[tuple[Fold, int, bool], list[tuple[TensorRef, ...]]] = {}
+        self._met: dict[tuple[Fold, int, bool], frozenset[tuple[TensorRef, ...]]] = {}
         self._last_read: dict[TensorRef, int] = {}  # storages, by ops
         self._forward = self._forward_points()
         self._backward = self._backward_points() if self.memory.train else {}
@@ -85,8 +85,8 @@ class Lifetimes:
     def _met_alike(self, fold: Fold) -> bool:
         """Whether what lives on the way into the model is what lives on the way into the block behind it."""
         for backward in (False, True):
-            model, behind = (self._met.get((fold, MODEL + i, backward), []) for i in range(2))
-            if [tuple(self._behind(fold, ref) for ref in refs) for refs in model] != behind:
+            model, behind = (self._met.get((fold, MODEL + i, backward), frozenset()) for i in range(2))
+            if {tuple(self._behind(fold, ref) for ref in refs) for refs in model} != behind:
                 return False
         return True
 
@@ -206,8 +206,8 @@ class Lifetimes:
         for node in self._nodes:
             at = self.position[node]
             if node in self._starts:
-                still = [r for r in live if last[r] >= at and self._first_saver.get(r, never) >= at]
-                self._met[(*self._starts[node], False)] = [tuple(still)]
+                still = (r for r in live if last[r] >= at and self._first_saver.get(r, never) >= at)
+                self._met[(*self._starts[node], False)] = frozenset((ref,) for ref in still)
             if not in_segment(node) or is_getitem(node):
                 continue
             live = {r: None for r in live if last[r] >= at and self._first_saver.get(r, never) > at}
@@ -232,7 +232,7 @@ class Lifetimes:
         storage: dict[TensorRef, TensorRef] = {}  # of a tensor's gradient so far, named by the tensor it was made for
         for node in reversed(self._nodes):
             if node in self._ends:
-                self._met[(*self._ends[node], True)] = list(storage.items())
+                self._met[(*self._ends[node], True)] = frozenset(storage.items())
             refs = self._inputs(node)
             if node.op == "output":
                 storage.update((ref, ref) for ref in refs if gradient_enters(memory, node, ref))
