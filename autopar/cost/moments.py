@@ -102,7 +102,7 @@ class _Walk:
         moved, reduction = self._on_the_way(i), sum(one.reduction for one in self.reduced[i])
         form = (form, moved[False], moved[True], reduction)
         if form not in self._alike:
-            self._alike[form] = i, self.plan.foreign(i) | inputs
+            self._alike[form] = i, frozenset(self.plan.foreign(i) | inputs)
         other, foreign = self._alike[form]
         key = form, frozenset(copy for copy in foreign if self.plan.as_in(copy, other, i) in kept)
         if key not in self._told:
