@@ -13,6 +13,7 @@ from typing_extensions import Unpack
 from autopar.call_arguments import sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
+from autopar.collecting import collection_paused
 from autopar.comparison import alternatives
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import PlanMismatchError
@@ -93,7 +94,10 @@ def plan(
         watch = Stopwatch()
         return _solve(model, trace_for(model, examples, concrete_args, request, watch), request, watch)
 
-    return one(meta_args, micro_batches) if isinstance(micro_batches, int) else fastest(meta_args, micro_batches, one)
+    with collection_paused():
+        if isinstance(micro_batches, int):
+            return one(meta_args, micro_batches)
+        return fastest(meta_args, micro_batches, one)
 
 
 def compare(

@@ -15,12 +15,15 @@ BIAS_OF        on the addition of a split bias: the product node it belongs to
 TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run, on random data or
                on guesses, that told its outputs
 COST           `autopar.cost.NodeCost`
+KIND           of a call that was annotated: a number, equal for calls of one graph that do the same
+               (target, constants, facts of inputs and outputs); gone where it was not
 =============  ==========================================================================
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -38,6 +41,7 @@ AUTOCAST = "autocast"
 BIAS_OF = "bias_of"
 TRIAL_FLOPS = "trial_flops"
 COST = "cost"
+KIND = "kind"
 
 
 class TensorRef(NamedTuple):
@@ -49,8 +53,6 @@ class TensorRef(NamedTuple):
 
 def is_getitem(node: fx.Node) -> bool:
     """Whether the node only picks one value out of a tuple, list or dict that a node made."""
-    import operator
-
     return (
         node.op == "call_function"
         and node.target is operator.getitem
@@ -86,7 +88,13 @@ def resolve(node: fx.Node) -> list[TensorRef]:
 
 def tensor_inputs(node: fx.Node) -> list[TensorRef]:
     """The tensors that a node reads, one entry an occurrence, in the order of its arguments."""
-    return [ref for source in input_nodes(node) for ref in resolve(source)]
+    found: list[TensorRef] = []
+    for source in input_nodes(node):
+        if source.target is not operator.getitem and isinstance(source.meta.get(VAL), torch.Tensor):  # nearly always
+            found.append(TensorRef(source, 0))
+        else:
+            found += resolve(source)
+    return found
 
 
 def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
@@ -97,7 +105,11 @@ def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
         found.append(source)
         return source
 
-    fx.map_arg((node.args, node.kwargs), note)
+    for argument in (*node.args, *node.kwargs.values()):
+        if isinstance(argument, fx.Node):
+            found.append(argument)
+        elif isinstance(argument, (tuple, list, dict, slice)):
+            fx.map_arg(argument, note)
     return iter(found)
 
 

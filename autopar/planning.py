@@ -201,6 +201,7 @@ class Prepared:
     request: Request
     seconds: Mapping[str, float]
 
+    @collection_paused()
     def solve(
         self,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 from torch import fx
@@ -78,6 +78,7 @@ def make_plan(
     restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
     marks = restricted.marks
     repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
+    memory = replace(memory, repeats=repeats)
     watch = _Watch()
     problem, solution = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
     predicted, collectives, buckets = predict(

@@ -118,7 +118,7 @@ class Problem:
     @cached_property
     def grouping(self) -> Grouping:
         """How parameters share collectives."""
-        return Grouping(self.memory, self.repeats)
+        return self.memory.grouping(self.repeats)
 
     def together(self, source: TensorRef, reader: int) -> int:
         """The first level at which a tensor and the op of a recomputable stage that reads it are in one segment, or at

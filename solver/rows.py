@@ -89,7 +89,7 @@ class Rows:
     def _gradients(self) -> None:
         """Gradients by the last reader of each parameter: as they wait in its region, and in the regions before."""
         for number, op in enumerate(self.problem.ops):
-            reader = self.memory.lifetimes.last_use.get(op.node) if self.memory.is_trainable(op.node) else None
+            reader = self.memory.lifetimes.last_use(op.node) if self.memory.is_trainable(op.node) else None
             if reader is None or not in_segment(reader):
                 continue
             last = self.problem.op_of[reader]

@@ -38,7 +38,8 @@ def coverage(graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[fx.Node, Covera
             dims = range(node.meta[VAL].dim())
             spots[TensorRef(node, 0)] = {Spot(dim, 1): "sequence" if dim else "batch" for dim in dims}
     found: dict[fx.Node, Coverage] = {}
-    for node, (bound, tensors, _) in members.items():
+    for node, (op, tensors) in members.items():
+        bound = op.bound
         kinds: set[Kind] = set()
         for position in positions[node]:
             kind: Kind = "inner"

@@ -11,6 +11,7 @@ from torch import fx
 
 from autopar.errors import RuleError
 from autopar.graph import (
+    KIND,
     PLACE,
     SCOPE,
     VAL,
@@ -29,7 +30,7 @@ from autopar.strategies.discovery import Found, discover
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
 from autopar.strategies.passing import alike, worth_passing
-from autopar.strategies.positions import Member, useful_positions
+from autopar.strategies.positions import Member, RuledOp, useful_positions
 from autopar.strategies.ragged import ragged
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry, is_registered, parse
@@ -50,19 +51,21 @@ def strategies_for(
     """
     mesh_shape = tuple(mesh_shape)
     constant = constants(graph)
-    members, rules = _members(graph, constant)
-    uneven = ragged(members, _is_of_table)
+    members = _members(graph, constant)
+    uneven = ragged(members)
     positions = useful_positions(members, _sources(graph), mesh_shape, uneven.factors)
     parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
-    passing = alike(worth_passing(members, positions, parameters), {n: (rules[n], positions[n]) for n in members})
+    passing = alike(
+        worth_passing(members, positions, parameters), {n: (m.op, positions[n]) for n, m in members.items()}
+    )
     found: dict[fx.Node, tuple[Strategy, ...]] = {}
     shared: dict[Hashable, tuple[Strategy, ...]] = {}
     key: Hashable
     for node in graph.nodes:
         if node in members:
-            key = (rules[node], positions[node], passing[node], uneven.factors[node])
+            key = (members[node].op, positions[node], passing[node], uneven.factors[node])
             if key not in shared:
-                shared[key] = _of_op(members[node], positions[node], passing[node], mesh_shape, uneven.factors[node])
+                shared[key] = _of_op(*key, mesh_shape)
             found[node] = shared[key]
         elif node.op == "output":
             refs = tensor_inputs(node)
@@ -89,8 +92,8 @@ def positions_of(
     graph: fx.Graph, mesh_shape: Sequence[int]
 ) -> tuple[dict[fx.Node, Member], dict[fx.Node, tuple[Position, ...]]]:
     """The nodes under a rule, and where each is worth splitting."""
-    members, _ = _members(graph, constants(graph))
-    return members, useful_positions(members, _sources(graph), mesh_shape, ragged(members, _is_of_table).factors)
+    members = _members(graph, constants(graph))
+    return members, useful_positions(members, _sources(graph), mesh_shape, ragged(members).factors)
 
 
 def _sources(graph: fx.Graph) -> list[tuple[TensorRef, tuple[int, ...]]]:
@@ -119,23 +122,28 @@ def _is_parameter(node: fx.Node) -> bool:
     return isinstance(node.meta.get(VAL), torch.nn.Parameter)
 
 
-def _members(graph: fx.Graph, constant: set[fx.Node]) -> tuple[dict[fx.Node, Member], dict[fx.Node, Hashable]]:
-    """The nodes under a rule, each with its bound rule, and a key that equal nodes share."""
+def _members(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, Member]:
+    """The nodes under a rule, each with what it shares with its like."""
     members: dict[fx.Node, Member] = {}
-    keys: dict[fx.Node, Hashable] = {}
-    bounds: dict[Hashable, Any] = {}
+    signatures: dict[int, Hashable] = {}
+    ops: dict[Hashable, RuledOp | None] = {}
     warned: set[str] = set()
     for node in graph.nodes:
         if not _is_op(node) or node in constant or (isinstance(node.target, LeafCall) and node.target.rule is None):
             continue  # such a leaf runs whole: what it does with its inputs may depend on all of them
-        key = _signature(node)
-        if key not in bounds:
-            bounds[key] = _bound(node, warned)
-        if bounds[key] is not None:
-            refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
-            members[node] = Member(bounds[key], refs, _is_anchor(node, bounds[key]))
-            keys[node] = key
-    return members, keys
+        kind = node.meta.get(KIND)  # of calls of a kind, one is looked at
+        key = _signature(node) if kind not in signatures else signatures[kind]
+        if kind is not None:
+            signatures[kind] = key
+        refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
+        if key not in ops:
+            bound = _bound(node, warned)
+            facts = tuple(TensorFact.of(tensor_of(ref)) for ref in refs)
+            ops[key] = RuledOp(bound, facts, _is_anchor(node, bound), _is_of_table(node)) if bound is not None else None
+        op = ops[key]
+        if op is not None:
+            members[node] = Member(op, refs)
+    return members
 
 
 def _is_op(node: fx.Node) -> bool:
@@ -232,14 +240,13 @@ def _facts(node: fx.Node) -> tuple[TensorFact, ...]:
 
 
 def _of_op(
-    member: Member,
+    op: RuledOp,
     positions: tuple[Position, ...],
     passing: Passing,
-    mesh_shape: tuple[int, ...],
     uneven: frozenset[int],
+    mesh_shape: tuple[int, ...],
 ) -> tuple[Strategy, ...]:
-    facts = [TensorFact.of(tensor_of(ref)) for ref in member.tensors]
-    return combine(member.bound, facts, axis_modes(member.bound, facts, positions, passing), mesh_shape, uneven)
+    return combine(op.bound, op.facts, axis_modes(op.bound, op.facts, positions, passing), mesh_shape, uneven)
 
 
 def _of_end(

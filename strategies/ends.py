@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Container, Iterable, Sequence
+from functools import cache, partial
 
 from autopar.errors import InputError
 from autopar.layout import Layout, Placement, R, fills, shard
@@ -51,17 +52,18 @@ def returned(
     shapes: Sequence[Shape],
     choices: Sequence[tuple[int, ...]],
     mesh_shape: Mesh,
-    ragged: Sequence[Container[int]] = (),
+    ragged: Sequence[Iterable[int]] = (),
 ) -> tuple[Strategy, ...]:
     """The output node: on each axis one of the `choices` (a dim for each tensor, -1 for whole), the first for none.
 
     `ragged`: of each tensor the dims that may be cut into unequal pieces.
     """
     found: dict[tuple[Layout, ...], Strategy] = {}
-    uneven = ragged or [()] * len(shapes)
+    uneven = [frozenset(dims) for dims in ragged] or [frozenset[int]()] * len(shapes)
+    fitted = cache(partial(_fitted, mesh_shape=mesh_shape))  # a model may return every layer's keys and values
     for choice in itertools.product(*(choices if n > 1 else choices[:1] for n in mesh_shape)):
         tensors = zip(shapes, zip(*choice, strict=True), uneven, strict=True)
-        layouts = tuple(_fitted(shape, dims, mesh_shape, marked) for shape, dims, marked in tensors)
+        layouts = tuple(fitted(shape, dims, ragged=marked) for shape, dims, marked in tensors)
         names = tuple(" ".join(f"dim{d}" for d in sorted({*c} - {-1})) for c in choice)
         found.setdefault(layouts, Strategy(layouts, (), names))
     return tuple(found.values())

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from torch import fx
 
 from autopar.graph import TensorRef
+from autopar.strategies.bind import Bound
 from autopar.strategies.modes import Position
-from autopar.strategies.positions import Member
+from autopar.strategies.positions import Member, RuledOp
 
 
 class Place(NamedTuple):
@@ -29,7 +30,7 @@ def choices(
     tensors: Sequence[TensorRef],
     dims: Sequence[Iterable[int]],
     members: Mapping[fx.Node, Member],
-    positions: Mapping[fx.Node, Sequence[Position]],
+    positions: Mapping[fx.Node, tuple[Position, ...]],
 ) -> list[tuple[int, ...]]:
     """Ways for one axis to shard the returned `tensors`: a dim for each, -1 for whole. `dims`: those worth it."""
     index = _indices(members, positions)
@@ -47,19 +48,31 @@ def choices(
     return [(-1,) * len(tensors), *(tuple(pack.get(t, -1) for t in range(len(tensors))) for pack in packed)]
 
 
-def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Sequence[Position]]) -> dict[Place, Place]:
+def _indices(
+    members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, tuple[Position, ...]]
+) -> dict[Place, Place]:
     """A forest over places; those in one tree are the same index."""
     parent: dict[Place, Place] = {}
-    for node, (bound, tensors, _) in members.items():
-        for factor, outer in positions[node]:
+    lies: dict[tuple[RuledOp, tuple[Position, ...]], list[list[tuple[int, int, int]]]] = {}
+    for node, (op, tensors) in members.items():
+        key = op, positions[node]
+        if key not in lies:
+            lies[key] = [_where(op.bound, position) for position in positions[node]]
+        for places in lies[key]:
             first: Place | None = None
-            for ref, spots in zip(tensors, bound.spots, strict=True):
-                spot = spots[factor]
-                if spot is not None:
-                    root = _root(parent, Place(ref, spot.dim, spot.outer * outer))
-                    first = first or root
+            for t, dim, outer in places:
+                root = _root(parent, Place(tensors[t], dim, outer))
+                if first is None:
+                    first = root
+                elif root is not first:
                     parent[root] = first
     return parent
+
+
+def _where(bound: Bound, position: Position) -> list[tuple[int, int, int]]:
+    """Where a digit lies: the number of a tensor, its dim, and what stands before."""
+    spots = [(t, some[position.factor]) for t, some in enumerate(bound.spots)]
+    return [(t, spot.dim, spot.outer * position.outer) for t, spot in spots if spot is not None]
 
 
 def _root(parent: dict[Place, Place], place: Place) -> Place:

@@ -17,30 +17,41 @@ the gains; the wish for partial gradients forward from parameters and from ops w
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
 
 from torch import fx
 
-from autopar.graph import TensorRef, tensor_of
+from autopar.graph import TensorRef
 from autopar.strategies.bind import Bound
 from autopar.strategies.modes import Passing, Position, TensorFact, everything_passes
-from autopar.strategies.positions import Member
+from autopar.strategies.positions import Member, RuledOp
 
 _MOST_ORIGINS = 8  # of a partial value that are told apart
 _LOW_RANK = 8  # a product whose inner dim is so many times shorter than its outer one is cheap enough to be done whole
 
 
+class _Ways(NamedTuple):
+    """What equal nodes may pass: groups of operands of partial values, those worth asking about each with whether one
+    of its operands becomes smaller; partial gradients, and of which inputs all must lead to a gain (None: it is one).
+    """
+
+    possible: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[tuple[int, ...], tuple[bool, ...]], ...]
+    gradient: bool
+    gains: tuple[int, ...] | None
+
+
 def worth_passing(
     members: Mapping[fx.Node, Member],
-    positions: Mapping[fx.Node, Sequence[Position]],
+    positions: Mapping[fx.Node, tuple[Position, ...]],
     parameters: set[TensorRef],
 ) -> dict[fx.Node, Passing]:
     """For each node, in graph order, what is to pass through it. `parameters` are the stored tensors."""
-    facts = {node: [TensorFact.of(tensor_of(ref)) for ref in m.tensors] for node, m in members.items()}
-    possible = {node: everything_passes(m.bound, facts[node]) for node, m in members.items()}
-    origins = _origins(members, positions, possible)
-    values = _values(members, facts, possible, origins)
-    gradients = _gradients(members, facts, possible, parameters)
+    ways = {op: _ways(op) for op in dict.fromkeys(member.op for member in members.values())}
+    origins = _origins(members, positions, ways)
+    values = _values(members, ways, origins)
+    gradients = _gradients(members, ways, parameters)
     return {node: Passing(values[node], gradients[node]) for node in members}
 
 
@@ -58,22 +69,40 @@ def alike(passing: Mapping[fx.Node, Passing], kinds: Mapping[fx.Node, Hashable])
     return {node: found[kinds[node]] for node in passing}
 
 
+def _ways(op: RuledOp) -> _Ways:
+    bound, sizes = op.bound, [_bytes(fact) for fact in op.facts]
+    possible, contracted = everything_passes(bound, op.facts), _contracted(bound)
+    made = sum(sizes[bound.inputs :])
+    groups = tuple(
+        (group, tuple(made < sizes[i] for i in group))
+        for group in possible.groups
+        if contracted == 1 or all(_LOW_RANK * contracted <= _brought(bound, i) for i in group)
+    )
+    inputs = tuple(i for i in range(bound.inputs) if op.facts[i].grad)
+    grows = made > sum(sizes[i] for i in inputs)
+    return _Ways(possible.groups, groups, possible.gradient and contracted == 1, None if grows else inputs)
+
+
 def _origins(
     members: Mapping[fx.Node, Member],
-    positions: Mapping[fx.Node, Sequence[Position]],
-    possible: Mapping[fx.Node, Passing],
+    positions: Mapping[fx.Node, tuple[Position, ...]],
+    ways: Mapping[RuledOp, _Ways],
 ) -> dict[TensorRef, frozenset[fx.Node]]:
     """The ops that make the partial values which can reach a tensor."""
     found: dict[TensorRef, frozenset[fx.Node]] = {}
-    for node, (bound, tensors, _) in members.items():
+    makes: dict[tuple[RuledOp, tuple[Position, ...]], list[bool]] = {}  # by output
+    for node, (op, tensors) in members.items():
         arriving: frozenset[fx.Node] = frozenset()
-        for group in possible[node].groups:
+        for group in ways[op].possible:
             arriving = arriving.union(*(found.get(tensors[i], frozenset()) for i in group))
-        for t in range(bound.inputs, len(tensors)):
-            makes = any(_leaves_summands(bound, p, t) for p in positions[node])
-            origin = arriving | {node} if makes else arriving
+        key = op, positions[node]
+        if key not in makes:
+            outputs = range(op.bound.inputs, len(tensors))
+            makes[key] = [any(_leaves_summands(op.bound, p, t) for p in positions[node]) for t in outputs]
+        for ref, own in zip(tensors[op.bound.inputs :], makes[key], strict=True):
+            origin = arriving | {node} if own else arriving
             if origin:
-                found[tensors[t]] = origin if len(origin) <= _MOST_ORIGINS else frozenset({node})
+                found[ref] = origin if len(origin) <= _MOST_ORIGINS else frozenset({node})
     return found
 
 
@@ -85,25 +114,23 @@ def _leaves_summands(bound: Bound, position: Position, output: int) -> bool:
 
 def _values(
     members: Mapping[fx.Node, Member],
-    facts: Mapping[fx.Node, Sequence[TensorFact]],
-    possible: Mapping[fx.Node, Passing],
+    ways: Mapping[RuledOp, _Ways],
     origins: Mapping[TensorRef, frozenset[fx.Node]],
 ) -> dict[fx.Node, tuple[tuple[int, ...], ...]]:
     """The groups of operands in which partial values are to pass, found from the last node to the first."""
     wanted: set[TensorRef] = set()
     kept: dict[fx.Node, tuple[tuple[int, ...], ...]] = {}
     for node in reversed(list(members)):
-        bound, tensors, _ = members[node]
-        sizes, results = [_bytes(f) for f in facts[node]], tensors[bound.inputs :]
+        op, tensors = members[node]
         groups = []
-        for group in possible[node].groups:
-            if any(_LOW_RANK * _contracted(bound) > _brought(bound, i) for i in group if _contracted(bound) > 1):
-                continue
+        for group, smaller in ways[op].groups:
             arriving = [i for i in group if tensors[i] in origins]
-            merges = len({origins[tensors[i]] for i in arriving}) > 1
-            alone = [i for i in arriving if len(tensors[i].node.users) == 1]  # else it is joined for others anyway
-            shrinks = any(sum(sizes[bound.inputs :]) < sizes[i] for i in alone)
-            if merges or shrinks or (alone and any(ref in wanted for ref in results)):
+            if not arriving:
+                continue
+            merges = len(arriving) > 1 and len({origins[tensors[i]] for i in arriving}) > 1
+            alone = {i for i in arriving if len(tensors[i].node.users) == 1}  # else it is joined for others anyway
+            shrinks = any(less and i in alone for i, less in zip(group, smaller, strict=True))
+            if merges or shrinks or (alone and any(ref in wanted for ref in tensors[op.bound.inputs :])):
                 groups.append(group)
                 wanted.update(tensors[i] for i in arriving)
         kept[node] = tuple(groups)
@@ -111,21 +138,16 @@ def _values(
 
 
 def _gradients(
-    members: Mapping[fx.Node, Member],
-    facts: Mapping[fx.Node, Sequence[TensorFact]],
-    possible: Mapping[fx.Node, Passing],
-    parameters: set[TensorRef],
+    members: Mapping[fx.Node, Member], ways: Mapping[RuledOp, _Ways], parameters: set[TensorRef]
 ) -> dict[fx.Node, bool]:
     """The ops through which partial gradients are to pass, found from the first node to the last."""
     leads_to_gain = set(parameters)
     kept: dict[fx.Node, bool] = {}
-    for node, (bound, tensors, _) in members.items():
-        inputs = [i for i in range(bound.inputs) if facts[node][i].grad]
-        grows = sum(map(_bytes, facts[node][bound.inputs :])) > sum(_bytes(facts[node][i]) for i in inputs)
-        gains = _contracted(bound) == 1 and (grows or all(tensors[i] in leads_to_gain for i in inputs))
-        kept[node] = possible[node].gradient and gains
+    for node, (op, tensors) in members.items():
+        gains = ways[op].gains
+        kept[node] = ways[op].gradient and (gains is None or all(tensors[i] in leads_to_gain for i in gains))
         if kept[node]:
-            leads_to_gain.update(tensors[bound.inputs :])
+            leads_to_gain.update(tensors[op.bound.inputs :])
     return kept
 
 

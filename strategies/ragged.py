@@ -13,14 +13,14 @@ No piece may be empty, for ops differ in what they do with nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import fx
 
 from autopar.graph import TensorRef
 from autopar.strategies.bind import Bound
-from autopar.strategies.positions import Member
+from autopar.strategies.positions import Member, RuledOp, touching_nodes
 
 # local code that asks where a piece begins and how long it is, in place of dividing by the number of pieces
 _KNOWS_LENGTHS = {
@@ -57,23 +57,20 @@ def stated_factors(bound: Bound) -> frozenset[int]:
     return frozenset(k for k, f in enumerate(bound.factors) if "ragged" in f.note.words and f.splits_at(1))
 
 
-def ragged(members: Mapping[fx.Node, Member], in_table: Callable[[fx.Node], bool]) -> Ragged:
-    """Where uneven pieces may lie; `in_table`: whether a node's rule is one that was run on uneven pieces."""
-    local = {
-        node: stated_factors(member.bound) | (local_factors(member.bound) if in_table(node) else frozenset())
-        for node, member in members.items()
-    }
-    touching: dict[TensorRef, list[fx.Node]] = {}
-    for node, member in members.items():
-        for ref in dict.fromkeys(member.tensors):
-            touching.setdefault(ref, []).append(node)
+def ragged(members: Mapping[fx.Node, Member]) -> Ragged:
+    """Where uneven pieces may lie; of other rules than the table's, none was run on uneven pieces."""
+    by_op: dict[RuledOp, tuple[frozenset[int], frozenset[int]]] = {}
+    for op in {member.op for member in members.values()}:
+        stated = stated_factors(op.bound)
+        by_op[op] = stated, stated | (local_factors(op.bound) if op.of_table else frozenset())
+    touching = touching_nodes(members)
     dims: dict[TensorRef, set[int]] = {}
-    found = {node: set(stated_factors(member.bound)) for node, member in members.items()}
+    found = {node: set(by_op[member.op][0]) for node, member in members.items()}
     queue = deque(node for node in members if found[node])
     while queue:
         node = queue.popleft()
         member = members[node]
-        for factor in local[node] - found[node]:
+        for factor in by_op[member.op][1] - found[node]:
             lies = ((dims.get(ref, ()), s[factor]) for ref, s in zip(member.tensors, member.bound.spots, strict=True))
             if any(spot is not None and spot.dim in marked for marked, spot in lies):
                 found[node].add(factor)
@@ -83,4 +80,6 @@ def ragged(members: Mapping[fx.Node, Member], in_table: Callable[[fx.Node], bool
             if new:
                 marked |= new
                 queue.extend(touching[ref])
-    return Ragged({n: frozenset(f) for n, f in found.items()}, {r: frozenset(d) for r, d in dims.items()})
+    none: frozenset[int] = frozenset()
+    factors = {node: frozenset(some) if some else none for node, some in found.items()}
+    return Ragged(factors, {ref: frozenset(some) for ref, some in dims.items()})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from autopar.cost.call_keys import call_key
 from autopar.cost.calls import NoDataError, arguments, callable_of, data_free
 from autopar.cost.fusion import fuse
 from autopar.cost.kernels import has_row, kernel
@@ -20,8 +23,8 @@ from autopar.cost.workspace import measure_workspace
 from autopar.graph import (
     COST,
     GRAD_MODE,
+    KIND,
     TRIAL_FLOPS,
-    VAL,
     TensorRef,
     is_getitem,
     output_tensors,
@@ -30,6 +33,8 @@ from autopar.graph import (
     tensor_of,
 )
 from autopar.leaf_calls import LeafCall
+
+_KINDS = itertools.count()
 
 
 def annotate(
@@ -52,19 +57,23 @@ def annotate(
     >>> cost.flops_forward, cost.flops_backward, cost.saved_inputs
     (60, 60, (1,))
     """
-    memo: dict[Hashable, NodeCost] = {}
+    memo: dict[Hashable, tuple[NodeCost, int]] = {}
     root = root if root is not None else graph.owning_module
     correct_strides(graph, device_kind, root)
     for node in graph.nodes:
+        node.meta.pop(KIND, None)
         if node.op in ("placeholder", "get_attr", "output") or not output_tensors(node):
-            node.meta[COST] = NodeCost(alias_of=(None,) * len(output_tensors(node)))
+            node.meta[COST] = _nothing(len(output_tensors(node)))
         elif is_getitem(node):
             node.meta[COST] = _picked(node)
         else:
-            key = _key(node)
-            if key not in memo:
-                memo[key] = _cost(node, device_kind, root)
-            node.meta[COST] = memo[key]
+            key = call_key(node)
+            found = memo.get(key)
+            if found is None:
+                found = memo[key] = _cost(node, device_kind, root), next(_KINDS)
+            node.meta[COST] = found[0]
+            if not isinstance(node.target, LeafCall):  # leaves of a kind may have rules of their own
+                node.meta[KIND] = found[1]
     if compiled:
         fuse(graph)
 
@@ -95,52 +104,16 @@ def total_flops(graph: fx.Graph) -> tuple[int, int]:
     return sum(c.flops_forward for c in costs), sum(c.flops_backward for c in costs)
 
 
+@cache
+def _nothing(tensors: int) -> NodeCost:
+    """Of what is only read or handed over."""
+    return NodeCost(alias_of=(None,) * tensors)
+
+
 def _picked(node: fx.Node) -> NodeCost:
     """A `getitem` runs nothing; each of its tensors is one of the tuple's."""
     position = {ref: i for i, ref in enumerate(tensor_inputs(node))}
     return NodeCost(alias_of=tuple(position[ref] for ref in resolve(node)))
-
-
-def _key(node: fx.Node) -> Hashable:
-    """What a node's cost depends on: target, constants, and of each tensor shape, strides, dtype, requires_grad."""
-    first: dict[TensorRef, int] = {}
-    outputs = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in output_tensors(node))
-    grad_mode = node.meta.get(GRAD_MODE, True)
-    return (node.op, _frozen(node.target), _frozen((node.args, node.kwargs), first), outputs, grad_mode)
-
-
-def _frozen(value: Any, first: dict[TensorRef, int] | None = None) -> Hashable:
-    """A hashable form of arguments; nodes become the facts of their tensors, and which are the same tensor."""
-    if isinstance(value, fx.Node):
-        assert first is not None
-        tensors = []
-        for ref in resolve(value):
-            tensor = tensor_of(ref)
-            tensors.append(
-                (
-                    first.setdefault(ref, len(first)),
-                    tuple(tensor.shape),
-                    tensor.stride() if tensor.layout == torch.strided else None,
-                    tensor.dtype,
-                    tensor.requires_grad,
-                )
-            )
-        if tensors:
-            return tuple(tensors)
-        value = value.meta.get(VAL)
-    if isinstance(value, LeafCall):
-        return value.kind
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *(_frozen(item, first) for item in value))
-    if isinstance(value, dict):
-        return tuple((key, _frozen(item, first)) for key, item in value.items())
-    if isinstance(value, slice):
-        return ("slice", _frozen(value.start, first), _frozen(value.stop, first), _frozen(value.step, first))
-    try:
-        hash(value)
-    except TypeError:
-        return ("id", id(value))
-    return (type(value), value)  # 1, 1.0 and True are equal, and not the same constant
 
 
 def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.graph import SCOPE, VAL, input_nodes, target_name
+from autopar.graph import KIND, SCOPE, VAL, input_nodes, target_name
 
 Label = Callable[[fx.Node], Hashable]
 
@@ -76,8 +76,10 @@ def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, .
     """
     nodes = list(graph.nodes)
     numbers: dict[Hashable, int] = {}
+    told: dict[int, Hashable] = {}
     labels = numpy.array(
-        [numbers.setdefault((_label(n), label(n) if label else None), len(numbers)) for n in nodes], dtype=numpy.int64
+        [numbers.setdefault((_told(n, told), label(n) if label else None), len(numbers)) for n in nodes],
+        dtype=numpy.int64,
     )
     facts = _Facts(nodes, labels)
     return tuple(sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start))
@@ -179,6 +181,16 @@ def _checked(facts: _Facts, start: int, period: int, count: int) -> int:
 
 def _common(a: Sequence[object], b: Sequence[object]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _told(node: fx.Node, told: dict[int, Hashable]) -> Hashable:
+    """The label of a node, made once for all calls of a kind."""
+    kind = node.meta.get(KIND)
+    if kind is None:
+        return _label(node)
+    if kind not in told:
+        told[kind] = _label(node)
+    return told[kind]
 
 
 def _label(node: fx.Node) -> Hashable:

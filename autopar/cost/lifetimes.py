@@ -5,6 +5,10 @@ A point is one op's forward or backward, at its fullest: its results are there, 
 Forward: values that somebody reads later and nobody keeps so far. Backward runs the ops in reverse; the gradient of a
 tensor lives from the backward of its last reader, where readers' gradients are added up, to that of its maker. Some
 gradients are other gradients: those of views, and both of an addition's (`NodeCost.gradient_alias_of`).
+
+Of blocks that are equal but for their place (`autopar.cost.folds`), both walks pass the first four and the last, as if
+the last came behind the fourth. Where what lives when they come to one block is what lives when they come to the next,
+moved by a block, all blocks between are as these two, and their points are the model's, moved; else, all are passed.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from autopar.cost.folds import MODEL, Fold
 from autopar.cost.memory import Copy, StepMemory
 from autopar.cost.traffic import conversion_moves, gradient_enters, in_segment, needs_grad
 from autopar.graph import COST, TensorRef, is_getitem, output_tensors
@@ -44,21 +49,97 @@ class Lifetimes:
 
     def __init__(self, memory: StepMemory) -> None:
         self.memory = memory
-        self._nodes = list(memory.graph.nodes)
-        self.position = {node: i for i, node in enumerate(self._nodes)}
+        self._all = list(memory.graph.nodes)
+        self.position = {node: i for i, node in enumerate(self._all)}
+        self._folds: list[Fold] = list(memory.folds)
+        while not self._pass():
+            pass
+        self._last_reader = max(
+            (self.position[n] for n in self._nodes if any(memory.is_parameter(r.node) for r in memory.inputs[n])),
+            default=len(self._all),
+        )
+
+    def _pass(self) -> bool:
+        """Walk both ways; False where blocks were left out that differ after all."""
+        unseen = {position for fold in self._folds for position in fold.unseen}
+        self._nodes = [node for i, node in enumerate(self._all) if i not in unseen]
+        self._stands: dict[fx.Node, fx.Node] = {}  # what the last blocks read of those before them, in the fourth
+        self._starts: dict[fx.Node, tuple[Fold, int]] = {}  # blocks that must be met alike, by their first nodes
+        self._ends: dict[fx.Node, tuple[Fold, int]] = {}
+        for fold in self._folds:
+            repeat = fold.repeat
+            pairs = zip(repeat.instance(repeat.count - 2), repeat.instance(MODEL + 1), strict=True)
+            self._stands.update((self._all[mine], self._all[its]) for mine, its in pairs)
+            for block in (MODEL, MODEL + 1):
+                span = repeat.instance(block)
+                self._starts[self._all[span.start]] = fold, block
+                self._ends[self._all[span.stop - 1]] = fold, block
+        self._met: dict[tuple[Fold, int, bool], frozenset[tuple[TensorRef, ...]]] = {}
         self._last_read: dict[TensorRef, int] = {}  # storages, by ops
         self._forward = self._forward_points()
-        self._backward = self._backward_points() if memory.train else {}
-        self.last_use = self._last_uses()
-        self._last_reader = max((self.position[n] for n in self.last_use.values()), default=len(self._nodes))
+        self._backward = self._backward_points() if self.memory.train else {}
+        differing = [fold for fold in self._folds if not self._met_alike(fold)]
+        self._folds = [fold for fold in self._folds if fold not in differing]
+        return not differing
+
+    def _met_alike(self, fold: Fold) -> bool:
+        """Whether what lives on the way into the model is what lives on the way into the block behind it."""
+        for backward in (False, True):
+            model, behind = (self._met.get((fold, MODEL + i, backward), frozenset()) for i in range(2))
+            if {tuple(self._behind(fold, ref) for ref in refs) for refs in model} != behind:
+                return False
+        return True
+
+    def _behind(self, fold: Fold, ref: TensorRef) -> TensorRef:
+        """The same tensor of the next block that is passed; what the last block makes is the same for all."""
+        block = fold.block(self.position[ref.node])
+        return fold.moved(ref, fold.repeat.count - 1 - block if block == MODEL + 1 else 1)
+
+    def _inputs(self, node: fx.Node) -> list[TensorRef]:
+        refs = self.memory.inputs[node]
+        if not self._stands or not any(ref.node in self._stands for ref in refs):
+            return refs
+        return [TensorRef(self._stands.get(ref.node, ref.node), ref.index) for ref in refs]
+
+    def _fold_of(self, node: fx.Node) -> tuple[Fold, int] | None:
+        """The fold that a node's block is in the middle of, and its number."""
+        for fold in self._folds:
+            block = fold.block(self.position[node])
+            if block in fold.middle:
+                return fold, block
+        return None
+
+    def last_use(self, parameter: fx.Node) -> fx.Node | None:
+        """The last reader of a parameter, where its first gradient comes from."""
+        return max(parameter.users, key=self.position.__getitem__, default=None)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
         """Those of one op: none of a view, and of what is only read or handed over."""
         cost = node.meta.get(COST)
         if not in_segment(node) or is_getitem(node) or cost is None:
             return ()
-        found = (self._forward.get(node), self._backward.get(node))
-        return tuple(point for point in found if point is not None)
+        fold = self._fold_of(node)
+        model = fold[0].model_of(node) if fold else node
+        points = [point for of in (self._forward, self._backward) if (point := of.get(model)) is not None]
+        if fold and model is not node:
+            return tuple(self._moved(point, node, *fold) for point in points)
+        return tuple(self._in_place(point) for point in points) if self._stands else tuple(points)
+
+    def _moved(self, point: Point, node: fx.Node, fold: Fold, block: int) -> Point:
+        """A point of the model as that of another block of the middle."""
+        return Point(node, point.backward, tuple(fold.moved(r, block - MODEL) for r in point.passing), point.made)
+
+    def _in_place(self, point: Point) -> Point:
+        """With what stands for the block before a last one as that block's own."""
+        for fold in self._folds:
+            if fold.block(self.position[point.node]) == fold.repeat.count - 1:
+                distance = fold.repeat.count - 2 - (MODEL + 1)
+                passing = (
+                    fold.moved(r, distance) if fold.block(self.position[r.node]) == MODEL + 1 else r
+                    for r in point.passing
+                )
+                return Point(point.node, point.backward, tuple(passing), point.made)
+        return point
 
     def after_parameters(self, node: fx.Node) -> bool:
         """Whether an op stands behind all that read parameters: it makes the loss of what the model computes."""
@@ -66,23 +147,28 @@ class Lifetimes:
 
     def stays_within(self, root: TensorRef, first: int, last: int) -> bool:
         """Whether a storage is made and read by nodes at positions from `first` to `last` alone."""
+        fold = self._fold_of(root.node)
+        if fold:
+            root, distance = fold[0].moved(root, MODEL - fold[1]), (fold[1] - MODEL) * fold[0].repeat.period
+            first, last = first - distance, last - distance
         inside = first <= self.position[root.node] and self._last_read.get(root, first) <= last
         return inside and in_segment(root.node) and root not in self._returned
 
     def own_bytes(self, point: Point, strategy: Strategy) -> int:
         """What the op itself has alive at a point for a moment."""
-        memory, cost = self.memory, point.node.meta[COST]
-        inputs = memory.inputs[point.node]
+        memory, cost, fold = self.memory, point.node.meta[COST], self._fold_of(point.node)
+        node = fold[0].model_of(point.node) if fold else point.node
+        inputs = self._inputs(node)
         if point.backward:
             made = sum(memory.local_bytes(inputs[j], strategy.inputs[j]) for j in point.made)
             return made + round(cost.workspace_backward_bytes * strategy.work)
         unsaved: dict[Copy, int] = {}
-        at = self.position[point.node]
+        at = self.position[node]
         layouts = [*zip(inputs, strategy.inputs, strict=True)]
-        layouts += [(TensorRef(point.node, i), layout) for i, layout in enumerate(strategy.outputs)]
+        layouts += [(TensorRef(node, i), layout) for i, layout in enumerate(strategy.outputs)]
         for ref, layout in layouts:
-            root = memory.roots.get(ref, ref)
-            if self._first_saver.get(root, len(self._nodes)) > at and not memory.is_parameter(root.node):
+            root = memory.roots[ref]
+            if self._first_saver.get(root, len(self._all)) > at and not memory.is_parameter(root.node):
                 copy = memory.copy(ref, layout)
                 unsaved[copy] = memory.copy_bytes(copy)
         return sum(unsaved.values()) + round(cost.workspace_forward_bytes * strategy.work)
@@ -103,30 +189,34 @@ class Lifetimes:
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def _forward_points(self) -> dict[fx.Node, Point]:
-        memory = self.memory
+        memory, roots = self.memory, self.memory.roots
         self._first_saver: dict[TensorRef, int] = {}
-        last = self._last_read
-        for i, node in enumerate(self._nodes):
+        last, never = self._last_read, len(self._all)
+        for node in self._nodes:
             inputs, outputs, _ = memory.saved(node)
-            refs = memory.inputs[node]
+            refs, at = self._inputs(node), self.position[node]
             for ref in [refs[j] for j in inputs] + [TensorRef(node, j) for j in outputs]:
-                self._first_saver.setdefault(memory.roots.get(ref, ref), i)
+                self._first_saver.setdefault(roots[ref], at)
             if in_segment(node) and not is_getitem(node):
-                last.update((memory.roots.get(ref, ref), i) for ref in refs)
-        returned = (ref for node in self._nodes if node.op == "output" for ref in memory.inputs[node])
-        self._returned = {memory.roots.get(ref, ref) for ref in returned}
+                last.update((roots[ref], at) for ref in refs)
+        returned = (ref for node in self._nodes if node.op == "output" for ref in self._inputs(node))
+        self._returned = {roots[ref] for ref in returned}
         found: dict[fx.Node, Point] = {}
         live: dict[TensorRef, None] = {}
-        for i, node in enumerate(self._nodes):
+        for node in self._nodes:
+            at = self.position[node]
+            if node in self._starts:
+                still = (r for r in live if last[r] >= at and self._first_saver.get(r, never) >= at)
+                self._met[(*self._starts[node], False)] = frozenset((ref,) for ref in still)
             if not in_segment(node) or is_getitem(node):
                 continue
-            live = {r: None for r in live if last[r] >= i and self._first_saver.get(r, len(self._nodes)) > i}
-            own = {memory.roots.get(ref, ref) for ref in memory.inputs[node]}
+            live = {r: None for r in live if last[r] >= at and self._first_saver.get(r, never) > at}
+            own = {roots[ref] for ref in self._inputs(node)}
             if not self._is_view(node):
                 found[node] = Point(node, False, tuple(r for r in live if r not in own))
             for index in range(len(output_tensors(node))):
-                root = memory.roots.get(TensorRef(node, index), TensorRef(node, index))
-                if root.node is node and last.get(root, i) > i:
+                root = roots[TensorRef(node, index)]
+                if root.node is node and last.get(root, at) > at:
                     live[root] = None
         return found
 
@@ -141,7 +231,9 @@ class Lifetimes:
         found: dict[fx.Node, Point] = {}
         storage: dict[TensorRef, TensorRef] = {}  # of a tensor's gradient so far, named by the tensor it was made for
         for node in reversed(self._nodes):
-            refs = memory.inputs[node]
+            if node in self._ends:
+                self._met[(*self._ends[node], True)] = frozenset(storage.items())
+            refs = self._inputs(node)
             if node.op == "output":
                 storage.update((ref, ref) for ref in refs if gradient_enters(memory, node, ref))
                 continue
@@ -182,12 +274,3 @@ class Lifetimes:
     def _used_after(self, parameter: fx.Node, node: fx.Node) -> bool:
         """Whether backward has a gradient of the parameter already when it comes to this reader."""
         return any(self.position[user] > self.position[node] for user in parameter.users if in_segment(user))
-
-    def _last_uses(self) -> dict[fx.Node, fx.Node]:
-        """The last reader of each parameter, where its first gradient comes from."""
-        found: dict[fx.Node, fx.Node] = {}
-        for node in self._nodes:
-            for ref in self.memory.inputs[node]:
-                if self.memory.is_parameter(ref.node):
-                    found[ref.node] = node
-        return found

@@ -11,7 +11,7 @@ axes than it is stored, what it reads is a copy, which lives until its gradient 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx, nn
 
+from autopar.cost.cuts import in_storage
+from autopar.cost.found import Found
 from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
 
 if TYPE_CHECKING:
+    from autopar.cost.blocks import Repeat
+    from autopar.cost.buckets import Grouping
+    from autopar.cost.folds import Fold
     from autopar.cost.lifetimes import Lifetimes
-
 Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
 Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
 _SUMMANDS = (-1, -1)
@@ -61,7 +65,8 @@ class StepMemory:
     """Bytes per device of the parts of one step, from the graph and the layouts asked for.
 
     `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
-    `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing.
+    `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
+    blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answers are the same without.
     """
 
     graph: fx.Graph
@@ -72,6 +77,7 @@ class StepMemory:
     micro_batches: int
     device_kind: str
     train: bool = True
+    repeats: tuple[Repeat, ...] = ()
 
     @property
     def allocator_bytes(self) -> int:
@@ -86,9 +92,28 @@ class StepMemory:
         return Lifetimes(self)
 
     @cached_property
+    def folds(self) -> tuple[Fold, ...]:
+        """The repeats of which middle blocks are equal in all that is asked here."""
+        from autopar.cost.folds import find_folds
+
+        return find_folds(self)
+
+    def grouping(self, repeats: Sequence[Repeat]) -> Grouping:
+        """How parameters share collectives in a graph with these blocks."""
+        from autopar.cost.buckets import Grouping  # it asks this class in turn
+
+        if tuple(repeats) not in self._groupings:
+            self._groupings[tuple(repeats)] = Grouping(self, repeats)
+        return self._groupings[tuple(repeats)]
+
+    @cached_property
+    def _groupings(self) -> dict[tuple[Repeat, ...], Grouping]:
+        return {}
+
+    @cached_property
     def inputs(self) -> dict[fx.Node, list[TensorRef]]:
-        """The tensors that every node reads, one entry an occurrence."""
-        return {node: tensor_inputs(node) for node in self.graph.nodes}
+        """The tensors that every node reads, one entry an occurrence; found when first asked for."""
+        return Found(tensor_inputs)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -105,20 +130,32 @@ class StepMemory:
 
     def parameter_bytes(self, node: fx.Node, storage: Layout) -> dict[str, int]:
         """What a parameter takes all the time: itself, its master copy, the optimizer's state."""
-        elements = math.prod(storage.local_shape(tuple(tensor_of(TensorRef(node, 0)).shape), self.mesh_shape))
-        dtype = self.stored_dtype(node)
+        key = tensor_of(TensorRef(node, 0)).shape, self.stored_dtype(node), self.is_trainable(node), storage
+        found = self._parameter_bytes.get(key)
+        if found is None:
+            found = self._parameter_bytes[key] = self._bytes_of_parameter(*key)
+        return found
+
+    @cached_property
+    def _parameter_bytes(self) -> dict[tuple[object, ...], dict[str, int]]:
+        return {}
+
+    def _bytes_of_parameter(
+        self, whole: tuple[int, ...], dtype: torch.dtype, trainable: bool, storage: Layout
+    ) -> dict[str, int]:
+        shape = storage.local_shape(tuple(whole), self.mesh_shape)
+        elements = math.prod(shape)
         parts = {"parameters": elements * dtype.itemsize}
-        if self.is_trainable(node):
+        if trainable:
             master = self.precision.master
             updated = master if master is not None and master != dtype else dtype
             if updated != dtype:
                 parts["master weights"] = elements * updated.itemsize
-            parts["optimizer state"] = self._state_elements(node, storage) * updated.itemsize
+            parts["optimizer state"] = self._state_elements(shape) * updated.itemsize
         return parts
 
-    def _state_elements(self, node: fx.Node, storage: Layout) -> int:
+    def _state_elements(self, shape: tuple[int, ...]) -> int:
         """Adafactor keeps, of all but vectors, a mean over rows and one over columns (1804.04235)."""
-        shape = storage.local_shape(tuple(tensor_of(TensorRef(node, 0)).shape), self.mesh_shape)
         if self.optimizer != "adafactor" or len(shape) < 2:
             return _STATES[self.optimizer] * math.prod(shape)
         return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
@@ -154,16 +191,16 @@ class StepMemory:
     @cached_property
     def roots(self) -> dict[TensorRef, TensorRef]:
         """The tensor whose storage each tensor shares; views of parameters count as their own."""
-        found: dict[TensorRef, TensorRef] = {}
-        for node in self.graph.nodes:
-            aliases = getattr(node.meta.get(COST), "alias_of", ())
-            inputs = self.inputs[node]
-            for i in range(len(output_tensors(node))):
-                ref = TensorRef(node, i)
-                source = inputs[aliases[i]] if i < len(aliases) and aliases[i] is not None else None
-                own = source is None or self.is_parameter(source.node) or source not in found
-                found[ref] = ref if own or source is None else found[source]
-        return found
+        return Found(self._root)
+
+    def _root(self, ref: TensorRef) -> TensorRef:
+        while True:
+            aliases = getattr(ref.node.meta.get(COST), "alias_of", ())
+            place = aliases[ref.index] if ref.index < len(aliases) else None
+            source = self.inputs[ref.node][place] if place is not None else None
+            if source is None or self.is_parameter(source.node):
+                return ref
+            ref = source
 
     def saved(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded)."""
@@ -171,7 +208,7 @@ class StepMemory:
 
     @cached_property
     def _saved(self) -> dict[fx.Node, tuple[tuple[int, ...], tuple[int, ...], int]]:
-        return {node: self._saved_by(node) for node in self.graph.nodes}
+        return Found(self._saved_by)
 
     def _saved_by(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         cost = node.meta.get(COST)
@@ -197,9 +234,9 @@ class StepMemory:
             stored = []
             for axis, cut in self.cuts(layout):
                 if cut != _SUMMANDS:
-                    cut = _in_storage(tensor, cut, self.mesh_shape[axis])
+                    cut = in_storage(tensor, cut, self.mesh_shape[axis])
                 stored.append((axis, cut))
-            found = self._copies[ref, layout] = self.roots.get(ref, ref), tuple(stored)
+            found = self._copies[ref, layout] = self.roots[ref], tuple(stored)
         return found
 
     @cached_property
@@ -219,13 +256,14 @@ class StepMemory:
 
     @cached_property
     def saved_roots(self) -> frozenset[TensorRef]:
-        """The storages of which some node keeps a copy."""
+        """The storages of which some node keeps a copy; of unseen blocks, the model's stand for theirs."""
         found: set[TensorRef] = set()
-        for node in self.graph.nodes:
+        unseen = {position for fold in self.folds for position in fold.unseen}
+        for node in (node for i, node in enumerate(self.graph.nodes) if i not in unseen):
             inputs, outputs, _ = self.saved(node)
             refs = self.inputs[node]
-            found.update(self.roots.get(refs[i], refs[i]) for i in inputs)
-            found.update(self.roots.get(TensorRef(node, i), TensorRef(node, i)) for i in outputs)
+            found.update(self.roots[refs[i]] for i in inputs)
+            found.update(self.roots[TensorRef(node, i)] for i in outputs)
         return frozenset(found)
 
     # -- what lives for a short while, and always ---------------------------------------------------------------------
@@ -245,21 +283,13 @@ class StepMemory:
 
     def output_bytes(self, ref: TensorRef, layout: Layout) -> int:
         """An output of the graph that nobody keeps for backward: the caller holds it meanwhile."""
-        root = self.roots.get(ref, ref)
-        if root in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
+        root = self.roots[ref]
+        fold = next((fold for fold in self.folds if fold.is_middle(root.node)), None)
+        stands = TensorRef(fold.model_of(root.node), root.index) if fold else root
+        if stands in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
             return 0
         return self.copy_bytes(self.copy(ref, layout))
 
     def input_bytes(self, node: fx.Node, layout: Layout) -> int:
         """A placeholder or buffer as it is given."""
         return self.local_bytes(TensorRef(node, 0), layout) if len(output_tensors(node)) == 1 else 0
-
-
-def _in_storage(tensor: torch.Tensor, cut: tuple[int, int], ranks: int) -> tuple[int, int]:
-    """A cut of a tensor's dim as a cut of its storage: elements in the longest piece, and, where pieces are not equal,
-    in what is cut into them; views of one storage that are cut alike give the same."""
-    dim, outer = cut
-    length, stride = tensor.shape[dim], tensor.stride(dim) if tensor.layout == torch.strided else 1
-    if length % (outer * ranks):
-        return -(-length // (outer * ranks)) * stride, -(-length // outer) * stride
-    return length * stride // (outer * ranks), 0

@@ -13,10 +13,12 @@ micro-batches, those before the last leave gradients unreduced, which is never l
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from torch import fx
 
 from autopar.cost.memory import Copy
+from autopar.cost.moving import Moving
 from autopar.cost.naming import stretch_name
 from autopar.cost.planned_bytes import ParameterCopy, PlannedBytes
 from autopar.cost.traffic import in_segment
@@ -30,18 +32,47 @@ def moments_of(planned: PlannedBytes) -> tuple[Moment, ...]:
     return _Walk(planned).run()
 
 
+@dataclass(frozen=True)
+class _Peak:
+    """A region at its fullest: what has grown until then, and what is there for a moment, by part."""
+
+    grown: Counter[str]
+    passing: tuple[tuple[str, int], ...]
+
+    def over(self, live: Counter[str]) -> dict[str, int]:
+        """The parts, with what is there all the while."""
+        parts = live + self.grown
+        for part, size in self.passing:
+            parts[part] += size
+        return _parts(parts)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a region adds to what is kept for backward: bytes by part, and which storages."""
+
+    parts: Counter[str]
+    copies: frozenset[Copy]
+
+
 class _Walk:
     def __init__(self, plan: PlannedBytes) -> None:
         self.plan, self.memory, self.grouping = plan, plan.memory, plan.grouping
         self.lifetimes = plan.memory.lifetimes
-        self.moving = [plan.moving_in(i) for i in range(len(plan.rows))]
-        self.reduced = [plan.reduced_in(i) for i in range(len(plan.rows))]
+        self.moving: list[dict[tuple[TensorRef, Layout], Moving]] = []
+        self.reduced: list[list[Moving]] = []
+        for i in range(len(plan.rows)):
+            model = plan.model(i)
+            self.moving.append(plan.moving_in(i) if model == i else self.moving[model])
+            self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
         self.always = Counter({"allocator": self.memory.allocator_bytes})
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
         self._count_parameters()
         self._count_inputs_and_outputs()
+        self._alike: dict[tuple[object, ...], tuple[int, frozenset[Copy]]] = {}  # a region of each form, what it reads
+        self._told: dict[tuple[object, ...], tuple[int, _Peak, _Kept]] = {}
 
     def run(self) -> tuple[Moment, ...]:
         found = []
@@ -54,36 +85,56 @@ class _Walk:
             self._add(live, inputs, kept)
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
             name = f"backward of {name}" if self.memory.train else name
-            found.append(self._fullest(i, name, live, kept | inputs))
-            if i in self.plan.recomputed:
-                self._add(held, inputs, kept)
-                kept |= inputs
-                continue
-            parameters: dict[ParameterCopy, int] = {}
-            for node in self.plan.members[i]:
-                segment = self.plan.segment_of.get(node)
-                if segment is not None:
-                    copies = self.plan.inner_inputs(segment)
-                    self._add(held, copies, kept)
-                    kept |= copies
-                    continue
-                held["activations"] += self.plan.beside(node)
-                self._add(held, self.plan.copies(node), kept)
-                kept |= self.plan.copies(node)
-                parameters.update(self.plan.kept_parameters(node))
-            held["gathered parameters"] += sum(parameters.values())
+            peak, keeps = self._region(i, inputs, kept)
+            found.append(Moment(name, peak.over(live)))
+            held.update(keeps.parts)
+            kept |= keeps.copies
         if self.memory.train:
             found.append(self._optimizer_step())
         return tuple(found)
 
-    def _fullest(self, i: int, name: str, live: Counter[str], kept: set[Copy]) -> Moment:
-        """The largest point of a region; `live` is there all the while, `kept` are storages in it."""
+    def _region(self, i: int, inputs: set[Copy], kept: set[Copy]) -> tuple[_Peak, _Kept]:
+        """A region's peak and what it keeps. Those of a block in the middle of a fold (`autopar.cost.folds`) are those
+        of any other that is recomputed alike, moves as much and finds as much of what it reads kept already."""
+        form = self.plan.form(i)
+        if form is None:
+            return self._fullest(i, kept | inputs), self._keeps(i, inputs, kept)
+        moved, reduction = self._on_the_way(i), sum(one.reduction for one in self.reduced[i])
+        form = (form, moved[False], moved[True], reduction)
+        if form not in self._alike:
+            self._alike[form] = i, frozenset(self.plan.foreign(i) | inputs)
+        other, foreign = self._alike[form]
+        key = form, frozenset(copy for copy in foreign if self.plan.as_in(copy, other, i) in kept)
+        if key not in self._told:
+            self._told[key] = i, self._fullest(i, kept | inputs), self._keeps(i, inputs, kept)
+        other, peak, keeps = self._told[key]
+        return peak, _Kept(keeps.parts, frozenset(self.plan.as_in(copy, other, i) for copy in keeps.copies))
+
+    def _keeps(self, i: int, inputs: set[Copy], kept: set[Copy]) -> _Kept:
+        held: Counter[str] = Counter()
+        new: set[Copy] = set()
+        if i in self.plan.recomputed:
+            self._add(held, inputs, kept)
+            return _Kept(held, frozenset(inputs))
+        parameters: dict[ParameterCopy, int] = {}
+        for node in self.plan.members[i]:
+            segment = self.plan.segment_of.get(node)
+            copies = self.plan.inner_inputs(segment) if segment is not None else self.plan.copies(node)
+            if segment is None:
+                held["activations"] += self.plan.beside(node)
+                parameters.update(self.plan.kept_parameters(node))
+            self._add(held, copies - new, kept)
+            new |= copies
+        held["gathered parameters"] += sum(parameters.values())
+        return _Kept(held, frozenset(new))
+
+    def _fullest(self, i: int, kept: set[Copy]) -> _Peak:
+        """The largest point of a region; `kept` are storages in it."""
         again, kept = "replayed block" if i in self.plan.recomputed else "", set(kept)
         grows = Counter({"gradients": sum(self.waiting.get(node, 0) for node in self.plan.members[i])})
         moved = self._on_the_way(i)
-        best = live + grows
-        best["communication buffers"] += moved[True] + sum(one.reduction for one in self.reduced[i])
-        most = best.total()
+        buffers = moved[True] + sum(one.reduction for one in self.reduced[i])
+        most, best = grows.total() + buffers, _Peak(grows.copy(), (("communication buffers", buffers),))
         there: set[ParameterCopy] = set()
         segment: Segment | None = None
         for node in self.plan.members[i]:
@@ -107,13 +158,13 @@ class _Walk:
             begun = self.lifetimes.position[node] <= self.grouping.last_reader(i)
             for point in self.lifetimes.points(node):
                 size = self.plan.workspace(point)
-                total = live.total() + grows.total() + moved[begun] + size
+                total = grows.total() + moved[begun] + size
                 if total > most:
-                    most, best = total, live + grows
-                    best["communication buffers"] += moved[begun]
-                    best["logits and loss" if self.lifetimes.after_parameters(node) else "workspace"] += size
+                    own = "logits and loss" if self.lifetimes.after_parameters(node) else "workspace"
+                    most, passing = total, (("communication buffers", moved[begun]), (own, size))
+                    best = _Peak(grows.copy(), passing)
             grows["gradients"] -= self.waiting.get(node, 0)
-        return Moment(name, _parts(best))
+        return best
 
     def _leave(
         self, segment: Segment, grows: Counter[str], kept: set[Copy], there: set[ParameterCopy]
@@ -173,6 +224,8 @@ class _Walk:
             strategy = chosen[node]
             if node.op == "placeholder" or (node.op == "get_attr" and not memory.is_parameter(node)):
                 self.always["inputs and outputs"] += memory.input_bytes(node, strategy.outputs[0])
+            if node.op != "output" and memory.micro_batches == 1:
+                continue
             for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
                 if node.op == "output":
                     self.always["inputs and outputs"] += memory.output_bytes(ref, wanted)

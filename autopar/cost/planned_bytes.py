@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import fx
 
 from autopar.cost.blocks import Repeat, regions
 from autopar.cost.buckets import Grouping
+from autopar.cost.folds import MODEL, Fold
 from autopar.cost.lifetimes import Point
 from autopar.cost.memory import Copy, Cuts, StepMemory
 from autopar.cost.moving import Moving, moving
@@ -43,6 +44,84 @@ class PlannedBytes:
         self.members = [[n for n in self.nodes[r.first : r.last + 1] if n in chosen] for r in self.rows]
         self.recomputed = {self.region_of[self.nodes[s.first]] for s in segments if not s.inner}
         self.segment_of = {n: s for s in segments for n in self.nodes[s.first : s.last + 1] if in_segment(n)}
+        self.folds = {f.repeat: f for f in memory.folds if memory.repeats == tuple(repeats) and self._is_uniform(f)}
+        self._repeats = repeats
+        self._inner_inputs: dict[Segment, set[Copy]] = {}
+        self._last_uses: dict[fx.Node, tuple[fx.Node, Moving] | None] = {}
+        self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # segments of each region, from where it begins
+        for s in segments:
+            number = self.region_of[self.nodes[s.first]]
+            start = self.rows[number].first
+            self._cuts.setdefault(number, []).append((s.first - start, s.last - start, s.inner))
+
+    # -- equal blocks -------------------------------------------------------------------------------------------------
+
+    def _is_uniform(self, fold: Fold) -> bool:
+        """Whether a fold's blocks have the same strategies, and their parameters the same storage."""
+        repeat = fold.repeat
+        for at in repeat.instance(1):
+            mine = self.chosen.get(self.nodes[at])
+            stored = self._stored(self.nodes[at])
+            for block in range(2, repeat.count):
+                node = self.nodes[at + (block - 1) * repeat.period]
+                its = self.chosen.get(node)
+                if its is not mine and its != mine:
+                    return False
+                if stored is not None and self._stored(node) != stored:
+                    return False
+        return True
+
+    def _stored(self, node: fx.Node) -> tuple[Layout, bool] | None:
+        one = self._parameters.get(str(node.target)) if self.memory.is_parameter(node) else None
+        return (one.storage, one.regather) if one is not None else None
+
+    def _middle(self, i: int) -> Fold | None:
+        """The fold that a region is in the middle of."""
+        row = self.rows[i]
+        fold = self.folds.get(self._repeats[row.repeat]) if row.repeat is not None else None
+        return fold if fold is not None and row.instance in fold.middle else None
+
+    def model(self, i: int) -> int:
+        """The region that moves what this one moves."""
+        return i - self.rows[i].instance + MODEL if self._middle(i) else i
+
+    def where_something_moves(self) -> Iterator[fx.Node]:
+        """The plan's nodes, but those of equal blocks at which nothing moves in the one that stands for them."""
+        places: dict[int, list[int]] = {}
+        for i, members in enumerate(self.members):
+            model = self.model(i)
+            if model == i:
+                yield from members
+                continue
+            if model not in places:
+                places[model] = [k for k, node in enumerate(self.members[model]) if self._moves(node)]
+            yield from (members[k] for k in places[model])
+
+    def _moves(self, node: fx.Node) -> bool:
+        """Whether anything may move for a node, whatever has moved before."""
+        strategy, refs = self.chosen[node], self.memory.inputs[node]
+        return bool(strategy.inner) or any(
+            self.memory.is_parameter(ref.node) or self.chosen[ref.node].outputs[ref.index] != wanted
+            for ref, wanted in zip(refs, strategy.inputs, strict=True)
+        )
+
+    def form(self, i: int) -> tuple[object, ...] | None:
+        """Equal for regions in the middle of a fold that are recomputed alike; None for others."""
+        return (self.model(i), *self._cuts.get(i, ())) if self._middle(i) else None
+
+    def as_in(self, copy: Copy, one: int, other: int) -> Copy:
+        """A copy that a region reads or keeps, as another block of its fold has it."""
+        fold = self._middle(one)
+        assert fold is not None
+        return fold.moved(copy[0], self.rows[other].instance - self.rows[one].instance), copy[1]
+
+    def foreign(self, i: int) -> set[Copy]:
+        """What a region reads and keeps of storages that it does not make."""
+        found: set[Copy] = set()
+        for node in self.members[i]:
+            segment = self.segment_of.get(node)
+            found |= self.copies(node) | (self.inner_inputs(segment) if segment is not None else set())
+        return {copy for copy in found if self.region_of[copy[0].node] != i}
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +154,18 @@ class PlannedBytes:
 
     def last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
         """The op that gives a parameter's first gradient, and what moves for it; None where no op does."""
-        node = self.memory.lifetimes.last_use.get(parameter)
+        fold = self._middle(self.region_of[parameter])
+        model = fold.model_of(parameter) if fold else parameter
+        if model not in self._last_uses:
+            self._last_uses[model] = self._last_use(model)
+        found = self._last_uses[model]
+        if found is None or fold is None or model is parameter:
+            return found
+        blocks = self.rows[self.region_of[parameter]].instance - MODEL
+        return fold.moved(TensorRef(found[0], 0), blocks).node, found[1]
+
+    def _last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
+        node = self.memory.lifetimes.last_use(parameter)
         if node is None or node not in self.chosen or not in_segment(node):
             return None
         pairs = zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True)
@@ -109,7 +199,9 @@ class PlannedBytes:
 
     def inner_inputs(self, segment: Segment) -> set[Copy]:
         """What an inner segment reads from outside, as its ops want it."""
-        found: set[Copy] = set()
+        if segment in self._inner_inputs:
+            return self._inner_inputs[segment]
+        found = self._inner_inputs[segment] = set()
         for node in self.nodes[segment.first : segment.last + 1]:
             if node in self.chosen and in_segment(node):
                 for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True):

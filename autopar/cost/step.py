@@ -18,7 +18,6 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
-from autopar.cost.buckets import Grouping
 from autopar.cost.gradients import gradient_seconds
 from autopar.cost.memory import StepMemory
 from autopar.cost.moments import moments_of
@@ -44,13 +43,20 @@ def predict(
     repeats: Sequence[Repeat],
 ) -> tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]:
     """Predict one step. `chosen` has a strategy for every node with tensors, `repeats` are the graph's blocks."""
-    grouping = Grouping(memory, repeats)
+    grouping = memory.grouping(repeats)
+    plan = PlannedBytes(memory, chosen, parameters, segments, repeats, grouping)
     nodes, many = list(memory.graph.nodes), memory.micro_batches
     compute = recompute = optimizer = 0.0
     flops = 0
-    seconds = {node: seconds_of(memory, node, strategy, cluster) for node, strategy in chosen.items()}
+    seconds: dict[fx.Node, tuple[float, float]] = {}
+    for i, members in enumerate(plan.members):  # those of equal blocks are those of one
+        if plan.model(i) == i:
+            seconds.update((node, seconds_of(memory, node, chosen[node], cluster)) for node in members)
+        else:
+            seconds.update(zip(members, map(seconds.__getitem__, plan.members[plan.model(i)]), strict=True))
     before, behind = [0.0] * len(grouping.stretches), [0.0] * len(grouping.stretches)
-    for node, (forward, backward) in seconds.items():
+    for node in chosen:
+        forward, backward = seconds[node]
         compute += many * (forward + (backward if memory.train else 0.0))
         before[grouping.stretch(node)] += forward
         behind[grouping.stretch(node)] += backward if memory.train else 0.0
@@ -63,12 +69,12 @@ def predict(
         inside = nodes[segment.first : segment.last + 1]
         again = (n for n in inside[: computed_end(memory, inside)] if in_segment(n) and n in seconds)
         recompute += many * sum(seconds[node][0] for node in again)
-    moved = announced(memory, cluster, chosen, parameters, segments, grouping)
+    moved = announced(memory, cluster, chosen, parameters, segments, grouping, plan)
     hidden = hidden_seconds(grouping.stretches, moved.movable, before, behind, many, cluster.device.overlap)
     collectives = moved.collectives
     communication = sum(c.seconds for c in collectives if c.phase != "replay")
     recompute += sum(c.seconds for c in collectives if c.phase == "replay")
-    moments = moments_of(PlannedBytes(memory, chosen, parameters, segments, repeats, grouping))
+    moments = moments_of(plan)
     peak = max(moments, key=lambda m: m.total_bytes)
     prediction = Prediction(
         step_seconds=compute + communication + recompute + optimizer - hidden,

@@ -27,10 +27,13 @@ def correct_strides(graph: fx.Graph, device_kind: str, root: nn.Module | None) -
             assert isinstance(source, fx.Node)
             node.meta[VAL] = source.meta[VAL][key]
         elif node.op.startswith("call") and output_tensors(node) and not is_getitem(node):
+            has_own = has_row(node.target, device_kind)
+            if not (changed or has_own):
+                continue
             refs = tensor_inputs(node)
             if changed.intersection(refs):
                 changed |= _run_again(node, refs, root)
-            if has_row(node.target, device_kind):
+            if has_own:
                 changed |= _lay_out(node, refs, device_kind)
 
 

@@ -28,6 +28,7 @@ from autopar.plans import Bucket, Collective, ParameterPlan, Segment
 from autopar.reshard import Move, steps
 
 if TYPE_CHECKING:
+    from autopar.cost.planned_bytes import PlannedBytes
     from autopar.strategies.strategy import Strategy
 
 Call = tuple[str, int, int, str, str]  # kind, axis, bytes, phase, cause
@@ -127,9 +128,13 @@ def announced(
     parameters: Mapping[str, ParameterPlan],
     segments: Sequence[Segment],
     grouping: Grouping,
+    plan: PlannedBytes | None = None,
 ) -> Traffic:
-    """Every collective of one optimizer step, per device, equal ones counted together."""
-    return _Walk(memory, cluster, chosen, parameters, segments, grouping).run()
+    """Every collective of one optimizer step, per device, equal ones counted together.
+
+    `plan`: the same plan, which tells equal blocks: what moves in them is found once.
+    """
+    return _Walk(memory, cluster, chosen, parameters, segments, grouping, plan).run()
 
 
 class _Walk:
@@ -141,8 +146,9 @@ class _Walk:
         parameters: Mapping[str, ParameterPlan],
         segments: Sequence[Segment],
         grouping: Grouping,
+        plan: PlannedBytes | None = None,
     ) -> None:
-        self.memory, self.cluster, self.grouping = memory, cluster, grouping
+        self.memory, self.cluster, self.grouping, self.plan = memory, cluster, grouping, plan
         self.chosen, self.parameters = chosen, parameters
         self.nodes = list(memory.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
@@ -164,10 +170,9 @@ class _Walk:
         self.transfers: list[Transfer] = []
 
     def run(self) -> Traffic:
-        for node in self.nodes:
-            if node in self.chosen:
-                self._inputs(node)
-                self._inner(node)
+        for node in self.plan.where_something_moves() if self.plan else [n for n in self.nodes if n in self.chosen]:
+            self._inputs(node)
+            self._inner(node)
         dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}
         buckets = group(list(self.conversions.values()), self.grouping, self.memory, dtypes)
         for number, bucket in enumerate(buckets):

@@ -133,7 +133,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
         if call.swapped:
             node_args = (node_args[1], node_args[0])
-        node = self.graph.create_node(call.op, call.target, node_args, node_kwargs, name=call.name)
+        node = self.write(call.op, call.target, node_args, node_kwargs, call.name)
         if written:
             node.meta[WRITES] = {seen.nodes[i]: value_of(seen.tensors[i]) for i in written}
         self.register(node, result, real)

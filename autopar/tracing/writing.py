@@ -38,6 +38,15 @@ class GraphWriter:
         self._custom: set[int] = set()  # tensors whose own backward belongs to the node that made them
         self._detached: dict[fx.Node, fx.Node] = {}
 
+    def write(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None) -> fx.Node:
+        """A new node. Its arguments are set afterwards: `create_node` looks through what it is given for symbols, which
+        are nodes here, and that takes as long as the rest of it."""
+        node = self.graph.create_node(op, target, name=name)
+        node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        return node
+
     def register(self, node: fx.Node, result: Any, real: Any = None) -> None:
         """Annotate a node and remember which tensor came out of it; tuples get a `getitem` node an element."""
         self.annotate(node, place=True)
