@@ -45,6 +45,8 @@ _ASKED_FOR: dict[str, dict[str, Any]] = {
     "Wav2Vec2BertForCTC": {"vocab_size": 32},
     "Wav2Vec2ConformerForCTC": {"vocab_size": 32},
 }
+# Where pictures are otherwise resized to a side drawn at random, so that no two steps have the same shapes.
+_ASKED_OF_CONSTRUCTORS: dict[str, dict[str, Any]] = {"keypointrcnn_resnet50_fpn": {"min_size": 800}}
 
 
 class NotBuilt(Exception):
@@ -115,6 +117,7 @@ def _make(family: str, name: str) -> nn.Module:
         options: dict[str, Any] = {"weights": None}
         if family in ("tv-segmentation", "tv-detection"):
             options["weights_backbone"] = None
+        options |= _ASKED_OF_CONSTRUCTORS.get(name, {})
         made: nn.Module = importlib.import_module("torchvision.models").get_model(name, **options)
         return made
     created: nn.Module = importlib.import_module("timm").create_model(name, pretrained=False)
