@@ -11,7 +11,7 @@ from autopar.solver.engines import highs_model
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
-_ITERATIONS = 1_500, 0.5  # of the simplex method from a basis, at least and as a part of a start from nothing
+_ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
 _IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
 _ALL = 2**31 - 1
