@@ -124,12 +124,7 @@ class _Search:
         while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
             _, _, node = heappop(heap)
             if self._is_done(node):
-                if self.slow and self.best is None:
-                    self._round(node)
-                if self._closed(node.objective):
-                    heappush(heap, (node.objective, next(order), node))
-                else:
-                    self._solve(node)
+                self._solve(node)
                 continue
             splits += 1
             for bounds in self.boxes.split(node, (0.0 if self.best is None else 0.5) if self.slow else None):
