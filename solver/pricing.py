@@ -13,6 +13,8 @@ import numpy as np
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix
 
+_EXACT = 1e-7  # HiGHS's tolerance of reduced costs
+
 
 def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array]:
     """Reduced costs of all columns, and which flows that are not `inside` would help.
@@ -20,10 +22,8 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     Where none would, none of the reduced costs is below -`tolerance` but of columns at their upper bound. `duals` are
     of the rows that a program of the columns inside has; for the others they are 0.
     """
-    reduced = cost - np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)
-    prices = _Prices(matrix, inside, reduced)
-    prices.counts()
-    prices.flows()
+    prices = _prices(matrix, cost, inside, duals)
+    reduced = prices.reduced
     wanted = ~inside & (reduced < -tolerance)
     some = matrix.implications
     through = wanted[some.big] & (prices.given > 0)  # what gave more than could be passed on
@@ -33,6 +33,34 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     alone = some.alone & ~some.upper  # whoever uses a small pays for its big
     np.add.at(reduced, some.small[alone], np.maximum(0.0, reduced[some.big[alone]]))
     return reduced, helps & ~inside
+
+
+def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
+    """What a program costs at least, by any dual values of the rows that one of the columns inside has (Lagrange).
+
+    Rows that are not there and hold more than two columns are taken at their worst; flows of a use are shares of one.
+    """
+    duals = np.where(np.isinf(np.where(duals > 0, matrix.least, matrix.most)), 0.0, duals)
+    prices = _prices(matrix, matrix.cost, inside, duals)
+    free = np.isinf(np.where(prices.reduced > 0, matrix.lower, matrix.upper))
+    worth = np.where(free & (np.abs(prices.reduced) <= _EXACT), 0.0, prices.reduced)
+    found = float(np.where(duals > 0, matrix.least, matrix.most)[duals != 0] @ duals[duals != 0])
+    found -= float(prices.given[~matrix.implications.alone].sum())
+    flows = np.zeros(matrix.columns, dtype=bool)
+    flows[matrix.flows[:, 0]] = ~inside[matrix.flows[:, 0]]
+    some = ~flows & (worth != 0)
+    found += float(worth[some] @ np.where(worth > 0, matrix.lower, matrix.upper)[some])
+    return found + float(matrix.least_by_use(np.where(flows, worth, 0.0)).sum())
+
+
+def _prices(matrix: Matrix, cost: Array, inside: Array, duals: Array) -> _Prices:
+    """Reduced costs of all columns, with dual values for the rows that are not there."""
+    found = _Prices(
+        matrix, inside, cost - np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)
+    )
+    found.counts()
+    found.flows()
+    return found
 
 
 def least_more(matrix: Matrix, reduced: Array) -> Array:

@@ -13,32 +13,13 @@ from autopar.solver.engines import ListedProblem, engine, is_highs
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
+from autopar.solver.outcome import NONE, WHOLE, Bounds, Outcome
 from autopar.solver.relaxation import Relaxation
 
 Terms = Iterable[tuple[int, float]]  # (variable, coefficient)
-Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower than their own
 Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
-_NONE: Array = np.zeros(0)
-WHOLE = 1e-6  # how far from a whole number a relaxation's value may be that is called one
 _KINDS = pulp.LpContinuous, pulp.LpInteger
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the solver found; `bound` is proven.
-
-    `status`: "optimal", "feasible" (stopped early, with a solution), "stopped" (without one) or "infeasible".
-    """
-
-    status: str
-    values: Array  # none without a solution
-    objective: float
-    bound: float
-    reduced: Array = field(default_factory=lambda: _NONE)  # reduced costs, of a relaxation
-    relaxation: Relaxation | None = None  # of which it is the answer, HiGHS alone
-    counts: Bounds = field(default_factory=dict)  # where this holds
-    basis: Basis | None = None  # of a relaxation
 
 
 @dataclass
@@ -53,7 +34,7 @@ class Program:
     upper: list[float | None] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)  # 0 or at least 1 in every integer solution
-    cost: Array = field(default_factory=lambda: _NONE)  # of all variables
+    cost: Array = field(default_factory=lambda: NONE)  # of all variables
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
     early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
@@ -184,11 +165,21 @@ class Program:
         relaxation = Relaxation(self.matrix(), everything=everything)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close)
 
-    def relax_again(self, parent: Outcome, time_limit: float, bounds: Bounds) -> Outcome:
-        """A relaxation with other bounds of the counts, from its parent's basis where HiGHS holds it."""
+    def relax_again(
+        self,
+        parent: Outcome,
+        time_limit: float,
+        bounds: Bounds,
+        *,
+        cutoff: float = math.inf,
+        basis: Basis | None = None,
+    ) -> Outcome:
+        """A relaxation with other bounds of the counts, from its parent's basis or another one where HiGHS holds it;
+        "closed" where it was stopped above the cutoff."""
         if parent.relaxation is None:
             return self.relax("cbc", time_limit, bounds)
-        found = self._relaxed(parent.relaxation, time_limit, bounds, time_limit / 2, basis=parent.basis)
+        basis = basis or parent.basis
+        found = self._relaxed(parent.relaxation, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff)
         if found.status == "stopped":  # its parent's bound and reduced costs hold
             return replace(parent, status="stopped", counts=bounds)
         return found
@@ -203,10 +194,15 @@ class Program:
         basis: Basis | None = None,
         patient: bool = False,
         close: float | None = None,
+        cutoff: float = math.inf,
     ) -> Outcome:
-        status = relaxation.solve(bounds, time_limit, entering, basis=basis, patient=patient, close=close)
+        status = relaxation.solve(
+            bounds, time_limit, entering, basis=basis, patient=patient, close=close, cutoff=cutoff
+        )
+        if status == "closed":
+            return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
         if status != "optimal":
-            return Outcome(status, _NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
+            return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
         value = relaxation.objective
         found = relaxation.values, value, value, relaxation.reduced, relaxation, bounds, relaxation.basis
         return Outcome("optimal", *found)
@@ -263,8 +259,8 @@ class Program:
         status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
         if status is None:
             if problem.status == pulp.LpStatusInfeasible:
-                return Outcome("infeasible", _NONE, math.inf, math.inf)
-            return Outcome("stopped", _NONE, math.inf, -math.inf)
+                return Outcome("infeasible", NONE, math.inf, math.inf)
+            return Outcome("stopped", NONE, math.inf, -math.inf)
         found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
         found[kept] = [v.varValue or 0.0 for v in variables]
         if not integer:

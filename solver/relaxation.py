@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.held import Basis, Held
+from autopar.solver.held import ENOUGH, Basis, Held
 from autopar.solver.matrix import Matrix
-from autopar.solver.pricing import priced
+from autopar.solver.pricing import bound_by, priced
 
 _CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
 _BEST = 6  # and of those that would help, those that enter at a time
@@ -46,10 +46,12 @@ class Relaxation:
         basis: Basis | None = None,
         patient: bool = False,
         close: float | None = None,
+        cutoff: float = math.inf,
     ) -> str:
         """Solve within bounds of counts, from a basis or that of the last time; "optimal", "infeasible" or "stopped".
 
-        After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
+        "closed" where the optimum was found to be at least `cutoff`: `objective` is a bound of it then, `values` mean
+        nothing. After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
         `patient`: HiGHS may take as many iterations as it wants. `close`: what `objective` may miss, relatively.
         """
         begun = cpu_seconds()
@@ -58,10 +60,15 @@ class Relaxation:
             self._held.stand(basis)
         while True:
             gone = cpu_seconds() - begun
-            status = self._held.run(self.inside, time_limit - gone, patient=patient)
+            status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff)
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
+            elif status in ("Optimal", ENOUGH) and self._above(cutoff):
+                return "closed"
+            elif status == ENOUGH:
+                if not self._enter_above():
+                    cutoff = math.inf  # HiGHS says so, and its dual values do not
             elif status != "Optimal":
                 return "stopped"
             elif not self._enter(_CLOSE if close is None else close):
@@ -91,6 +98,20 @@ class Relaxation:
             return False
         self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(self.reduced, _BEST, flows))
         return True
+
+    def _above(self, cutoff: float) -> bool:
+        """Whether the dual values of the answer prove that nothing costs less than the cutoff."""
+        if cutoff == math.inf:
+            return False
+        self.objective = bound_by(self.matrix, self.inside, self._held.answer()[2])
+        return self.objective >= cutoff
+
+    def _enter_above(self) -> bool:
+        """Let in what would lower an answer that was cut off; False where nothing would."""
+        duals, tolerance = self._held.answer()[2], _TOLERANCE * abs(self.objective)
+        reduced, flows = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
+        self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _BEST, flows))
+        return bool(flows.any())
 
     def _mend(self) -> bool:
         """Let in what speaks against a proof that there is no solution (Farkas); False where nothing does."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.solver.model import OBJECTIVE, Model
-from autopar.solver.program import Outcome
+from autopar.solver.outcome import Outcome
 from autopar.solver.search import search
 
 _PLAIN = 1e-5  # what one departure from the plainest plan costs in the program

@@ -18,20 +18,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
 
+from autopar.solver.boxes import Boxes
 from autopar.solver.clock import Clock
+from autopar.solver.held import Basis
 from autopar.solver.linear import Array
+from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.pricing import least_more
-from autopar.solver.program import WHOLE, Bounds, Outcome, Program
-from autopar.solver.shrunk import part_of, within
+from autopar.solver.program import Program
+from autopar.solver.shrunk import part_of, within, without_zeros
 
 _LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
 _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
+_SMALL = 0.5  # of the columns of a relaxation: a part that has more is no faster than the program itself
 _FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
@@ -72,6 +75,9 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
     limit, best = next(limits), None
     while True:
         kept = within(program, root, limit)
+        relaxation = root.relaxation
+        if relaxation is not None and len(kept) > max(_FEW, _SMALL * int(relaxation.inside.sum())):
+            return _Search(program, solver, gap, clock, best).run(root)
         found = _of_part(part_of(program, kept), kept, best, solver, gap, clock)
         if len(found.values):
             values = np.zeros(len(program.names))
@@ -107,6 +113,9 @@ class _Search:
     def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
         self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
         self.best = best
+        self.boxes = Boxes(program)
+        self.slow = len(program.names) > _FEW
+        self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
         self.proven = math.inf  # the least bound of boxes that are done with
 
     def run(self, root: Outcome) -> Outcome:
@@ -118,20 +127,27 @@ class _Search:
                 self._solve(node)
                 continue
             splits += 1
-            for bounds in self._split(node):
+            for bounds in self.boxes.split(node, (0.0 if self.best is None else 0.5) if self.slow else None):
                 if self._closed(node.objective):
                     heappush(heap, (node.objective, next(order), replace(node, counts=bounds)))
                     continue
                 child = self._relax(node, bounds)
-                if child.status != "infeasible":
+                if child.status == "closed":
+                    self.proven = min(self.proven, child.bound)
+                elif child.status != "infeasible":
                     child = replace(child, objective=max(child.objective, node.objective))
-                    if self._is_done(child) and self._as_good(child, node):
+                    done = self._is_done(child)
+                    many = self.slow and done and len(self._kept(child, self._near(child))) > _FEW
+                    if done and not many and self._as_good(child, node):
                         self._solve(child)  # its solution may make the other boxes needless
                     else:
                         heappush(heap, (child.objective, next(order), child))
-                fixed = any(self._is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
+                    if many:
+                        self._round(child)
+                fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
                 early = self.clock.gone < self.clock.limit / 4
-                if not dived and (child.status == "stopped" or (splits >= _BLIND and not (fixed and early))):
+                blind = splits >= (1 if self.slow else _BLIND)
+                if not dived and (child.status == "stopped" or (blind and not (fixed and early))):
                     dived = True
                     self._dive(root)
         bound = min([self.proven, *(objective for objective, _, _ in heap)])
@@ -143,9 +159,14 @@ class _Search:
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box; the node's own where it is right for that part."""
         inside = all(low - WHOLE <= node.values[v] <= high + WHOLE for v, (low, high) in bounds.items())
-        if inside and self._is_fixed(bounds) and self._is_right(node):
+        if inside and self.boxes.is_fixed(bounds) and self._is_right(node):
             return replace(node, counts=bounds)
-        return self.program.relax_again(node, max(self._left(), 1.0), bounds)
+        narrow = self.slow and len(self.boxes.open(bounds)) < len(self.boxes.open(node.counts))
+        basis = self.narrow if narrow else None
+        found = self.program.relax_again(node, max(self._left(), 1.0), bounds, cutoff=self._enough(), basis=basis)
+        if narrow and found.status == "optimal":
+            self.narrow = found.basis
+        return found
 
     def _is_done(self, node: Outcome) -> bool:
         """Whether a box is for whole numbers: its counts are fixed, or several are open whose bounds mend nothing.
@@ -153,12 +174,10 @@ class _Search:
         Where choices are what is not whole, boxes of several counts would be as many as there are counts of each; of
         one count they are few, and a fixed one is solved faster.
         """
-        if self._is_fixed(node.counts):
+        if self.boxes.is_fixed(node.counts):
             return True
-        return node.status == "optimal" and len(self._open(node.counts)) > 1 and self._is_right(node)
-
-    def _open(self, counts: Bounds) -> list[tuple[int, int]]:
-        return [pair for pair in self.program.early if len(set(self._range(counts, pair[0]))) > 1]
+        several = self.slow or len(self.boxes.open(node.counts)) > 1
+        return node.status == "optimal" and several and self._is_right(node)
 
     def _is_right(self, node: Outcome) -> bool:
         """Whether products of counts and choices are what they stand for: no bounds of counts would mend them."""
@@ -176,67 +195,28 @@ class _Search:
         """Whether nothing in a box with this bound could be better by more than the gap."""
         return bound >= self._enough()
 
-    # -- counts -------------------------------------------------------------------------------------------------------
-
-    def _range(self, counts: Bounds, count: int) -> tuple[float, float]:
-        return counts.get(count, (self.program.lower[count], self.program.upper[count] or 0.0))
-
-    def _is_fixed(self, counts: Bounds) -> bool:
-        ranges = [self._range(counts, count) for count, _ in self.program.early]
-        return all(low == high for low, high in ranges)
-
-    def _split(self, node: Outcome) -> Iterator[Bounds]:
-        """The count whose products the relaxation has most wrong, below and above its value there.
-
-        Products are bounded by both ends of a box, so that either half has them less wrong. Whether a block recomputes
-        at all is told first. A count that is whole already is also fixed: that is where solutions come from.
-        """
-        open_counts = self._open(node.counts)
-        if not open_counts:
-            return
-        wrong = self.program.wrong_products(node.values)
-        count, whether = max(open_counts, key=lambda pair: wrong.get(pair[0], 0.0) + wrong.get(pair[1], 0.0))
-        low, high = self._range(node.counts, count)
-        value = min(max(node.values[count], low), high)
-        near = float(round(value))
-        if abs(value - near) < WHOLE:
-            parts = [(near, near), (low, near - 1), (near + 1, high)]
-        elif low == 0:
-            parts = [(1.0, high), (0.0, 0.0)]
-        else:
-            parts = [(low, float(math.floor(value))), (float(math.ceil(value)), high)]
-        for part in parts:
-            if (found := self._with(node.counts, count, whether, part)) is not None:
-                yield found
-
-    def _with(self, counts: Bounds, count: int, whether: int, part: tuple[float, float]) -> Bounds | None:
-        """Bounds with those of one more count, and what follows for counts that are nested with it; None: empty."""
-        if part[0] > part[1]:
-            return None
-        found = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
-        for chain in self.program.nested:
-            places = [i for i, (one, _) in enumerate(chain) if one == count]
-            for place in places:
-                for i, (other, its) in enumerate(chain):
-                    low, high = self._range(found, other)
-                    low, high = (max(low, part[0]), high) if i < place else (low, min(high, part[1]))
-                    if low > high:
-                        return None
-                    if (low, high) != self._range(found, other) or low == high:
-                        found |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
-        return found
-
     def _dive(self, root: Outcome) -> None:
         """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
         for highest in (False, True):
             counts: dict[int, tuple[float, float]] = {}
             for count, whether in self.program.early:
-                most = self._range({}, count)[1]
+                most = self.boxes.range({}, count)[1]
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
             if self.best is None and self._left() > 0:
                 found = self.program.integrate(self.solver, self._entered(root), self._left(), self.gap, counts)
                 self.best = found if len(found.values) else None
+
+    def _round(self, node: Outcome) -> None:
+        """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
+        matrix = self.program.matrix()
+        matrix.bound(node.counts)
+        held = self._held()
+        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
+        kept = np.flatnonzero(matrix.with_company(kept))
+        found = self.program.integrate(self.solver, kept, self._left(), self.gap, node.counts, cutoff=self._enough())
+        if len(found.values) and (self.best is None or found.objective < self.best.objective):
+            self.best = found
 
     # -- whole numbers ------------------------------------------------------------------------------------------------
 
@@ -246,7 +226,7 @@ class _Search:
             self.proven = min(self.proven, node.objective)
             return
         few = len(self.program.names) <= _FEW
-        margin = math.inf if few else max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
+        margin = math.inf if few else self._near(node) - node.objective
         mine = math.inf  # the best solution of this box
         while True:
             enough = self._enough()
@@ -272,6 +252,10 @@ class _Search:
                 return
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
+    def _near(self, node: Outcome) -> float:
+        """What solutions of a box cost that are looked for at first."""
+        return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
+
     def _enough(self) -> float:
         """The bound at which a box is closed."""
         return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
@@ -286,10 +270,15 @@ class _Search:
 
     def _kept(self, node: Outcome, limit: float) -> Array:
         """The variables that a solution within the limit can use."""
+        more = least_more(self.program.matrix(), node.reduced)
+        return np.flatnonzero(self._held() | (node.objective + more <= limit))
+
+    def _held(self) -> Array:
+        """The variables that are in every part of the program."""
         matrix = self.program.matrix()
-        kept = (node.objective + least_more(matrix, node.reduced) <= limit) | ~matrix.whole | (matrix.lower != 0)
-        kept[[v for pair in self.program.early for v in pair]] = True
-        return np.flatnonzero(kept)
+        held = (matrix.lower != 0) | ~matrix.whole
+        held[[v for pair in self.program.early for v in pair]] = True
+        return held
 
     def _entered(self, node: Outcome) -> Array:
         """The variables that relaxations have made use of."""

@@ -14,7 +14,8 @@ import numpy as np
 
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
-from autopar.solver.program import Outcome, Product, Program
+from autopar.solver.outcome import Outcome
+from autopar.solver.program import Product, Program
 
 
 def within(program: Program, root: Outcome, limit: float) -> Array:
@@ -23,7 +24,7 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
     matrix.bound({})
     held = (matrix.lower != 0) | ~matrix.whole
     held[[v for pair in program.early for v in pair]] = True
-    kept = _without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
+    kept = without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
     return np.flatnonzero(matrix.with_company(kept))
 
 
@@ -35,16 +36,19 @@ def part_of(program: Program, kept: Array) -> Program:
     inside = np.zeros(len(program.names), dtype=bool)
     inside[kept] = True
     place = np.cumsum(inside) - 1
-    row, column, value = program.entries.arrays()
-    needed = np.array([(sense >= 0 and right > 0) or (sense <= 0 and right < 0) for _, sense, right in program.rows])
-    needed[row[inside[column]]] = True
+    matrix = program.matrix()
+    matrix.bound({})  # its values are then those that the rows were made with
+    some = np.flatnonzero(inside[matrix.column])
+    row, column, value = matrix.row[some], matrix.column[some], matrix.value[some]
+    needed = (matrix.least > 0) | (matrix.most < 0)
+    needed[row] = True
     for rows, small, *_ in program.implied:
         needed[rows[~inside[small]]] = False
     for rows, floors, z, *_ in program.products:
         needed[rows[~inside[z]]] = needed[floors[~inside[z]]] = False
     line = np.cumsum(needed) - 1
-    entries, some = Entries(), needed[row] & inside[column]
-    entries.many(line[row[some]], place[column[some]], value[some])
+    entries, there = Entries(), needed[row]
+    entries.many(line[row[there]], place[column[there]], value[there])
     return Program(
         names=[program.names[v] for v in kept],
         lower=[program.lower[v] for v in kept],
@@ -80,18 +84,20 @@ def _product(product: Product, inside: Array, place: Array, line: Array) -> Prod
     return line[rows[mine]], line[floors[mine]], place[z[mine]], place[ones[some]], number[owner[some]], times, most
 
 
-def _without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
+def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
     """Without what rows of right side 0 leave no other value, but for what is `held`."""
     kept = kept.copy()
-    up = np.where(matrix.value > 0, matrix.upper[matrix.column] > 0, matrix.lower[matrix.column] < 0)
-    down = np.where(matrix.value > 0, matrix.lower[matrix.column] < 0, matrix.upper[matrix.column] > 0)
-    up, down = up & (matrix.value != 0), down & (matrix.value != 0)
+    some = np.flatnonzero(kept[matrix.column] & (matrix.value != 0))
+    row, column, positive = matrix.row[some], matrix.column[some], matrix.value[some] > 0
+    above, below = matrix.upper[column] > 0, matrix.lower[column] < 0
+    up, down = np.where(positive, above, below), np.where(positive, below, above)
     while True:
-        there = kept[matrix.column]
-        rises = np.bincount(matrix.row, up & there, minlength=matrix.lines) > 0
-        falls = np.bincount(matrix.row, down & there, minlength=matrix.lines) > 0
+        rises = np.bincount(row, up, minlength=matrix.lines) > 0
+        falls = np.bincount(row, down, minlength=matrix.lines) > 0
         none_up, none_down = (matrix.least >= 0) & ~rises, (matrix.most <= 0) & ~falls
-        gone = there & ~held[matrix.column] & ((down & none_up[matrix.row]) | (up & none_down[matrix.row]))
+        gone = ~held[column] & ((down & none_up[row]) | (up & none_down[row]))
         if not gone.any():
             return kept
-        kept[matrix.column[gone]] = False
+        kept[column[gone]] = False
+        there = kept[column]
+        row, column, up, down = row[there], column[there], up[there], down[there]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from autopar.errors import AutoparError
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
+from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
-from autopar.solver.program import Outcome
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.saved import UNIT

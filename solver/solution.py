@@ -16,7 +16,7 @@ from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_na
 from autopar.layout import Layout
 from autopar.plans import NodePlan, ParameterPlan, Segment
 from autopar.solver.model import Model
-from autopar.solver.program import Outcome
+from autopar.solver.outcome import Outcome
 from autopar.strategies.strategy import Strategy
 
 

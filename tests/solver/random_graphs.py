@@ -20,8 +20,8 @@ from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
+from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Choice, Problem, Stage
-from autopar.solver.program import Outcome
 from autopar.solver.rows import Rows
 from autopar.solver.saved import UNIT
 from autopar.solver.solution import segments_of

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from toys import Stack, cluster, on_meta, toy
 
+from autopar.solver import search
 from autopar.solver.model import Model
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
@@ -34,6 +35,24 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
             if not branch:
                 model.program.early.clear()
             found.append(run(model, "highs", 60.0, 1e-7))
+        assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
+        assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_large_programs_have_the_same_optimum(mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fix a count first, and round its relaxation before they branch on."""
+    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
+    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    for part in (0.3, 0.02):
+        found = []
+        for few in (20_000, 0):
+            monkeypatch.setattr(search, "_FEW", few)
+            monkeypatch.setattr(search, "_SMALL", 0.0)
+            model = Model(problem.problem())
+            Rows(model, least + part * (most - least))
+            found.append(run(model, "highs", 60.0, 1e-7))
+        assert found[0].status == found[1].status == "optimal"
         assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
 

@@ -13,8 +13,9 @@ from toys import cluster, on_meta, toy
 
 from autopar.solver import relaxation, search
 from autopar.solver.model import Model
-from autopar.solver.pricing import least_more
-from autopar.solver.program import Bounds, Program
+from autopar.solver.outcome import Bounds
+from autopar.solver.pricing import bound_by, least_more
+from autopar.solver.program import Program
 from autopar.solver.rows import Rows
 
 
@@ -114,3 +115,40 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(search, "least_more", lambda _, reduced: reduced)
     many = search.search(asked, gap=1e-6)
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    asked = program(0.3, *mesh)
+    [(count, whether)] = asked.early
+    root = asked.relax("highs", 60.0, {})
+    closed = 0
+    for low, high in itertools.combinations_with_replacement(range(5), 2):
+        bounds: Bounds = {count: (float(low), float(high)), whether: (min(low, 1.0), min(high, 1.0))}
+        best = asked.relax("cbc", 60.0, bounds)
+        optimum = best.objective if best.status == "optimal" else np.inf
+        for cutoff in (root.objective * 1.001, root.objective * 1.1, optimum * 1.001):
+            found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff)
+            if found.status == "closed":
+                closed += 1
+                assert cutoff <= found.bound <= optimum * (1 + 1e-9)
+            elif found.status == "optimal":
+                assert found.objective == pytest.approx(optimum, rel=1e-6)
+            else:
+                assert found.status == best.status == "infeasible"
+    assert closed
+
+
+def test_any_dual_values_bound_the_optimum() -> None:
+    asked, draw = program(0.3, 2, 2), np.random.default_rng(0)
+    root = asked.relax("highs", 60.0, {})
+    assert root.relaxation is not None
+    matrix, inside = asked.matrix(), root.relaxation.inside
+    matrix.bound({})
+    _, _, duals = root.relaxation._held.answer()
+    assert bound_by(matrix, inside, duals) == pytest.approx(root.objective, rel=1e-3)
+    for _ in range(20):
+        wrong = duals + draw.normal(size=len(duals)) * draw.choice([1e-3, 1e-1, 10.0])
+        wrong[~matrix.awake(inside)] = 0.0
+        assert bound_by(matrix, inside, wrong) <= root.objective * (1 + 1e-9)
