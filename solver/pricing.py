@@ -16,11 +16,13 @@ from autopar.solver.matrix import Matrix
 _EXACT = 1e-7  # HiGHS's tolerance of reduced costs
 
 
-def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array]:
-    """Reduced costs of all columns, and which flows that are not `inside` would help.
+def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array, float]:
+    """Reduced costs of all columns, which flows that are not `inside` would help, and what may be proven too much.
 
     Where none would, none of the reduced costs is below -`tolerance` but of columns at their upper bound. `duals` are
-    of the rows that a program of the columns inside has; for the others they are 0.
+    of the rows that a program of the columns inside has; for the others they are 0. A row that is not there and holds
+    more than two columns may be slack where its small is 0, so that no dual value is due to it: what it gave is the
+    third answer, and its flows help.
     """
     prices = _prices(matrix, cost, inside, duals)
     reduced = prices.reduced
@@ -28,11 +30,15 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     some = matrix.implications
     through = wanted[some.big] & (prices.given > 0)  # what gave more than could be passed on
     wanted[some.small[through]] = True
+    loose = ~some.alone & (prices.given > tolerance)
+    wanted[some.small[loose]] = True
+    counted = matrix.products
+    wanted[counted.ones[wanted[counted.z][counted.owner]]] = True
     helps = np.zeros(matrix.columns, dtype=bool)
     helps[matrix.flows[:, 0]] = wanted[matrix.flows[:, 0]]
     alone = some.alone & ~some.upper  # whoever uses a small pays for its big
     np.add.at(reduced, some.small[alone], np.maximum(0.0, reduced[some.big[alone]]))
-    return reduced, helps & ~inside
+    return reduced, helps & ~inside, float(prices.given[~some.alone].sum())
 
 
 def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:

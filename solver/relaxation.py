@@ -35,6 +35,7 @@ class Relaxation:
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self._lacking = ~self.inside  # at the last answer
+        self._loose = 0.0  # what that may have proven too much
         self._held = Held(self.matrix)
 
     def solve(
@@ -74,7 +75,7 @@ class Relaxation:
             elif not self._enter(_CLOSE if close is None else close):
                 return "optimal"
             elif cpu_seconds() - begun > entering:
-                self.objective += float(np.minimum(0.0, self.reduced[self._lacking]).sum())
+                self.objective += float(np.minimum(0.0, self.reduced[self._lacking]).sum()) - self._loose
                 return "optimal"
 
     @property
@@ -86,11 +87,12 @@ class Relaxation:
         """Read the answer, and let in what would improve it; False where nothing would."""
         self.objective, self.values, duals = self._held.answer()
         tolerance = _TOLERANCE * abs(self.objective)
-        self.reduced, flows = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
+        self.reduced, flows, self._loose = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
         self._lacking = ~self.inside
         if not flows.any():
+            self.objective -= self._loose
             return False
-        missed = float(self.matrix.least_by_use(np.where(self._lacking, self.reduced, 0.0)).sum())
+        missed = float(self.matrix.least_by_use(np.where(self._lacking, self.reduced, 0.0)).sum()) - self._loose
         others = self._lacking & (self.reduced < -tolerance)
         others[self.matrix.flows[:, 0]] = False
         if -missed <= close * abs(self.objective) and not others.any():
@@ -109,7 +111,7 @@ class Relaxation:
     def _enter_above(self) -> bool:
         """Let in what would lower an answer that was cut off; False where nothing would."""
         duals, tolerance = self._held.answer()[2], _TOLERANCE * abs(self.objective)
-        reduced, flows = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
+        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
         self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _BEST, flows))
         return bool(flows.any())
 
@@ -118,6 +120,6 @@ class Relaxation:
         ray = self._held.ray()
         more = np.ones_like(self.inside)
         if ray is not None:
-            _, more = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _TOLERANCE)
+            _, more, _ = priced(self.matrix, np.zeros(self.matrix.columns), self.inside, ray, _TOLERANCE)
         known, self.inside = self.inside, self.matrix.with_company(self.inside | more)
         return bool((self.inside != known).any())

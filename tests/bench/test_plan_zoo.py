@@ -8,6 +8,7 @@ import plan_worker
 import plan_zoo
 import pytest
 import torch
+import whole_traces
 from torch import nn
 
 OPTIONS: dict[str, Any] = {"batch": 16, "length": 16, "cpu_seconds": 20, "meshes": [[8], [2, 4]], "gap": 1e-3}
@@ -44,11 +45,34 @@ class Broken(Ruled):
         return self.up(x[:, :3])
 
 
+class Drops(Ruled):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x if self.training and torch.rand(()) < 0.5 else x * 2)
+
+
+class Single(Ruled):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.up(x)[None]
+        return nn.functional.scaled_dot_product_attention(query, torch.ones_like(query, dtype=torch.float32), query)
+
+
+class Reads(Ruled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.tensor([5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x[: int(self.rows)])
+
+
 def record(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    with torch.device("meta"):
-        model = kind()
-    monkeypatch.setattr(plan_worker, "build", lambda family, name: (model, "meta"))
-    monkeypatch.setattr(plan_worker, "examples", lambda *_: {"x": torch.empty(4096, 4096, device="meta")})
+    def build(family: str, name: str, on_cpu: bool = False) -> tuple[nn.Module, str]:
+        with torch.device("cpu" if on_cpu else "meta"):
+            return kind(), ""
+
+    monkeypatch.setattr(plan_worker, "build", build)
+    monkeypatch.setattr(whole_traces, "build", build)
+    monkeypatch.setattr(whole_traces, "examples", lambda *_: {"x": torch.empty(4096, 4096, device="meta")})
     return plan_worker.examine("causal-lm", kind.__name__, OPTIONS)
 
 
@@ -69,3 +93,17 @@ def test_what_is_without_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert f"| {__name__}.Mixing | 1 | Unruled |" in text
     assert "| Broken | not traced | RuntimeError" in text
     assert "| AutoModelForCausalLM | 2 | 1 | 0 | 1 | 0 | 1/1 |" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        (Ruled, ""),
+        (Drops, whole_traces.EVAL),
+        (Single, whole_traces.FLOAT32),
+        (Reads, whole_traces.WITH_DATA),
+    ],
+)
+def test_as_little_is_changed_as_possible(kind: type[nn.Module], changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record(kind, monkeypatch)
+    assert (found["status"], found["changed"]) == ("planned", changed)
