@@ -18,6 +18,8 @@ from autopar.solver.solution import Solution
 GRAPHS, QUICK, MOST_PLANS = 500, 8, 400
 EQUAL = 1e-6  # of seconds: what HiGHS holds rows to
 
+pytestmark = pytest.mark.timeout(0)  # which goes by the clock
+
 
 def cases(quick: int = QUICK) -> list[object]:
     return [pytest.param(seed, marks=[] if seed < quick else pytest.mark.slow) for seed in range(GRAPHS)]

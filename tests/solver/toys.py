@@ -70,8 +70,10 @@ class Toy:
     def graph(self) -> fx.Graph:
         return self.memory.graph
 
-    def problem(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> Problem:
-        options = {"fold": fold, "recompute": recompute}
+    def problem(
+        self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST, single_levels: bool = False
+    ) -> Problem:
+        options = {"fold": fold, "recompute": recompute, "single_levels": single_levels}
         some = self.memory, self.restricted, self.cluster, self.repeats
         return build_problem(*some, **options, inner_levels=inner_levels)
 
