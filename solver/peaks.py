@@ -36,10 +36,8 @@ class Peaks:
         """`fullest`: W by level; `there`: what lives all the while, but what stages `before` keep."""
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         blocks, m = self.way.blocks(number), stage.count
-        counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
-        limit = self._limit(stage) if stage.depth > 1 else 0.0
         if m == 1:
-            self._single(name, stage, data, fullest, [*there, before], blocks, whether, limit)
+            self._cases(name, [*there, before], fullest[0], blocks, data.inputs)
             return
         last = [self.way.last_block(number)]
         kept = self._all_but_one(data, 0, before)
@@ -47,6 +45,8 @@ class Peaks:
         if m > 2:
             self._cases(f"{name}, next to last block", [*there, before], fullest[0], blocks, self._next_to_last(data))
         gradients = {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
+        counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
+        limit = self._limit(stage) if stage.depth > 1 else 0.0
         for level in range(stage.depth + 1):
             whole = level and level == stage.depth
             w = fullest[0 if whole else level]
@@ -63,29 +63,6 @@ class Peaks:
             if stage.depth > 1 or not level:
                 inputs = data.first_inputs if whole else {}
                 self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
-
-    def _single(
-        self,
-        name: str,
-        stage: Stage,
-        data: StageBytes,
-        fullest: Sequence[dict[bool, int | None]],
-        there: Sequence[int | None],
-        cases: Sequence[Case],
-        whether: Sequence[int],
-        limit: float,
-    ) -> None:
-        """A block that decides for itself: W of the level that it has."""
-        if not limit:
-            self._cases(name, there, fullest[0], cases, data.inputs)
-            return
-        for level in range(stage.depth + 1):
-            whole = level == stage.depth
-            off, right = self._switch(whether, level, limit)
-            inputs = data.inputs if whole else {}
-            self._cases(
-                f"{name}, level {level}", there, fullest[0 if whole else level], cases, {**inputs, **off}, right
-            )
 
     def _cases(
         self,

@@ -85,8 +85,9 @@ class Toy:
         recompute: bool = True,
         gap: float = 1e-7,
         inner_levels: int = MOST,
+        single_levels: bool = False,
     ) -> Solution:
-        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels)
+        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels, single_levels=single_levels)
         model = Model(problem)
         if budget is not None:
             Rows(model, budget)
