@@ -58,8 +58,9 @@ def first(names: list[str], quick: int) -> list[object]:
 @pytest.mark.parametrize("name", first(list(MODELS), 1))
 @pytest.mark.parametrize("part", [None, 0.3])
 def test_folding_costs_little(name: str, part: float | None) -> None:
-    """Of all plans, in which each block decides for itself, none is faster by more than 2 %; and none is faster where
-    all blocks of a kind have the same layouts and storage, whichever of them recompute. `part` as below.
+    """Of all plans in which each block decides for itself, levels of recompute too, none is faster by more than 2 %.
+
+    None is faster at all where blocks of a kind have the same layouts and storage, and the first of them recompute.
     """
     asked = problem(name, 4)
     assert any(repeat.count > 1 for repeat in find_repeats(asked.traced.graph))

@@ -6,6 +6,8 @@ unfolded ones, and costs as much.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from small_models import NO_LIMIT
 from toys import Toy
@@ -36,7 +38,8 @@ class Unfolded:
     def faster(self, seconds: float, *, alike: bool = False) -> float | None:
         """What some plan takes that takes less than `seconds`; None where there is none, which is proven.
 
-        `alike`: of plans in which all blocks of a kind have the same layouts and storage, whichever recompute.
+        `alike`: of plans in which all blocks of a kind have the same layouts and storage, and any number of the first
+        of them recompute at each level.
         """
         model = self._model()
         program, scale = model.program, model.reference() / OBJECTIVE
@@ -82,14 +85,16 @@ class Unfolded:
         return model
 
     def _tie(self, model: Model) -> None:
-        """Every block chooses as the first one of its kind."""
-        firsts: dict[object, Stage] = {}
-        for stage in self.problem.stages:
-            if stage.repeat is not None:
-                first = firsts.setdefault(stage.repeat, stage)
-                for its, own in zip(first.ops, stage.ops, strict=True) if first is not stage else ():
-                    for x, y in zip(model.x[its], model.x[own], strict=True):
-                        model.program.equal("alike", [(x, 1.0), (y, -1.0)], 0.0)
+        """Every block chooses as the one before it, and recomputes no more."""
+        stages, program = self.problem.stages, model.program
+        for before, here in itertools.pairwise(range(len(stages))):
+            if stages[here].repeat is None or stages[before].repeat is not stages[here].repeat:
+                continue
+            for its, own in zip(stages[before].ops, stages[here].ops, strict=True):
+                for x, y in zip(model.x[its], model.x[own], strict=True):
+                    program.equal("alike", [(x, 1.0), (y, -1.0)], 0.0)
+            for r, less in zip(model.recomputed.get(before, ()), model.recomputed.get(here, ()), strict=True):
+                program.at_most("in order", [(less, 1.0), (r, -1.0)], 0.0)
 
 
 def _level(stage: Stage, segments: set[tuple[int, int]]) -> int:
