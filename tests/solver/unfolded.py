@@ -18,6 +18,7 @@ from autopar.solver.pricing import least_more
 from autopar.solver.problem import Stage
 from autopar.solver.rows import Rows
 
+NEAR = 1e-3
 EXACT = 1e-6  # relative: what HiGHS holds rows to
 
 
@@ -36,7 +37,7 @@ class Unfolded:
         return root.objective * model.reference() / OBJECTIVE
 
     def faster(self, seconds: float, *, alike: bool = False) -> float | None:
-        """What some plan takes that takes less than `seconds`; None where there is none, which is proven.
+        """What a plan takes that takes less than `seconds`, the best to `NEAR`; None where there is none, proven.
 
         `alike`: of plans in which all blocks of a kind have the same layouts and storage, and any number of the first
         of them recompute at each level.
@@ -52,7 +53,7 @@ class Unfolded:
         matrix = program.matrix()
         kept = (root.objective + least_more(matrix, root.reduced) <= cutoff) | ~matrix.whole | (matrix.lower != 0)
         kept[[r for counts in model.recomputed.values() for r in counts]] = True
-        found = program.integrate("highs", np.flatnonzero(kept), NO_LIMIT, 0.0, {}, cutoff=cutoff)
+        found = program.integrate("highs", np.flatnonzero(kept), NO_LIMIT, NEAR, {}, cutoff=cutoff)
         assert found.status in ("optimal", "infeasible")
         return found.objective * scale if found.objective < cutoff else None
 
