@@ -31,15 +31,17 @@ def build_problem(
     fold: bool = True,
     recompute: bool = True,
     inner_levels: int = MOST,
+    single_levels: bool = False,
 ) -> Problem:
     """State the problem of a graph whose nodes have these strategies.
 
-    `inner_levels`: at most so many levels of recompute below whole blocks, for blocks that share their decisions.
+    `inner_levels`: at most so many levels of recompute below whole blocks, for blocks that share their decisions;
+    `single_levels`: for those too that decide for themselves.
 
     Raises KeyError for a tensor whose node has no strategy.
     """
     recompute = recompute and memory.train
-    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels).build()
+    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels, single_levels).build()
 
 
 class _Builder:
@@ -52,9 +54,10 @@ class _Builder:
         fold: bool,
         recompute: bool,
         inner_levels: int,
+        single_levels: bool,
     ) -> None:
         self.memory, self.cluster, self.repeats = memory, cluster, repeats
-        self.inner_levels = inner_levels
+        self.inner_levels, self.single_levels = inner_levels, single_levels
         self.strategies, self.restricted = restricted.strategies, restricted
         self.recompute = recompute
         self.nodes = list(memory.graph.nodes)
@@ -113,11 +116,11 @@ class _Builder:
     def _levels(
         self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]], count: int
     ) -> Levels | None:
-        """The levels of a block: none where it must be kept, the whole alone where it decides for itself."""
+        """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
         if not self.recompute or not replay_end(self.memory, nodes) or self.restricted.kept & set(nodes):
             return None
         many = sum(len(some) for some in choices.values()) > MOST_CHOICES
-        if count == 1 or many or not self.inner_levels:
+        if (count == 1 and not self.single_levels) or many or not self.inner_levels:
             return Levels((), len(nodes))
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
         return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=self.inner_levels)

@@ -165,7 +165,7 @@ class Model:
                 program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
             self.recomputed[number].append(r)
             self.any_recomputed[number].append(q)
-        if stage.depth > 1:
+        if stage.depth > 1 and stage.count > 1:
             program.nested.append(list(zip(self.recomputed[number], self.any_recomputed[number], strict=True)))
 
     def _pay_ops(self) -> None:

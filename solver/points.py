@@ -9,6 +9,7 @@ are reduced. There are two W: of the points before backward comes to an op that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -17,11 +18,12 @@ from autopar.cost.moving import Moving
 from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem, Stage
-from autopar.solver.replays import Expression, Flow, largest
+from autopar.solver.replays import Expression, Flow, OwnLevel, largest
 from autopar.solver.saved import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Sum = Callable[[str, Expression, int | None], int | None]
+Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
 
 
 class Points:
@@ -48,7 +50,8 @@ class Points:
     def fullest(self, number: int, reductions: Expression, bound: Largest) -> list[dict[bool, int | None]]:
         """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB.
 
-        Of a block that is kept, and of one that is recomputed as a whole, it is the same.
+        Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
+        the level that it is at.
         """
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         start: Expression = {}
@@ -72,7 +75,9 @@ class Points:
             if member in self.waiting:
                 current = self._chain(current, {v: -c for v, c in self.waiting[member].items()})
         most = {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
-        return [self._at_level(stage, data, level, most, bound) for level in range(max(1, stage.depth))]
+        if stage.count == 1 and stage.depth > 1:
+            return [self._fullest_at(data, most, bound, OwnLevel(self.model, number))]
+        return [self._fullest_at(data, most, bound, partial(_of_level, level)) for level in range(max(1, stage.depth))]
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
         """Equal for ops between which no inner segment of any level begins or ends."""
@@ -80,16 +85,11 @@ class Points:
         spans = [span for level in range(1, stage.depth) for span in levels.spans(level)] if levels else []
         return tuple((first <= offset, last < offset) for first, last in spans)
 
-    def _at_level(
-        self,
-        stage: Stage,
-        data: StageBytes,
-        level: int,
-        most: Mapping[tuple[bool, int | None], int | None],
-        bound: Largest,
+    def _fullest_at(
+        self, data: StageBytes, most: Mapping[tuple[bool, int | None], int | None], bound: Largest, counting: Counting
     ) -> dict[bool, int | None]:
         """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
-        freed, with what they and its own keep besides."""
+        freed, with what they and its own keep besides. `counting`: what counts of these, by level."""
         found: dict[bool, int | None] = {}
         for whether in (False, True):
             rows: list[tuple[Expression, float, float]] = []
@@ -99,12 +99,13 @@ class Points:
                 terms: Expression = {variable: UNIT}
                 for spans, sign, behind in ((data.freed, -1.0, 1), (data.besides, 1.0, 0)):
                     for (its, span), some in spans.items():
-                        if level and its == level and begin is not None and span[behind] < begin + 1 - behind:
+                        if begin is not None and span[behind] < begin + 1 - behind:
                             for one, size in some.items():
-                                add(terms, one, sign * size)
+                                for part, many in counting(its, one, sign).items():
+                                    add(terms, part, sign * many * size)
                 rows.append((terms, 0.0, float("inf")))
             alone = len(rows) == 1 and len(rows[0][0]) == 1
-            found[whether] = next(iter(rows[0][0])) if alone else bound(f"fullest.level{level}", rows)
+            found[whether] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
         return found
 
     def _chain(self, before: Expression, change: Expression) -> Expression:
@@ -197,6 +198,10 @@ class Points:
         """MiB of the tensor in each of the layouts that its source has."""
         ref = self.problem.ref(flow.tensor)
         return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
+
+
+def _of_level(level: int, its: int, variable: int, _: float) -> Expression:
+    return {variable: 1.0} if its == level else {}
 
 
 def _collectives(flow: Flow, *, backward: bool) -> Array:

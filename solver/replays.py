@@ -71,6 +71,34 @@ def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Ar
     return counted(model.program, [*groups, rest] if len(rest) else groups, times, most)[: len(groups)]
 
 
+class OwnLevel:
+    """Of a stage that is one block: variables times whether the block is at a level, 0 or 1."""
+
+    def __init__(self, model: Model, stage: int) -> None:
+        self.model, self.recomputed = model, model.recomputed[stage]
+        ops = model.problem.stages[stage].ops
+        self.choices = {variable: (number, i) for number in ops for i, variable in enumerate(model.x[number])}
+        self.others: dict[tuple[int, int, bool], int] = {}
+
+    def __call__(self, level: int, variable: int, sign: float) -> Expression:
+        """The product, of a choice exactly; of any other variable, which is bounded from below alone, at least as much
+        where it is added (`sign` above 0), and at most where it is subtracted."""
+        if variable in self.choices:
+            number, i = self.choices[variable]
+            here, above = (int(self.model.z(number, one)[i]) for one in (level, level + 1))
+            return {here: 1.0, above: -1.0}
+        key = level, variable, sign > 0
+        if key not in self.others:
+            program, at = self.model.program, [(self.recomputed[level - 1], -1.0), (self.recomputed[level], 1.0)]
+            one = self.others[key] = program.variable("at level", whole=False)
+            if sign > 0:
+                program.at_least("at level", [(one, 1.0), (variable, -1.0), *at], -1.0)
+            else:
+                program.at_most("at level", [(one, 1.0), (variable, -1.0)], 0.0)
+                program.at_most("at level", [(one, 1.0), *at], 0.0)
+        return {self.others[key]: 1.0}
+
+
 def replay_level(model: Model, flow: Flow) -> int:
     """The level from which on a replay converts a tensor for one use, 0 where none does.
 

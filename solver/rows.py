@@ -43,7 +43,7 @@ class Rows:
     def __init__(self, model: Model, budget_bytes: float | None) -> None:
         self.model, self.program, self.problem = model, model.program, model.problem
         self.memory = model.problem.memory
-        depths = [max(1, stage.depth) for stage in self.problem.stages]
+        depths = [max(1, stage.depth) if stage.count > 1 else 1 for stage in self.problem.stages]
         self.stages = [StageBytes(held=[{} for _ in range(n)], held_but_one=[{} for _ in range(n)]) for n in depths]
         self.always: Expression = {}
         self.accumulated: Expression = {}  # what micro-batches before the last leave

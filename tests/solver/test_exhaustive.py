@@ -18,6 +18,8 @@ from autopar.solver.solution import Solution
 GRAPHS, QUICK, MOST_PLANS = 500, 8, 400
 EQUAL = 1e-6  # of seconds: what HiGHS holds rows to
 
+pytestmark = pytest.mark.timeout(0)  # which goes by the clock
+
 
 def cases(quick: int = QUICK) -> list[object]:
     return [pytest.param(seed, marks=[] if seed < quick else pytest.mark.slow) for seed in range(GRAPHS)]
@@ -30,9 +32,9 @@ def budgets(seed: int, plans: list[Tried]) -> list[float]:
     return [peaks[0], *(draw.choice(peaks) for _ in range(2)), draw.uniform(peaks[0], peaks[-1])]
 
 
-def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> Solution | None:
+def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool, levels: bool = False) -> Solution | None:
     try:
-        found = asked.solve(budget, fold=fold, recompute=recompute)
+        found = asked.solve(budget, fold=fold, recompute=recompute, single_levels=levels)
     except InfeasibleError:
         return None
     predicted = asked.predict(found)
@@ -48,7 +50,8 @@ def check(asked: Toy, problem: Problem, plans: list[Tried], budget: float, *, re
     recomputed blocks read from outside.
     """
     folded = any(stage.count > 1 for stage in problem.stages)
-    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute)
+    levels = any(stage.count == 1 and stage.depth > 1 for stage in problem.stages)
+    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute, levels=levels)
     limit = float("inf")
     if found is not None:
         limit = found.seconds * (1 - EQUAL)
@@ -85,6 +88,15 @@ def test_counts_of_nested_levels(seed: int) -> None:
     """The same where equal blocks share their choices, and any number of them recomputes at each level."""
     asked = drawn(seed, 2 * MOST_PLANS, Levelled, fold=True)
     problem = asked.problem()
+    plans = list(every_plan(asked, problem, recompute=True))
+    for budget in budgets(seed, plans):
+        check(asked, problem, plans, budget, recompute=True)
+
+
+@pytest.mark.parametrize("seed", cases()[:40])
+def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
+    asked = drawn(seed, MOST_PLANS // 20, Levelled)
+    problem = asked.problem(fold=False, single_levels=True)
     plans = list(every_plan(asked, problem, recompute=True))
     for budget in budgets(seed, plans):
         check(asked, problem, plans, budget, recompute=True)

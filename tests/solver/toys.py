@@ -70,8 +70,10 @@ class Toy:
     def graph(self) -> fx.Graph:
         return self.memory.graph
 
-    def problem(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> Problem:
-        options = {"fold": fold, "recompute": recompute}
+    def problem(
+        self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST, single_levels: bool = False
+    ) -> Problem:
+        options = {"fold": fold, "recompute": recompute, "single_levels": single_levels}
         some = self.memory, self.restricted, self.cluster, self.repeats
         return build_problem(*some, **options, inner_levels=inner_levels)
 
@@ -83,8 +85,9 @@ class Toy:
         recompute: bool = True,
         gap: float = 1e-7,
         inner_levels: int = MOST,
+        single_levels: bool = False,
     ) -> Solution:
-        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels)
+        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels, single_levels=single_levels)
         model = Model(problem)
         if budget is not None:
             Rows(model, budget)
