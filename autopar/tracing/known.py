@@ -61,6 +61,9 @@ class KnownValues:
     ) -> None:
         """`real` is the value of a data-free tensor that `node` made. `is_state`: of a buffer, known until written."""
         if real.numel() > LIMIT:
+            if from_input:  # somebody has marked it
+                self.guarded.add(id(tensor))
+                self.deferred.put(tensor, lambda: real, [real])
             return
         if is_state:
             self._state.add(real.untyped_storage()._cdata)

@@ -89,3 +89,14 @@ def test_what_is_read_through_a_large_value_of_a_known_input_is_guarded():
     assert traced.reads_values
     with pytest.raises(InputError):
         traced.bind((), dict(x=x, rows=rows - 5))
+
+
+def test_a_large_known_input_is_known():
+    def masked(x, mask):
+        return x if mask[:, 3].all() else x * 2
+
+    x, mask = torch.randn(3), torch.ones(SIDE, SIDE, dtype=torch.bool)
+    traced = trace(masked, dict(x=x, mask=known(mask)))
+    assert torch.equal(traced.gm(x, mask), x)
+    with pytest.raises(InputError):
+        traced.bind((), dict(x=x, mask=~mask))
