@@ -46,6 +46,7 @@ def annotate(
     storages are first made those of the device's kernels. `root` holds the leaf modules (default: the graph's owner).
     `compiled`: what `torch.compile` runs as one kernel moves its bytes once (`autopar.cost.fusion`).
 
+    >>> from autopar.graph import VAL
     >>> graph = fx.Graph()
     >>> x, y = graph.placeholder("x"), graph.placeholder("y")
     >>> x.meta[VAL] = torch.empty(2, 3, device="meta", requires_grad=True)

@@ -3,8 +3,7 @@
 A block is a stretch of `period` nodes that repeats `count` times in a row. Nodes are equal when they run the same
 function with the same constants on values of the same shapes, dtypes and need for a gradient; two stretches are equal
 when besides their nodes the edges are: inside the stretch, from the stretch before, or from one and the same node
-before the whole run. The first stretch may read other nodes where the later ones read the one before them, if either
-or neither needs a gradient.
+before the whole run. The first stretch may read other nodes where the later ones read the one before them.
 """
 
 from __future__ import annotations
@@ -101,10 +100,6 @@ class _Facts:
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
 
-    def alike(self, one: int, other: int) -> bool:
-        """Whether both nodes' values need a gradient, or neither's: it costs their readers time in backward."""
-        return _needs_gradient(self.nodes[one]) == _needs_gradient(self.nodes[other])
-
 
 def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
     """The repeat that folds most nodes between `low` and `high`, and then those on either side of it."""
@@ -178,14 +173,10 @@ def _checked(facts: _Facts, start: int, period: int, count: int) -> int:
             for a, b in zip(mine, before, strict=True):
                 inside = a - b == period and b >= start
                 outside = a == b and a < start
-                first = i == 1 and b < start and here - period <= a < here and facts.alike(a, b)
+                first = i == 1 and b < start and here - period <= a < here
                 if not (inside or outside or first):
                     return i
     return count
-
-
-def _needs_gradient(node: fx.Node) -> list[bool]:
-    return [isinstance(v, torch.Tensor) and v.requires_grad for v in pytree.tree_leaves(node.meta.get(VAL))]
 
 
 def _common(a: Sequence[object], b: Sequence[object]) -> int:
