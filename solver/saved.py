@@ -78,9 +78,7 @@ class Saved:
         self.memory, self.stages = model.problem.memory, stages
         self.stages_of = self._saving_stages()
         self.outer = {
-            (self.memory.roots.get(self.problem.ref(t), self.problem.ref(t)), t.stage)
-            for t in self.problem.tensors
-            if t.kind == "outer"
+            (self.memory.roots[self.problem.ref(t)], t.stage) for t in self.problem.tensors if t.kind == "outer"
         }
         self._internal()
         self._copies()
@@ -182,7 +180,7 @@ class Saved:
         found: dict[TensorRef, set[int]] = {}
         for number, op in enumerate(self.problem.ops):
             for ref, *_ in self._tensors(number):
-                found.setdefault(self.memory.roots.get(ref, ref), set()).add(op.stage)
+                found.setdefault(self.memory.roots[ref], set()).add(op.stage)
         return found
 
     def _own_copy(self, stage: int, copy: Copy, savers: list[Saver]) -> None:

@@ -21,6 +21,3 @@ class Found(dict[Any, Any]):
     def __missing__(self, key: Any) -> Any:
         found = self[key] = self._find(key)
         return found
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        return self[key]

@@ -113,11 +113,11 @@ class _Block:
         inside = set(self.nodes)
         for node in self.nodes:
             for ref in memory.inputs[node] if node in self.place else ():
-                found.setdefault(memory.roots.get(ref, ref), set()).add(self.place[node])
+                found.setdefault(memory.roots[ref], set()).add(self.place[node])
             for i in range(len(output_tensors(node))):
                 ref = TensorRef(node, i)
                 if any(user not in inside for user in node.users):
-                    found.setdefault(memory.roots.get(ref, ref), set()).add(self.many)
+                    found.setdefault(memory.roots[ref], set()).add(self.many)
         return found
 
     def _seconds(self, seconds: Callable[[fx.Node], float]) -> Array:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autopar.cost.buckets import Grouping
     from autopar.cost.folds import Fold
     from autopar.cost.lifetimes import Lifetimes
+
 Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
 Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
 _SUMMANDS = (-1, -1)

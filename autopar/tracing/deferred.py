@@ -1,7 +1,7 @@
 """Known values too large to keep: how they are computed is kept, and they are computed when something is asked.
 
 A mask of (batch, 1, length, length) that the model itself makes is cut to one row, and a branch asks that row. The
-mask is a gigabyte at a batch that one would train with, its recipe is a call and its arguments.
+mask is a hundred megabytes at a batch that one would train with, its recipe is a call and its arguments.
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ class KnownValues:
                 self._forget(tensors[i])
             if not written and isinstance(result, torch.Tensor) and all(result is not t for t in tensors):
                 self._defer(func, args, kwargs, tensors, result)
+            self._from_input = False
             return None
         for i in written:
             self._unmark(tensors[i])

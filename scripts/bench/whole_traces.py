@@ -61,7 +61,7 @@ def whole_trace(family: str, name: str, model: nn.Module, limit: float, options:
     found: list[Found] = []
     errors: list[Exception] = []
     start = time.process_time()
-    for unsupported, one in itertools.product(("error", "leaf"), _models(family, name, model)):
+    for unsupported, one in _stages(family, name, model):
         for way, n in itertools.product(ways, range(number)):
             if found and time.process_time() - start > limit / 2:
                 return found[0]
@@ -91,10 +91,14 @@ def _ways(config: Any, guesses: list[dict[str, Any]]) -> Iterator[tuple[str, ...
         yield from itertools.combinations(possible, number)
 
 
-def _models(family: str, name: str, model: nn.Module) -> Iterator[nn.Module]:
-    yield model
+def _stages(family: str, name: str, model: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
+    """What to do about what is not supported, and the model; one with data is built when it comes to that."""
+    models = [model]
+    yield "error", model
     if sum(p.numel() for p in model.parameters()) < REAL_PARAMETERS:
-        yield build(family, name, on_cpu=True)[0]
+        models.append(build(family, name, on_cpu=True)[0])
+        yield "error", models[-1]
+    yield from (("leaf", one) for one in models)
 
 
 def _traced(way: set[str], model: nn.Module, inputs: dict[str, Any], unsupported: Any) -> Traced:
