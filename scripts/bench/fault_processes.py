@@ -42,6 +42,7 @@ class Run:
         command += ["--folder", str(self.checkpoints), "--losses", str(self.losses)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "FAULT_RUN": self._mark}
+        environment["PYTHONFAULTHANDLER"] = "1"  # a rank that aborts by itself says where
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
             "1"  # see scripts/launch: else restarts read stale addresses
         )
