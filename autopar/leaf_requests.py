@@ -3,12 +3,14 @@
 A leaf is one op that runs whole on every rank, unless it is known to work on each row of the batch alone
 (`leaf_splits`). The planner makes leaves of modules whose way depends on data; of those that run whole, more than
 `LARGEST_SHARE` of the model's FLOPs is an error, unless the constraint `leaf:PATTERN` asks for it. The pattern is one
-of `fnmatch` on module paths, and the modules it matches are leaves in any case.
+of `fnmatch` on module paths, and the modules it matches are leaves in any case. A method of the model that had to be a
+leaf goes by its path too ("forward", "decoder.unroll"); it is accepted, and no leaf where it need not be.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -42,24 +44,60 @@ def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[s
 
 
 def asked_for(model: nn.Module, constraints: Iterable[str]) -> Callable[[nn.Module, str], bool] | None:
-    """Whether a module at a path is to be a leaf; None where nothing is asked. InputError where nothing matches."""
-    requests, _ = split_requests(constraints)
-    patterns = [text.removeprefix(_KIND).strip() for text in requests]
+    """Whether a module at a path is to be a leaf; None where no module is asked for."""
+    patterns = list(_patterns(constraints).values())
     paths = [path for path, _ in model.named_modules() if path]
-    for text, pattern in zip(requests, patterns, strict=True):
-        if not any(fnmatchcase(path, pattern) for path in paths):
+    if not any(_is_asked(path, patterns) for path in paths):
+        return None
+    return lambda module, path: _is_asked(path, patterns)
+
+
+def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]) -> None:
+    """Raise InputError where a request names no module and no leaf of the traced graph."""
+    paths = [path for path, _ in model.named_modules() if path]
+    paths += [node.target.path for node in graph.nodes if isinstance(node.target, LeafCall)]
+    for text, pattern in _patterns(constraints).items():
+        if not any(_is_asked(path, [pattern]) for path in paths):
             raise InputError(
-                f"constraint '{text}' matches nothing: no module is called '{pattern}' "
-                "(write 'leaf:PATTERN', where the pattern is that of module paths)"
+                f"constraint '{text}' matches nothing: no module is called '{pattern}', and no function that could "
+                "not be traced (write 'leaf:PATTERN', where the pattern is that of module paths)"
             )
-    return (lambda module, path: any(fnmatchcase(path, pattern) for pattern in patterns)) if patterns else None
 
 
-def reason_told(modules: Sequence[str], kind: str, why: str, *, split: bool) -> str:
-    """The warning about modules of one kind that had to be leaves; `split`: they can be split on the batch."""
-    others = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-    then = "is one op, which only the batch splits" if split else "cannot be traced and will run whole on every rank"
-    return f"{modules[0]}{others} ({kind}) {then}: {why}"
+def is_accepted(call: LeafCall, constraints: Iterable[str]) -> bool:
+    """Whether a leaf was asked for."""
+    return _is_asked(call.path, _patterns(constraints).values())
+
+
+def _patterns(constraints: Iterable[str]) -> dict[str, str]:
+    """The patterns of paths that requests hold, by their texts."""
+    return {text: text.removeprefix(_KIND).strip() for text in split_requests(constraints)[0]}
+
+
+def _is_asked(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Sequence[str]) -> None:
+    """One LeafWarning for all leaves of a kind that nobody asked for; `reasons`: why modules could not be traced."""
+    alike: dict[tuple[str, str, bool], list[str]] = {}
+    for node in graph.nodes:
+        call = node.target
+        if not isinstance(call, LeafCall) or is_accepted(call, constraints):
+            continue
+        is_module = call.noun == LeafCall.noun
+        why = reasons.get(call.module) if is_module else call.reason
+        if why is not None:  # else it is a registered one
+            kind = type(call.module).__name__ if is_module else call.noun
+            paths = alike.setdefault((kind, why, call.rule is not None), [])
+            if not is_module or call.path not in paths:  # a module may be called twice
+                paths.append(call.path)
+    for (kind, why, split), paths in alike.items():
+        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        then = (
+            "is one op, which only the batch splits" if split else "cannot be traced and will run whole on every rank"
+        )
+        warnings.warn(f"{paths[0]}{others} ({kind}) {then}: {why}", LeafWarning, stacklevel=4)
 
 
 def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Iterable[str]) -> None:
@@ -68,13 +106,10 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
     `reasons`: why modules could not be traced. Leaves in the same place of repeated layers count together.
     Their FLOPs are estimates (see `NodeCost.estimated`).
     """
-    patterns = [text.removeprefix(_KIND).strip() for text in split_requests(constraints)[0]]
     alike: dict[str, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         call = node.target
-        if not isinstance(call, LeafCall) or call.rule is not None:
-            continue
-        if not any(fnmatchcase(call.path, pattern) for pattern in patterns):
+        if isinstance(call, LeafCall) and call.rule is None and not is_accepted(call, constraints):
             alike[re.sub(r"(?<![^.])\d+(?![^.])", "*", call.path)].append(node)
     total = sum(total_flops(graph))
     for pattern, nodes in alike.items():
@@ -87,12 +122,11 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
             what += f" ({type(call.module).__name__})" if call.noun == LeafCall.noun else ""
             reason = call.reason or reasons.get(call.module, "a registered leaf")
             reason += f"; nor can the batch split it: {call.whole}" if call.whole and call.whole not in reason else ""
-            accepting = "" if call.reason else f", or accept it with constraints='{_KIND}{pattern}'"
             raise UntraceableError(
                 f"{what} would run whole on every rank, with about {share:.0%} of the "
                 f"model's FLOPs (an estimate), because of this: {reason}. Write "
                 "it without branches on data (mixtures of experts of transformers have "
                 "experts_implementation='grouped_mm'), give the input that decides as a known example "
-                f"(autopar.tracing.known){accepting}",
+                f"(autopar.tracing.known), or accept it with constraints='{_KIND}{pattern}'",
                 where=", ".join(filter(None, [call.path, nodes[0].meta.get(PLACE, "")])),
             )

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,7 @@ from autopar.collecting import collection_paused
 from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
 from autopar.graph import fingerprint
 from autopar.layout import Layout
-from autopar.leaf_calls import LeafCall
-from autopar.leaf_requests import LeafWarning, asked_for, check_shares, reason_told, split_requests
+from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
 from autopar.leaf_splits import find_splits
 from autopar.plans import Plan
 from autopar.precision import Precision
@@ -154,26 +152,10 @@ def trace_for(
                 where=_raised_at(model, error),
             ) from error
         show_leaf_tensors(traced, request.precision.compute)
+        check_requests(model, traced.graph, request.constraints)
         find_splits(traced.graph)
-        _warn_of_leaves(traced)
+        warn_of_leaves(traced.graph, traced.failures, request.constraints)
     return traced
-
-
-def _warn_of_leaves(traced: Traced) -> None:
-    alike: dict[tuple[str, str, bool], list[str]] = {}
-    for node in traced.graph.nodes:
-        call = node.target
-        if not isinstance(call, LeafCall):
-            continue
-        is_module = call.noun == LeafCall.noun
-        why = traced.failures.get(call.module) if is_module else call.reason
-        if why is not None:  # else it was asked for
-            kind = type(call.module).__name__ if is_module else call.noun
-            paths = alike.setdefault((kind, why, call.rule is not None), [])
-            if not is_module or call.path not in paths:  # a module may be called twice
-                paths.append(call.path)
-    for (kind, why, split), paths in alike.items():
-        warnings.warn(reason_told(paths, kind, why, split=split), LeafWarning, stacklevel=4)
 
 
 def _raised_at(model: nn.Module, error: Exception) -> str:

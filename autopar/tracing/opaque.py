@@ -181,7 +181,8 @@ def _by_parts(run: Callable[[], Any], path: str, attributes: Attributes) -> Any:
         try:
             return original(inner, *args, **kwargs)
         except Exception:  # whatever it is: this one is opaque, too
-            return outputs_of(inner, f"{path}.{type(inner).__name__}", attributes, args, kwargs, inside=True)[0]
+            with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data
+                return outputs_of(inner, f"{path}.{type(inner).__name__}", attributes, args, kwargs, inside=True)[0]
 
     with attributes_set(nn.Module, __call__=call):
         result = run()

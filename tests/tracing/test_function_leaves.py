@@ -200,7 +200,12 @@ def test_too_much_in_a_function_leaf_is_an_error_that_names_it():
         warnings.simplefilter("ignore", LeafWarning)
         with pytest.raises(UntraceableError, match="function 'forward' would run whole on every rank") as error:
             plan(Asking(), dict(x=torch.randn(8, 64)), TWO)
-    assert "constraints=" not in str(error.value)
+        assert "constraints='leaf:forward'" in str(error.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LeafWarning)  # who asked for it need not be told
+        made = plan(Asking(), dict(x=torch.randn(8, 64)), TWO, constraints="leaf:forward")
+    assert made.constraints == ("leaf:forward",)
+    assert sum("forward" in node.target for node in made.nodes) == 1
 
 
 def test_leaf_tensors_are_shown_beside_function_leaves():

@@ -137,6 +137,35 @@ class Catches(nn.Module):
         return self.inner(x) * factor
 
 
+def test_a_part_that_fails_on_data_is_not_tried_on_it_within_itself():
+    class Failing(nn.Module):
+        def __init__(self, runs: list[float]) -> None:
+            super().__init__()
+            self.linear, self.runs = nn.Linear(4, 4), runs
+
+        def __deepcopy__(self, memo):
+            return Failing(self.runs)
+
+        def forward(self, x):
+            if (total := x.sum().item()) not in (0, 1):  # no guess
+                self.runs.append(total)
+                raise ValueError("no data suits")
+            return x * total
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.failing = nn.Linear(3000, 3000), Failing([])
+
+        def forward(self, x):
+            x = self.failing(x)
+            return self.large(x.repeat(1, 750))[:, :4] if x.sum() > 0 else x
+
+    model = Around()
+    trace(nn.Sequential(nn.Linear(4, 4), model), dict(input=torch.randn(2, 4)), unsupported="leaf")
+    assert 1 <= len(model.failing.runs) <= 3  # by itself, and as a part: no trial inside a trial
+
+
 def test_a_question_that_the_model_catches_is_not_forgotten() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Catches()).double()
     x = torch.randn(3, 4, dtype=torch.float64)
