@@ -32,9 +32,9 @@ def budgets(seed: int, plans: list[Tried]) -> list[float]:
     return [peaks[0], *(draw.choice(peaks) for _ in range(2)), draw.uniform(peaks[0], peaks[-1])]
 
 
-def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool, levels: bool = False) -> Solution | None:
+def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> Solution | None:
     try:
-        found = asked.solve(budget, fold=fold, recompute=recompute, single_levels=levels)
+        found = asked.solve(budget, fold=fold, recompute=recompute)
     except InfeasibleError:
         return None
     predicted = asked.predict(found)
@@ -50,8 +50,7 @@ def check(asked: Toy, problem: Problem, plans: list[Tried], budget: float, *, re
     recomputed blocks read from outside.
     """
     folded = any(stage.count > 1 for stage in problem.stages)
-    levels = any(stage.count == 1 and stage.depth > 1 for stage in problem.stages)
-    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute, levels=levels)
+    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute)
     limit = float("inf")
     if found is not None:
         limit = found.seconds * (1 - EQUAL)
@@ -96,7 +95,7 @@ def test_counts_of_nested_levels(seed: int) -> None:
 @pytest.mark.parametrize("seed", cases()[:40])
 def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
     asked = drawn(seed, MOST_PLANS // 20, Levelled)
-    problem = asked.problem(fold=False, single_levels=True)
+    problem = asked.problem(fold=False)
     plans = list(every_plan(asked, problem, recompute=True))
     for budget in budgets(seed, plans):
         check(asked, problem, plans, budget, recompute=True)

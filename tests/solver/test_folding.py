@@ -62,6 +62,39 @@ def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
     assert len(sizes) == 1
 
 
+class Dense(nn.Module):
+    """Equal layers, of which the first one reads what needs no gradient."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.sum()
+
+
+@pytest.mark.parametrize(("layers", "counts"), [(2, [1, 1]), (5, [1, 4])])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_block_whose_input_needs_no_gradient_decides_for_itself(layers: int, counts: list[int], given: bool) -> None:
+    """Its backward is cheaper than that of the others; `given`: the input needs a gradient as theirs do."""
+    problem = toy(on_meta(Dense, layers), torch.empty(64, 16, device="meta", requires_grad=given), on=cluster(2, seed=1))
+    blocks = [stage for stage in problem.problem().stages if stage.repeat is not None]
+    assert [stage.count for stage in blocks] == ([layers] if given else counts)
+    assert [stage.first for stage in blocks] == ([0] if given else [0, 1])
+    for solution in (problem.solve(), problem.solve(0.98 * problem.predict(problem.solve()).peak_bytes)):
+        assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
+
+
+def test_blocks_that_decide_for_themselves_have_levels_of_recompute() -> None:
+    problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(2))
+    [folded] = [stage for stage in problem.problem().stages if stage.repeat is not None]
+    single = [stage for stage in problem.problem(fold=False).stages if stage.repeat is not None]
+    assert folded.depth > 1
+    assert [stage.levels for stage in single] == 3 * [folded.levels]
+
+
 @pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
 def test_folding_costs_little_under_a_budget_and_nothing_without(mesh: tuple[int, ...]) -> None:
     problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=3), keep=3)
@@ -71,6 +104,6 @@ def test_folding_costs_little_under_a_budget_and_nothing_without(mesh: tuple[int
     least, most = problem.smallest_budget(fold=False), problem.predict(folded).peak_bytes
     for part in (0.7, 0.3, 0.02):
         budget = least + part * (most - least)
-        one, all_ = problem.solve(budget, gap=1e-4, inner_levels=0), problem.solve(budget, fold=False, gap=1e-4)
+        one, all_ = problem.solve(budget, gap=1e-4), problem.solve(budget, fold=False, gap=1e-4)
         assert all_.seconds <= one.seconds * (1 + 2e-4)
         assert one.seconds <= all_.seconds * 1.05

@@ -70,12 +70,9 @@ class Toy:
     def graph(self) -> fx.Graph:
         return self.memory.graph
 
-    def problem(
-        self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST, single_levels: bool = False
-    ) -> Problem:
-        options = {"fold": fold, "recompute": recompute, "single_levels": single_levels}
+    def problem(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> Problem:
         some = self.memory, self.restricted, self.cluster, self.repeats
-        return build_problem(*some, **options, inner_levels=inner_levels)
+        return build_problem(*some, fold=fold, recompute=recompute, inner_levels=inner_levels)
 
     def solve(
         self,
@@ -85,9 +82,8 @@ class Toy:
         recompute: bool = True,
         gap: float = 1e-7,
         inner_levels: int = MOST,
-        single_levels: bool = False,
     ) -> Solution:
-        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels, single_levels=single_levels)
+        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels)
         model = Model(problem)
         if budget is not None:
             Rows(model, budget)
