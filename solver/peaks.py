@@ -12,7 +12,7 @@ from autopar.solver.model import Model
 from autopar.solver.points import OnTheWay
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, counted
-from autopar.solver.saved import UNIT, StageBytes, add
+from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Case = dict[bool, list[int | None]]
 Row = Callable[[str, Sequence[int | None], Expression, float], None]

@@ -34,7 +34,8 @@ from autopar.solver.peaks import Peaks
 from autopar.solver.points import OnTheWay, Points
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, counted, replays
-from autopar.solver.saved import UNIT, Saved, StageBytes, add, keep
+from autopar.solver.saved import Saved
+from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
 
 
 class Rows:

@@ -23,8 +23,8 @@ from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Choice, Problem, Stage
 from autopar.solver.rows import Rows
-from autopar.solver.saved import UNIT
 from autopar.solver.solution import segments_of
+from autopar.solver.stage_bytes import UNIT
 
 WIDTH, MOST_OPS = 8, 8
 MESHES = [(2, 2), (2, 2, 2)]

@@ -79,7 +79,9 @@ class Dense(nn.Module):
 @pytest.mark.parametrize("given", [False, True])
 def test_a_block_whose_input_needs_no_gradient_decides_for_itself(layers: int, counts: list[int], given: bool) -> None:
     """Its backward is cheaper than that of the others; `given`: the input needs a gradient as theirs do."""
-    problem = toy(on_meta(Dense, layers), torch.empty(64, 16, device="meta", requires_grad=given), on=cluster(2, seed=1))
+    problem = toy(
+        on_meta(Dense, layers), torch.empty(64, 16, device="meta", requires_grad=given), on=cluster(2, seed=1)
+    )
     blocks = [stage for stage in problem.problem().stages if stage.repeat is not None]
     assert [stage.count for stage in blocks] == ([layers] if given else counts)
     assert [stage.first for stage in blocks] == ([0] if given else [0, 1])

@@ -25,8 +25,8 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
-from autopar.solver.saved import UNIT
 from autopar.solver.solution import Solution, read_solution
+from autopar.solver.stage_bytes import UNIT
 from autopar.strategies import strategies_for
 from autopar.strategies.strategy import Strategy
 from autopar.tracing import trace
