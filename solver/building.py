@@ -159,8 +159,8 @@ class _Builder:
     def _alone(self, repeat: Repeat) -> int:
         """How many of the blocks decide for themselves, the first ones; those behind them share their decisions.
 
-        Blocks that share have equal strategies, and what they make is read by the next block or after the last. Where
-        what the first one reads needs no gradient though what the others read does, its backward takes less time.
+        Blocks that share have equal strategies, what they make is read by the next block or after the last, and what
+        the first one reads is like what the others read.
         """
         alone = 0 if self._equal(repeat, 0) and self._reads_alike(repeat) else 1
         own = not all(self._equal(repeat, i) for i in range(1, repeat.count - 1))
@@ -175,15 +175,15 @@ class _Builder:
         return True
 
     def _reads_alike(self, repeat: Repeat) -> bool:
-        """Whether the first block needs gradients of what it reads as the second does."""
-        memory = self.memory
+        """Whether what the first block reads needs gradients as what the second reads does, which take time, and is
+        given to the step as that is, so that keeping it takes no memory."""
         pairs = zip(repeat.instance(0), repeat.instance(1), strict=True)
-        nodes = ((self.nodes[one], self.nodes[other]) for one, other in pairs)
-        return all(
-            needs_grad(memory, mine) == needs_grad(memory, its)
-            for one, other in nodes
-            for mine, its in zip(memory.inputs[one], memory.inputs[other], strict=True)
-        )
+        inputs = ((self.memory.inputs[self.nodes[one]], self.memory.inputs[self.nodes[other]]) for one, other in pairs)
+        return all(self._form(a) == self._form(b) for some, others in inputs for a, b in zip(some, others, strict=True))
+
+    def _form(self, ref: TensorRef) -> tuple[bool, bool]:
+        given = self.memory.roots[ref].node.op in ("placeholder", "get_attr")
+        return needs_grad(self.memory, ref), given
 
     def _reaches_further(self, repeat: Repeat, alone: int) -> bool:
         """Whether blocks behind the next one read what one of these blocks makes."""

@@ -63,28 +63,32 @@ def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
 
 
 class Dense(nn.Module):
-    """Equal layers, of which the first one reads what needs no gradient."""
+    """Equal layers; the first one reads what is given, or the op before it."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, *, before: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(layers))
+        self.before = before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.abs() if self.before else x
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x.sum()
 
 
 @pytest.mark.parametrize(("layers", "counts"), [(2, [1, 1]), (5, [1, 4])])
-@pytest.mark.parametrize("given", [False, True])
-def test_a_block_whose_input_needs_no_gradient_decides_for_itself(layers: int, counts: list[int], given: bool) -> None:
-    """Its backward is cheaper than that of the others; `given`: the input needs a gradient as theirs do."""
-    problem = toy(
-        on_meta(Dense, layers), torch.empty(64, 16, device="meta", requires_grad=given), on=cluster(2, seed=1)
-    )
+@pytest.mark.parametrize(("before", "gradient"), [(True, False), (False, True), (True, True)])
+def test_a_block_that_reads_other_than_the_next_decides_for_itself(
+    layers: int, counts: list[int], before: bool, gradient: bool
+) -> None:
+    """Without a gradient of its input, its backward is cheaper; to keep what is given to the step takes no memory."""
+    with torch.device("meta"):
+        problem = toy(Dense(layers, before=before), torch.empty(64, 16, requires_grad=gradient), on=cluster(2, seed=1))
     blocks = [stage for stage in problem.problem().stages if stage.repeat is not None]
-    assert [stage.count for stage in blocks] == ([layers] if given else counts)
-    assert [stage.first for stage in blocks] == ([0] if given else [0, 1])
+    alike = before and gradient
+    assert [stage.count for stage in blocks] == ([layers] if alike else counts)
+    assert [stage.first for stage in blocks] == ([0] if alike else [0, 1])
     for solution in (problem.solve(), problem.solve(0.98 * problem.predict(problem.solve()).peak_bytes)):
         assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
 
