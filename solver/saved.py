@@ -98,6 +98,8 @@ class Saved:
                 for target, level, left_out in self._held(op.stage):
                     for variable, coefficient in self._kept(saver, i, level, left_out).items():
                         add(target, variable, coefficient * size)
+                for target in data.least[: op.again.dropped or None]:
+                    add(target, self.model.x[number][i], size)
 
     def _tensors(self, number: int) -> Iterator[tuple[TensorRef, bool, int, int, int]]:
         """What an op keeps: the tensor, whether it is an input, its place, and between which levels."""
@@ -182,6 +184,10 @@ class Saved:
         all but one, less one where some op keeps it.
         """
         but_one: Expression = {}
+        for saver in savers[:1]:  # where this one keeps it, a block does
+            for target in self.stages[stage].least[saver.start : saver.end or None]:
+                for i in saver.choices:
+                    add(target, self.model.x[saver.op][i], size)
         for held, level, left_out in self._held(stage) if savers else ():
             each: list[Expression] = []
             for saver in savers:
