@@ -12,7 +12,7 @@ from autopar.cost.blocks import Repeat
 from autopar.cost.levels import MOST, Levels, levels_of
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
-from autopar.cost.traffic import computed_end, in_segment, replay_end
+from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
 from autopar.graph import TensorRef, output_tensors
 from autopar.solver.constraints import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
@@ -31,17 +31,15 @@ def build_problem(
     fold: bool = True,
     recompute: bool = True,
     inner_levels: int = MOST,
-    single_levels: bool = False,
 ) -> Problem:
     """State the problem of a graph whose nodes have these strategies.
 
-    `inner_levels`: at most so many levels of recompute below whole blocks, for blocks that share their decisions;
-    `single_levels`: for those too that decide for themselves.
+    `inner_levels`: at most so many levels of recompute below whole blocks.
 
     Raises KeyError for a tensor whose node has no strategy.
     """
     recompute = recompute and memory.train
-    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels, single_levels).build()
+    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels).build()
 
 
 class _Builder:
@@ -54,10 +52,9 @@ class _Builder:
         fold: bool,
         recompute: bool,
         inner_levels: int,
-        single_levels: bool,
     ) -> None:
         self.memory, self.cluster, self.repeats = memory, cluster, repeats
-        self.inner_levels, self.single_levels = inner_levels, single_levels
+        self.inner_levels = inner_levels
         self.strategies, self.restricted = restricted.strategies, restricted
         self.recompute = recompute
         self.nodes = list(memory.graph.nodes)
@@ -67,28 +64,26 @@ class _Builder:
             if output_tensors(node) or node.op == "output":
                 for ref in memory.inputs[node]:
                     self.readers.setdefault(ref.node, []).append(node)
-        self.folded = [fold and self._foldable(repeat) for repeat in repeats]
+        self.alone = [self._alone(repeat) if fold else repeat.count for repeat in repeats]
         self.ops: list[Op] = []
         self.op_of: dict[fx.Node, int] = {}
         self.stages: list[Stage] = []
 
     def build(self) -> Problem:
         at = 0
-        for repeat, folded in zip(self.repeats, self.folded, strict=True):
+        for repeat, alone in zip(self.repeats, self.alone, strict=True):
             self._stage(range(at, repeat.start), 1)
-            if folded:
-                self._stage(repeat.instance(0), repeat.count, repeat)
-            else:
-                for i in range(repeat.count):
-                    self._stage(repeat.instance(i), 1, repeat, i)
+            for i in range(alone):
+                self._stage(repeat.instance(i), 1, repeat, i)
+            if alone < repeat.count:
+                self._stage(repeat.instance(alone), repeat.count - alone, repeat, alone)
             at = repeat.end
         self._stage(range(at, len(self.nodes)), 1)
-        for repeat, folded in zip(self.repeats, self.folded, strict=True):
-            if folded:
-                for i in range(1, repeat.count):
-                    for here, first in zip(repeat.instance(i), repeat.instance(0), strict=True):
-                        if self.nodes[first] in self.op_of:
-                            self.op_of[self.nodes[here]] = self.op_of[self.nodes[first]]
+        for repeat, alone in zip(self.repeats, self.alone, strict=True):
+            for i in range(alone + 1, repeat.count):
+                for here, first in zip(repeat.instance(i), repeat.instance(alone), strict=True):
+                    if self.nodes[first] in self.op_of:
+                        self.op_of[self.nodes[here]] = self.op_of[self.nodes[first]]
         tensors = self._tensors()
         return Problem(
             self.memory, self.cluster, tuple(self.ops), tensors, tuple(self.stages), self.repeats, self.op_of
@@ -103,7 +98,7 @@ class _Builder:
             for node in nodes
             if node in self.strategies and (output_tensors(node) or node.op == "output")
         }
-        levels = self._levels(nodes, choices, count) if repeat else None
+        levels = self._levels(nodes, choices) if repeat else None
         members = []
         for offset, node in enumerate(nodes):
             if node in choices:
@@ -113,14 +108,12 @@ class _Builder:
                 self.ops.append(Op(node, len(self.stages), choices[node], again))
         self.stages.append(Stage(count, tuple(members), repeat, first, levels))
 
-    def _levels(
-        self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]], count: int
-    ) -> Levels | None:
+    def _levels(self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]]) -> Levels | None:
         """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
         if not self.recompute or not replay_end(self.memory, nodes) or self.restricted.kept & set(nodes):
             return None
         many = sum(len(some) for some in choices.values()) > MOST_CHOICES
-        if (count == 1 and not self.single_levels) or many or not self.inner_levels:
+        if many or not self.inner_levels:
             return Levels((), len(nodes))
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
         return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=self.inner_levels)
@@ -163,22 +156,43 @@ class _Builder:
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
-    def _foldable(self, repeat: Repeat) -> bool:
-        """Whether the blocks' strategies are equal and what they make is read by the next block or after the last."""
-        for k in range(repeat.period):
-            first = self.nodes[repeat.start + k]
-            for i in range(1, repeat.count):
-                other = self.nodes[repeat.start + k + i * repeat.period]
-                mine, its = self.strategies.get(first), self.strategies.get(other)
-                if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
-                    return False
-        for i in range(repeat.count - 1):
-            inside = repeat.instance(i)
-            for position in inside:
-                for reader in self.readers.get(self.nodes[position], ()):
-                    if reader.op != "output" and self.position[reader] >= inside.stop + repeat.period:
-                        return False
+    def _alone(self, repeat: Repeat) -> int:
+        """How many of the blocks decide for themselves, the first ones; those behind them share their decisions.
+
+        Blocks that share have equal strategies, what they make is read by the next block or after the last, and what
+        the first one reads is like what the others read.
+        """
+        alone = 0 if self._equal(repeat, 0) and self._reads_alike(repeat) else 1
+        own = not all(self._equal(repeat, i) for i in range(1, repeat.count - 1))
+        return repeat.count if own or self._reaches_further(repeat, alone) else alone
+
+    def _equal(self, repeat: Repeat, block: int) -> bool:
+        """Whether a block has the strategies of the next one."""
+        for one, other in zip(repeat.instance(block), repeat.instance(block + 1), strict=True):
+            mine, its = self.strategies.get(self.nodes[one]), self.strategies.get(self.nodes[other])
+            if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
+                return False
         return True
+
+    def _reads_alike(self, repeat: Repeat) -> bool:
+        """Whether what the first block reads needs gradients as what the second reads does, which take time, and is
+        given to the step as that is, so that keeping it takes no memory."""
+        pairs = zip(repeat.instance(0), repeat.instance(1), strict=True)
+        inputs = ((self.memory.inputs[self.nodes[one]], self.memory.inputs[self.nodes[other]]) for one, other in pairs)
+        return all(self._form(a) == self._form(b) for some, others in inputs for a, b in zip(some, others, strict=True))
+
+    def _form(self, ref: TensorRef) -> tuple[bool, bool]:
+        given = self.memory.roots[ref].node.op in ("placeholder", "get_attr")
+        return needs_grad(self.memory, ref), given
+
+    def _reaches_further(self, repeat: Repeat, alone: int) -> bool:
+        """Whether blocks behind the next one read what one of these blocks makes."""
+        return any(
+            reader.op != "output" and self.position[reader] >= repeat.instance(i + 1).stop
+            for i in range(alone, repeat.count - 1)
+            for position in repeat.instance(i)
+            for reader in self.readers.get(self.nodes[position], ())
+        )
 
     def _tensors(self) -> tuple[Tensor, ...]:
         """Who reads which tensor, grouped by who shares conversions."""

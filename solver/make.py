@@ -21,6 +21,7 @@ from autopar.precision import Precision
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import Restricted, Strategies, restrict
+from autopar.solver.each_block import refined
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
@@ -160,7 +161,11 @@ def _solve(
     outcome = run(model, solver, end - cpu_seconds(), gap)
     watch.lap("ilp")
     if outcome.status != "infeasible":
-        return problem, read_solution(model, outcome)
+        solution, left = read_solution(model, outcome), end - cpu_seconds()
+        given = memory, restricted, cluster, repeats, budget * (1 - 1e-6)
+        solution = refined(problem, solution, *given, left, gap, solver)
+        watch.lap("ilp")
+        return problem, solution
     smallest = smallest_budget(problem, solver, gap)
     if smallest is None:
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")

@@ -12,7 +12,7 @@ from autopar.solver.model import Model
 from autopar.solver.points import OnTheWay
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, counted
-from autopar.solver.saved import UNIT, StageBytes, add
+from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Case = dict[bool, list[int | None]]
 Row = Callable[[str, Sequence[int | None], Expression, float], None]
@@ -57,9 +57,11 @@ class Peaks:
                 alone = {whether[-1]: limit * UNIT} if whole and limit else {}
                 for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
                     add(terms, variable, size)
-                self._cases(
-                    f"{name}, level {level}", [*there, kept], w, [*blocks, *last], terms, limit if alone else 0.0
-                )
+                here = f"{name}, level {level}"
+                self._cases(here, [*there, kept], w, last, terms, limit if alone else 0.0)
+                less = {} if whole else self._less_behind_last(data, level, counts[level - 1], m)
+                others = [case for case in blocks if case != last[0]]
+                self._cases(here, [*there, kept], w, others, {**terms, **less}, limit if alone else 0.0)
             if stage.depth > 1 or not level:
                 inputs = data.first_inputs if whole else {}
                 self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
@@ -100,6 +102,24 @@ class Peaks:
             for variable, size in zip(variables.tolist(), by_size, strict=True):
                 add(found, variable, -size)
         return found
+
+    def _less_behind_last(self, data: StageBytes, level: int, r: int, m: int) -> Expression:
+        """D of a level: what the one before the last block of all has less than it, where all are of this level."""
+        if not data.most_left_behind:
+            return {}
+        many = self.memory.micro_batches > 1
+        most = data.most_left_behind / UNIT
+        limit = 0.0 if many else sum(max(sizes.values()) for _, sizes in data.each_gradient) / UNIT
+        all_ = self.program.variable("all", integer=True)
+        less = self.program.variable("less", upper=most, whole=False)
+        self.program.at_most("all", [(all_, float(m)), (r, -1.0)], 0.0)
+        self.program.at_most("less", [(less, 1.0), (all_, -most)], 0.0)
+        terms = {v: -c for v, c in data.least[level].items()}
+        for variable, size in ({} if many else data.gradients).items():
+            add(terms, variable, size)
+        bytes_ = [(v, c / UNIT) for v, c in terms.items()]
+        self.program.at_most("less", [(less, 1.0), (all_, limit), *bytes_], limit)
+        return {less: -UNIT}
 
     def _switch(self, whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:
         """What makes a row say nothing unless the first block has this level: terms on its left, and its right side."""

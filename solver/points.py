@@ -19,7 +19,7 @@ from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem, Stage
 from autopar.solver.replays import Expression, Flow, OwnLevel, largest
-from autopar.solver.saved import UNIT, StageBytes, add
+from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Sum = Callable[[str, Expression, int | None], int | None]

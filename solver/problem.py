@@ -131,6 +131,16 @@ class Problem:
             return len(levels)
         return levels.together(made.again.offset, op.again.offset)
 
+    def first_of_last(self, ref: TensorRef) -> TensorRef | None:
+        """Of what the last of equal blocks makes, what the first of them makes in its place; None for all else."""
+        number = self.op_of.get(ref.node)
+        if number is None or self.ops[number].node is ref.node:
+            return None
+        stage, position = self.stages[self.ops[number].stage], self.memory.lifetimes.position[ref.node]
+        assert stage.repeat is not None
+        last = stage.repeat.instance(stage.first + stage.count - 1)
+        return TensorRef(self.ops[number].node, ref.index) if position in last else None
+
     def ref(self, tensor: Tensor) -> TensorRef:
         """The graph's tensor (of the first block)."""
         return TensorRef(self.ops[tensor.source].node, tensor.output)

@@ -11,6 +11,11 @@ of at least level l keep; in the backward of one of them W_l is there at most::
     first block, of level l:  always + H(before)             + W_l + (m - 1) G   + gradients(after) + moving <= budget
     next to the last of all:  always + H(before) + H_0 - 2 F_0 + W_0 + G         + gradients(after) + moving <= budget
 
+What is moving behind the last block of all is less than behind others. Where all blocks are of level l, other cases of
+moving count in the row of its last block without as much as the one before it has less, D_l::
+
+    D_l <= most left behind * a_l,  D_l <= least F_l - G + most G * (1 - a_l),  m a_l <= r_l,  a_l in {0,1}
+
 From one block of a level to the one before, F_l leaves and G comes, so that the last and the first of a level bound all
 between, and the first of one level is below the last of the next. Rows of levels that no block has say less than those
 of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
@@ -18,7 +23,8 @@ of the next level that some block has, since F_l - W_l falls with l; where they 
 K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`.
 Variables that count copies are bounded from below alone, so that no row may subtract one. What differs from the
 prediction is never less: the inputs of a block recomputed as a whole count beside their copies in its replay, what all
-blocks of a stage share counts beside each, and gradients of a whole stage count at once.
+blocks of a stage share beside each, what a block makes and keeps again where the next block of its stage keeps it too,
+and gradients of a whole stage at once.
 """
 
 from __future__ import annotations
@@ -34,7 +40,8 @@ from autopar.solver.peaks import Peaks
 from autopar.solver.points import OnTheWay, Points
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, counted, replays
-from autopar.solver.saved import UNIT, Saved, StageBytes, add, keep
+from autopar.solver.saved import Saved
+from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
 
 
 class Rows:
@@ -44,7 +51,7 @@ class Rows:
         self.model, self.program, self.problem = model, model.program, model.problem
         self.memory = model.problem.memory
         depths = [max(1, stage.depth) if stage.count > 1 else 1 for stage in self.problem.stages]
-        self.stages = [StageBytes(held=[{} for _ in range(n)], held_but_one=[{} for _ in range(n)]) for n in depths]
+        self.stages = [StageBytes.of_depth(n) for n in depths]
         self.always: Expression = {}
         self.accumulated: Expression = {}  # what micro-batches before the last leave
         self.optimizer: Expression = {}
@@ -194,6 +201,9 @@ class Rows:
                         add(target, variable, (count - left_out) * size)
                     if dropped:
                         add(target, again[dropped][variable], -size)
+        for target in data.least[: dropped or None]:
+            for variable, size in sizes.items():
+                add(target, variable, size)
         levels = self.problem.stages[op.stage].levels
         if levels is None or not dropped:
             return
@@ -223,8 +233,9 @@ class Rows:
         always = self._sum("always", self.always)
         left = self._sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)
-        read = [self._parameters_of(stage) for stage in self.problem.stages]
-        reduced = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
+        read = [self._moving(self._parameters_of(stage)) for stage in self.problem.stages]
+        by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
+        reduced = [self._moving(flows) for flows in by_stage]
         way = OnTheWay(self.problem, read, reduced, self._sum)
         peaks = Peaks(self.model, way, self._row, self._sum)
         behind: list[int | None] = [None]  # gradients of stages after
@@ -237,13 +248,14 @@ class Rows:
         before: int | None = None
         for i, data in enumerate(self.stages):
             later = None if many else behind[i + 1]
+            data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
             fullest = points.fullest(i, way.reductions[i], self._largest)
             peaks.add(i, data, fullest, [always, left, later], before)
             before = self._sum("held", data.held[0], before)
         self._row("optimizer step", [always], self.optimizer)
 
-    def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[tuple[Moving, int]]:
-        """What moves for the parameters that a stage's ops read, or for those whose gradients are reduced behind it."""
+    def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[Flow]:
+        """Flows of the parameters that a stage's ops read, or of those whose gradients are reduced behind it."""
         inside, grouping = set(stage.ops), self.problem.grouping
         flows = [flow for (_, reader), some in self.flows.items() if reader in inside for flow in some]
         if reduced:  # in the region that reads them first
@@ -253,7 +265,11 @@ class Rows:
                 for parameter, reader, flow in nodes
                 if self.memory.is_parameter(parameter) and grouping.home(parameter) == grouping.region(reader)
             ]
-        return self._moving(flows)
+        return flows
+
+    def _most_left_behind(self, flow: Flow) -> int:
+        """The most bytes of a parameter that can be left of its bucket while the next block's turn is."""
+        return max((one.left_behind + one.others for one, _ in self._moving([flow])), default=0)
 
     def _largest(self, name: str, sizes: Sequence[tuple[Expression, float, float]]) -> int | None:
         """A variable (in MiB) at least as large as each of some expressions, given with their least and most."""

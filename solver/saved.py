@@ -16,14 +16,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autopar.cost.levels import Span
 from autopar.cost.memory import Copy
 from autopar.graph import TensorRef
 from autopar.solver.model import Model
 from autopar.solver.problem import Op
-from autopar.solver.replays import Expression, Flow
-
-UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
+from autopar.solver.replays import Expression
+from autopar.solver.stage_bytes import Part, StageBytes, add, keep
 
 
 @dataclass
@@ -35,39 +33,6 @@ class Saver:
     start: int
     end: int
     choices: list[int] = field(default_factory=list)
-
-
-Part = tuple[int, Span]  # a level of recompute, and one of its segments
-
-
-@dataclass
-class StageBytes:
-    """Expressions in bytes: one block, by the op that first keeps it; by level, all blocks of at least that level after
-    forward, and all but the last of that level (of any level: but the last two); inputs of blocks recomputed as a
-    whole, and of the first of them; gradients of one block (by parameter, of all), and of shared parameters, once
-    reduced. Of one block, by segment: what is `freed` when its own ops are through with it, and what is kept of what it
-    reads and nobody keeps (`besides`)."""
-
-    block: dict[int, Expression] = field(default_factory=dict)
-    held: list[Expression] = field(default_factory=lambda: [{}])
-    held_but_one: list[Expression] = field(default_factory=lambda: [{}])
-    held_but_two: Expression = field(default_factory=dict)
-    inputs: Expression = field(default_factory=dict)
-    first_inputs: Expression = field(default_factory=dict)
-    gradients: Expression = field(default_factory=dict)
-    each_gradient: list[tuple[Flow, Expression]] = field(default_factory=list)
-    shared_gradients: Expression = field(default_factory=dict)
-    freed: dict[Part, Expression] = field(default_factory=dict)
-    besides: dict[Part, Expression] = field(default_factory=dict)
-
-
-def keep(target: dict[int, Expression], op: int, variable: int, coefficient: float) -> None:
-    add(target.setdefault(op, {}), variable, coefficient)
-
-
-def add(target: Expression, variable: int, coefficient: float) -> None:
-    if coefficient:
-        target[variable] = target.get(variable, 0.0) + coefficient
 
 
 class Saved:
@@ -133,6 +98,8 @@ class Saved:
                 for target, level, left_out in self._held(op.stage):
                     for variable, coefficient in self._kept(saver, i, level, left_out).items():
                         add(target, variable, coefficient * size)
+                for target in data.least[: op.again.dropped or None]:
+                    add(target, self.model.x[number][i], size)
 
     def _tensors(self, number: int) -> Iterator[tuple[TensorRef, bool, int, int, int]]:
         """What an op keeps: the tensor, whether it is an input, its place, and between which levels."""
@@ -166,6 +133,10 @@ class Saved:
                             saver.choices.append(i)
         for (stage, copy), savers in own.items():
             self._own_copy(stage, copy, list(savers.values()))
+            its = self.problem.first_of_last(copy[0]) if self.problem.stages[stage].repeat is None else None
+            if its is not None:
+                at = self.problem.ops[self.problem.op_of[its.node]].stage
+                self._handed(stage, copy, list(savers.values()), list(own.get((at, (its, copy[1])), {}).values()))
         for copy, savers in shared.items():
             self._shared_copy(self.memory.copy_bytes(copy), list(savers.values()))
 
@@ -213,6 +184,10 @@ class Saved:
         all but one, less one where some op keeps it.
         """
         but_one: Expression = {}
+        for saver in savers[:1]:  # where this one keeps it, a block does
+            for target in self.stages[stage].least[saver.start : saver.end or None]:
+                for i in saver.choices:
+                    add(target, self.model.x[saver.op][i], size)
         for held, level, left_out in self._held(stage) if savers else ():
             each: list[Expression] = []
             for saver in savers:
@@ -232,6 +207,23 @@ class Saved:
                 but_one = each[0]
             for variable, coefficient in each[0].items() if each else ():
                 add(held, variable, coefficient * size)
+
+    def _handed(self, stage: int, copy: Copy, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
+        """What the last of equal blocks keeps already counts no more where ops behind them keep it too."""
+        makers = [saver for saver in makers if not saver.start]
+        if not makers:
+            return
+        one, size = self._some(savers), self.memory.copy_bytes(copy)
+        uses = [(self.model.x[saver.op][i], -1.0) for saver in makers for i in saver.choices]
+        self.program.at_most("handed", [(one, 1.0), *uses], 0.0)
+        for maker in makers:
+            if maker.end:  # the last block is at no level that drops it
+                at = self.problem.ops[maker.op].stage
+                r, many = self.model.recomputed[at][maker.end - 1], float(self.problem.stages[at].count)
+                self.program.at_most("handed", [(one, 1.0), (r, 1.0)], many)
+        keep(self.stages[stage].block, max(saver.op for saver in savers), one, -size)
+        for held, *_ in self._held(stage):
+            add(held, one, -size)
 
     def _some(self, savers: Sequence[Saver]) -> int:
         """A variable that is at most 1, and 0 where none of these ops keeps a storage."""

@@ -11,7 +11,7 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
-from autopar.solver.saved import UNIT
+from autopar.solver.stage_bytes import UNIT
 
 _PATIENCE = 20.0  # seconds for the exact answer
 _NEAR_SECONDS = 20.0  # for each step of the near one

@@ -8,7 +8,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from random_graphs import MOST_OPS, Levelled, Tried, drawn, every_plan, is_with_blocks, read_bytes, rows_bytes
+from random_graphs import (
+    MOST_OPS,
+    Levelled,
+    Tried,
+    drawn,
+    every_plan,
+    is_with_blocks,
+    read_bytes,
+    rows_bytes,
+    twice_bytes,
+)
 from toys import Toy
 
 from autopar.errors import InfeasibleError
@@ -32,9 +42,9 @@ def budgets(seed: int, plans: list[Tried]) -> list[float]:
     return [peaks[0], *(draw.choice(peaks) for _ in range(2)), draw.uniform(peaks[0], peaks[-1])]
 
 
-def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool, levels: bool = False) -> Solution | None:
+def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> Solution | None:
     try:
-        found = asked.solve(budget, fold=fold, recompute=recompute, single_levels=levels)
+        found = asked.solve(budget, fold=fold, recompute=recompute)
     except InfeasibleError:
         return None
     predicted = asked.predict(found)
@@ -47,11 +57,10 @@ def check(asked: Toy, problem: Problem, plans: list[Tried], budget: float, *, re
     """What is found is one of the plans that fit, and none that the rows let pass is faster.
 
     The rows say what the prediction says. With recompute they may say more (`autopar.solver.rows`): at most what the
-    recomputed blocks read from outside.
+    recomputed blocks read from outside, and what a block makes and keeps that the next one keeps too.
     """
     folded = any(stage.count > 1 for stage in problem.stages)
-    levels = any(stage.count == 1 and stage.depth > 1 for stage in problem.stages)
-    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute, levels=levels)
+    found = solved(asked, budget * (1 + 1e-9), fold=folded, recompute=recompute)
     limit = float("inf")
     if found is not None:
         limit = found.seconds * (1 - EQUAL)
@@ -62,7 +71,8 @@ def check(asked: Toy, problem: Problem, plans: list[Tried], budget: float, *, re
             assert recompute, f"it fits and is faster: {plan}"
             counted = rows_bytes(problem, plan)
             assert counted > budget * (1 + 1e-9), f"it fits and is faster: {plan}"
-            assert counted <= (plan.predicted.peak_bytes + read_bytes(asked, problem, plan)) * (1 + 1e-9)
+            more = read_bytes(asked, problem, plan) + twice_bytes(asked, problem, plan)
+            assert counted <= (plan.predicted.peak_bytes + more) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", cases())
@@ -96,7 +106,7 @@ def test_counts_of_nested_levels(seed: int) -> None:
 @pytest.mark.parametrize("seed", cases()[:40])
 def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
     asked = drawn(seed, MOST_PLANS // 20, Levelled)
-    problem = asked.problem(fold=False, single_levels=True)
+    problem = asked.problem(fold=False)
     plans = list(every_plan(asked, problem, recompute=True))
     for budget in budgets(seed, plans):
         check(asked, problem, plans, budget, recompute=True)

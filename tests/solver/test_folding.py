@@ -62,6 +62,45 @@ def test_decisions_do_not_grow_with_the_number_of_blocks() -> None:
     assert len(sizes) == 1
 
 
+class Dense(nn.Module):
+    """Equal layers; the first one reads what is given, or the op before it."""
+
+    def __init__(self, layers: int, *, before: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(layers))
+        self.before = before
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.abs() if self.before else x
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.sum()
+
+
+@pytest.mark.parametrize(("layers", "counts"), [(2, [1, 1]), (5, [1, 4])])
+@pytest.mark.parametrize(("before", "gradient"), [(True, False), (False, True), (True, True)])
+def test_a_block_that_reads_other_than_the_next_decides_for_itself(
+    layers: int, counts: list[int], before: bool, gradient: bool
+) -> None:
+    """Without a gradient of its input, its backward is cheaper; to keep what is given to the step takes no memory."""
+    with torch.device("meta"):
+        problem = toy(Dense(layers, before=before), torch.empty(64, 16, requires_grad=gradient), on=cluster(2, seed=1))
+    blocks = [stage for stage in problem.problem().stages if stage.repeat is not None]
+    alike = before and gradient
+    assert [stage.count for stage in blocks] == ([layers] if alike else counts)
+    assert [stage.first for stage in blocks] == ([0] if alike else [0, 1])
+    for solution in (problem.solve(), problem.solve(0.98 * problem.predict(problem.solve()).peak_bytes)):
+        assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
+
+
+def test_blocks_that_decide_for_themselves_have_levels_of_recompute() -> None:
+    problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(2))
+    [folded] = [stage for stage in problem.problem().stages if stage.repeat is not None]
+    single = [stage for stage in problem.problem(fold=False).stages if stage.repeat is not None]
+    assert folded.depth > 1
+    assert [stage.levels for stage in single] == 3 * [folded.levels]
+
+
 @pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
 def test_folding_costs_little_under_a_budget_and_nothing_without(mesh: tuple[int, ...]) -> None:
     problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=3), keep=3)
@@ -71,6 +110,6 @@ def test_folding_costs_little_under_a_budget_and_nothing_without(mesh: tuple[int
     least, most = problem.smallest_budget(fold=False), problem.predict(folded).peak_bytes
     for part in (0.7, 0.3, 0.02):
         budget = least + part * (most - least)
-        one, all_ = problem.solve(budget, gap=1e-4, inner_levels=0), problem.solve(budget, fold=False, gap=1e-4)
+        one, all_ = problem.solve(budget, gap=1e-4), problem.solve(budget, fold=False, gap=1e-4)
         assert all_.seconds <= one.seconds * (1 + 2e-4)
         assert one.seconds <= all_.seconds * 1.05

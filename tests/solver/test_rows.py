@@ -20,8 +20,8 @@ from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.running import run
-from autopar.solver.saved import UNIT
 from autopar.solver.solution import read_solution
+from autopar.solver.stage_bytes import UNIT
 
 PLANS, COUNTS = 3, 3  # so many choices for all ops, and for each of them draws of how many blocks recompute
 MOST = 1.06  # of the prediction, that rows may have

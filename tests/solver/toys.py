@@ -25,8 +25,8 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
-from autopar.solver.saved import UNIT
 from autopar.solver.solution import Solution, read_solution
+from autopar.solver.stage_bytes import UNIT
 from autopar.strategies import strategies_for
 from autopar.strategies.strategy import Strategy
 from autopar.tracing import trace
@@ -70,12 +70,9 @@ class Toy:
     def graph(self) -> fx.Graph:
         return self.memory.graph
 
-    def problem(
-        self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST, single_levels: bool = False
-    ) -> Problem:
-        options = {"fold": fold, "recompute": recompute, "single_levels": single_levels}
+    def problem(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> Problem:
         some = self.memory, self.restricted, self.cluster, self.repeats
-        return build_problem(*some, **options, inner_levels=inner_levels)
+        return build_problem(*some, fold=fold, recompute=recompute, inner_levels=inner_levels)
 
     def solve(
         self,
@@ -85,9 +82,8 @@ class Toy:
         recompute: bool = True,
         gap: float = 1e-7,
         inner_levels: int = MOST,
-        single_levels: bool = False,
     ) -> Solution:
-        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels, single_levels=single_levels)
+        problem = self.problem(fold=fold, recompute=recompute, inner_levels=inner_levels)
         model = Model(problem)
         if budget is not None:
             Rows(model, budget)

@@ -27,7 +27,7 @@ class Unfolded:
 
     def __init__(self, asked: Toy, budget: int | None) -> None:
         self.asked, self.budget = asked, budget
-        self.problem = asked.problem(fold=False, recompute=budget is not None, single_levels=True)
+        self.problem = asked.problem(fold=False, recompute=budget is not None)
 
     def bound(self) -> float:
         """Seconds that no plan goes below: the relaxation's."""

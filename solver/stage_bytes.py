@@ -1,0 +1,51 @@
+"""Bytes of a stage as expressions of the program's variables, which memory rows add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autopar.cost.levels import Span
+from autopar.solver.replays import Expression, Flow
+
+UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
+
+Part = tuple[int, Span]  # a level of recompute, and one of its segments
+
+
+@dataclass
+class StageBytes:
+    """Expressions in bytes: one block, by the op that first keeps it; by level, all blocks of at least that level after
+    forward, and all but the last of that level (of any level: but the last two); the least that one block at a level
+    keeps; inputs of blocks recomputed as a whole, and of the first of them; gradients of one block (by parameter, of
+    all), and of shared parameters, once reduced. Of one block, by segment: what is `freed` when its own ops are through
+    with it, and what is kept of what it reads and nobody keeps (`besides`). `most_left_behind`: of the buckets of its
+    gradients in the next block's turn."""
+
+    block: dict[int, Expression] = field(default_factory=dict)
+    held: list[Expression] = field(default_factory=lambda: [{}])
+    held_but_one: list[Expression] = field(default_factory=lambda: [{}])
+    held_but_two: Expression = field(default_factory=dict)
+    least: list[Expression] = field(default_factory=lambda: [{}])
+    inputs: Expression = field(default_factory=dict)
+    first_inputs: Expression = field(default_factory=dict)
+    gradients: Expression = field(default_factory=dict)
+    each_gradient: list[tuple[Flow, Expression]] = field(default_factory=list)
+    shared_gradients: Expression = field(default_factory=dict)
+    freed: dict[Part, Expression] = field(default_factory=dict)
+    besides: dict[Part, Expression] = field(default_factory=dict)
+    most_left_behind: int = 0
+
+    @classmethod
+    def of_depth(cls, depth: int) -> StageBytes:
+        """Nothing yet, at so many levels of recompute below the whole block, or at none."""
+        held, held_but_one, least = ([dict[int, float]() for _ in range(depth)] for _ in range(3))
+        return cls(held=held, held_but_one=held_but_one, least=least)
+
+
+def keep(target: dict[int, Expression], op: int, variable: int, coefficient: float) -> None:
+    add(target.setdefault(op, {}), variable, coefficient)
+
+
+def add(target: Expression, variable: int, coefficient: float) -> None:
+    if coefficient:
+        target[variable] = target.get(variable, 0.0) + coefficient
