@@ -93,7 +93,8 @@ class Branching:
         if inside and self.boxes.is_fixed(bounds) and self._is_right(node):
             return replace(node, counts=bounds)
         narrow = self.slow and len(self.boxes.open(bounds)) < len(self.boxes.open(node.counts))
-        basis = self.narrow if narrow else None
+        below = self.slow and any(node.values[v] > high + WHOLE for v, (_, high) in bounds.items())
+        basis = self.narrow if narrow or below else None  # of fewer recomputed blocks: the node's takes too much memory
         found = self.program.relax_again(node, max(self._left(), 1.0), bounds, cutoff=self._enough(), basis=basis)
         if narrow and found.status == "optimal":
             self.narrow = found.basis
