@@ -70,12 +70,12 @@ def moving(
     key = grouping.form(ref), storage, wanted, regather
     found = grouping.moved.get(key)
     if found is None:
-        way = way or _way(memory, ref, storage, wanted)
+        way = way or way_between(memory, ref, storage, wanted)
         found = grouping.moved[key] = _moving(memory, grouping, ref, storage, wanted, way, regather=regather)
     return found
 
 
-def _way(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
+def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
     gathers, moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
     kinds = [move.kind for move in moves if memory.mesh_shape[move.axis] > 1]
     further = sum(move.elements for move in gathers[1:])
