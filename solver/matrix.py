@@ -99,7 +99,8 @@ class Matrix:
         senses = np.array([sense for _, sense, _ in program.rows])
         right = np.array([right for *_, right in program.rows], dtype=float)
         self.least, self.most = np.where(senses >= 0, right, -np.inf), np.where(senses <= 0, right, np.inf)
-        self.counts = {v: (self.lower[v], self.upper[v]) for pair in program.early for v in pair}
+        given = [v for pair in program.early for v in pair] + ([] if program.budget is None else [program.budget])
+        self.counts = {v: (self.lower[v], self.upper[v]) for v in given}
         self.implications = _implications(program)
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
         self.flows = np.stack(_joined(program.flows, 3), axis=1)
@@ -114,7 +115,7 @@ class Matrix:
         self.floored = self.slopes > 0  # and whether a row of its own says so
 
     def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
-        """Give counts these bounds, or their own, and products what follows from them."""
+        """Give counts and the budget these bounds, or their own, and products what follows from them."""
         for variable, own in self.counts.items():
             self.lower[variable], self.upper[variable] = bounds.get(variable, own)
         products = self.products

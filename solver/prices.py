@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.all_paths import KINDS, Sends, all_paths
+from autopar.all_paths import KINDS, Paths, Sends, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds
+from autopar.cost.moving import Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.reshard import CollectiveKind
@@ -53,6 +54,7 @@ class PriceTable:
     sources: dict[Layout, int] = field(default_factory=dict)
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
+    _ways: tuple[Array, Array, Array] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
         """Say which prices will be asked for: those that are said before the first question are cheapest."""
@@ -70,6 +72,15 @@ class PriceTable:
         rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
         return self._prices.at(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
 
+    def ways(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[list[Way]]:
+        """Which collectives these conversions are, by source and by what is wanted."""
+        self.prices(sources, wanted)
+        assert self._ways is not None
+        rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
+        at = np.ix_(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
+        grids = zip(*(grid[at].tolist() for grid in self._ways), strict=True)
+        return [[Way(*one) for one in zip(*row, strict=True)] for row in grids]
+
     def _all(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
         shape = tuple(tensor_of(self.ref).shape)
         paths = all_paths(sources, wanted, shape, self.cluster.shape, needs_grad=self.needs_grad)
@@ -79,6 +90,7 @@ class PriceTable:
         each[:-1, 3:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize)
         totals = each[paths.numbers].sum(axis=2)
         fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 2, 0)
+        self._ways = self._all_ways(paths)
         return Prices(
             calls * fixed + moving,
             calls * back_fixed + back_moving,
@@ -86,6 +98,17 @@ class PriceTable:
             back_live.astype(np.int64),
             paths.found,
         )
+
+    def _all_ways(self, paths: Paths) -> tuple[Array, Array, Array]:
+        """The fields of `Way` for each pair."""
+        several = np.array([axis.size > 1 for axis in self.cluster.axes])[paths.axis]
+        handed, reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=kind) for kind in (np.int64, bool, bool))
+        handed[:-1] = np.where(several & (paths.forward.kind >= 0), paths.forward.elements, 0)
+        reduces[:-1] = several & (paths.backward.kind >= 0)
+        scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
+        each = handed[paths.numbers]
+        first = np.take_along_axis(each, np.argmax(each > 0, axis=2)[:, :, None], axis=2)[:, :, 0]
+        return each.sum(axis=2) - first, reduces[paths.numbers].any(axis=2), scatters[paths.numbers].any(axis=2)
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int) -> Array:
         """Of each step: seconds that do not depend on its bytes, those that do, and whether there is a collective."""

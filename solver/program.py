@@ -37,6 +37,7 @@ class Program:
     cost: Array = field(default_factory=lambda: NONE)  # of all variables
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
+    budget: int | None = None  # a variable whose upper bound makes the program slow, and costs little in most cases
     early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
     nested: list[list[tuple[int, int]]] = field(default_factory=list)  # of the early ones: none larger than the last
     products: list[Product] = field(

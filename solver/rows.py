@@ -57,6 +57,7 @@ class Rows:
         self.optimizer: Expression = {}
         limit = None if budget_bytes is None else budget_bytes / UNIT
         self.peak = self.program.variable("peak", upper=limit, whole=False)
+        self.program.budget = None if limit is None else self.peak
         self.flows: dict[tuple[int, int], list[Flow]] = {}  # by what is read and what reads it, the same block's
         for flow in model.flows:
             if flow.tensor.kind != "next":
@@ -118,13 +119,16 @@ class Rows:
 
     def _moving(self, flows: Sequence[Flow]) -> list[tuple[Moving, int]]:
         """What moves for parameters, by the flows that they take."""
-        found = []
+        found, grouping = [], self.problem.grouping
         for flow in flows:
             ref = self.problem.ref(flow.tensor)
             if self.memory.is_parameter(ref.node) and in_segment(self.problem.ops[flow.use.op].node):
-                for (port, wanted), variable in flow.pairs.items():
-                    one = moving(self.memory, self.problem.grouping, ref, port[0], wanted, regather=port[1])
-                    found.append((one, variable))
+                ways = self.model.table(ref).ways([layout for layout, _ in flow.ports], flow.wanted)
+                for (layout, again), row, numbers in zip(flow.ports, ways, flow.numbers.tolist(), strict=True):
+                    for wanted, way, variable in zip(flow.wanted, row, numbers, strict=True):
+                        if variable >= 0:
+                            one = moving(self.memory, grouping, ref, layout, wanted, regather=again, way=way)
+                            found.append((one, variable))
         return found
 
     def _inputs_and_outputs(self) -> None:

@@ -1,17 +1,14 @@
-"""The best solution of a program: branch and bound over its counts, and reduced costs that leave most variables out.
+"""The best solution of a program: in the part of it that good solutions can use, by branch and bound over its counts.
 
-How many blocks of a class recompute multiplies many other choices. While such a count r is open, its products with 0/1
-choices are only bounded (McCormick), and the linear relaxation is loose; with r fixed they are linear. So the counts
-are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
-relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
-node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right.
+A solution in which a variable of reduced cost d is 1 costs at least L + d, where L is the optimum of a relaxation. So
+the search (`autopar.solver.branching`) is made in the part of the program that solutions up to a limit can use
+(`autopar.solver.shrunk`), whose relaxations take a tenth of the time. What is found is compared with the limit, and
+with a higher one the search is repeated if it has to be.
 
-A solution in which a variable of reduced cost d is 1 costs at least L + d. So the search is made in the part of the
-program that solutions up to a limit can use (`autopar.solver.shrunk`), whose relaxations take a tenth of the time; the
-relaxation of the whole program is solved once, and not to its end. What is found is compared with the limit, and with
-a higher one the search is repeated if it has to be. The same is done in boxes of programs that are not small.
-
-Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
+The relaxation of the whole program, which says so, is solved once, and not to its end. Most of its time goes into the
+rows of memory. So that of a large program is solved without a budget first: it takes a tenth of the time, and is less
+than the optimum by what the budget costs. Where its reduced costs leave a small part of the program to solutions a
+little dearer, and the relaxation of this part, with the budget, says that the best is among them, that part is all.
 """
 
 from __future__ import annotations
@@ -19,27 +16,24 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from heapq import heappop, heappush
 
 import numpy as np
 
-from autopar.solver.boxes import Boxes
+from autopar.solver import branching
+from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
-from autopar.solver.held import Basis
+from autopar.solver.engines import is_highs
 from autopar.solver.linear import Array
-from autopar.solver.outcome import WHOLE, Bounds, Outcome
-from autopar.solver.pricing import least_more
+from autopar.solver.outcome import Outcome
 from autopar.solver.program import Program
-from autopar.solver.shrunk import part_of, within, without_zeros
+from autopar.solver.shrunk import part_of, within
 
 _LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
 _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
 _SMALL = 0.5  # of the columns of a relaxation: a part that has more is no faster than the program itself
-_FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
-_MARGIN = 1e-3  # the first margin of reduced costs, relative
-_BLIND = 4  # boxes that are split before a first solution is looked for
-_NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
-_RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
+_COSTS = 5e-2  # what a budget is first thought to cost, relatively
+_ABOVE = 2e-2  # how much more than the relaxation of a part its solutions cost, relatively
+_MOST = 0.6, 0.85  # of the choices, at first and later: a part that has more is not worth a relaxation of its own
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
 
 
@@ -59,14 +53,44 @@ def search(
     """
     patience = max(_PATIENCE[0] * time_limit, _PATIENCE[1]) if patience is None else patience
     clock = Clock(time_limit, patience)
-    root = program.relax(solver, patience, {}, time_limit / 2, close=_LOOSE if program.early else None)
+    found = _near_no_budget(program, solver, gap, clock)
+    if found is not None:
+        return found
+    root = program.relax(solver, patience - clock.gone, {}, time_limit / 2, close=_LOOSE if program.early else None)
     if root.status == "stopped":
         raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
     if not program.early:
-        return _Search(program, solver, gap, clock).run(root)
+        return Branching(program, solver, gap, clock).run(root)
     return _by_parts(program, root, solver, gap, clock)
+
+
+def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
+    """The best solution of a large program with a budget, if it is not much dearer than without; else None."""
+    budget = program.budget
+    if budget is None or not program.early or len(program.names) <= branching.FEW or not is_highs(solver):
+        return None
+    free = {budget: (program.lower[budget], math.inf)}
+    rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
+    if rough.status != "optimal":
+        return None
+    choices, limit = np.array(program.integer), rough.objective + _COSTS * abs(rough.objective)
+    for most in itertools.chain(_MOST, itertools.repeat(_MOST[-1])):
+        kept = within(program, rough, limit)
+        if choices[kept].sum() > most * choices.sum():
+            return None
+        part = part_of(program, kept)
+        root = part.relax(solver, clock.patience - clock.gone, {}, clock.limit / 2, close=_LOOSE)
+        if root.status != "optimal":
+            return None
+        if root.objective + _PARTS[0] * abs(root.objective) <= limit:
+            break
+        limit = max(limit, root.objective + _ABOVE * abs(root.objective))
+    found = _by_parts(part, root, solver, gap, clock)
+    if not len(found.values) or found.objective > limit:
+        return None
+    return _judged(_of_whole(program, kept, found, limit), gap)
 
 
 def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: Clock) -> Outcome:
@@ -76,16 +100,14 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
     while True:
         kept = within(program, root, limit)
         relaxation = root.relaxation
-        if relaxation is not None and len(kept) > max(_FEW, _SMALL * int(relaxation.inside.sum())):
-            return _Search(program, solver, gap, clock, best).run(root)
+        if relaxation is not None and len(kept) > max(branching.FEW, _SMALL * int(relaxation.inside.sum())):
+            return Branching(program, solver, gap, clock, best).run(root)
         found = _of_part(part_of(program, kept), kept, best, solver, gap, clock)
         if len(found.values):
-            values = np.zeros(len(program.names))
-            values[kept] = found.values
-            found = replace(found, values=values, bound=min(found.bound, limit))
-            near = found.bound >= found.objective - gap * abs(found.objective)
-            if near or found.status == "feasible" or limit >= found.objective:
-                return replace(found, status="optimal" if near else "feasible")
+            found = _of_whole(program, kept, found, limit)
+            judged = _judged(found, gap)
+            if judged.status == "optimal" or found.status == "feasible" or limit >= found.objective:
+                return judged
             best, limit = found, found.objective * (1 + 1e-9)
         elif limit == math.inf:
             return found
@@ -93,195 +115,29 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
             limit = next(limits)
 
 
+def _of_whole(program: Program, kept: Array, found: Outcome, limit: float) -> Outcome:
+    """A solution of the part that has all solutions up to a limit, as one of the program."""
+    values = np.zeros(len(program.names))
+    values[kept] = found.values
+    return replace(found, values=values, bound=min(found.bound, limit))
+
+
+def _judged(found: Outcome, gap: float) -> Outcome:
+    near = found.bound >= found.objective - gap * abs(found.objective)
+    return replace(found, status="optimal" if near else "feasible")
+
+
 def _of_part(part: Program, kept: Array, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
     """The best solution of a part of a program, which has the best known one of the whole."""
     known = None if best is None else replace(best, values=best.values[kept])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
-    everything = len(part.names) <= _FEW
+    everything = len(part.names) <= branching.FEW
     root = part.relax(solver, clock.left(known is not None), {}, clock.limit / 2, everything=everything)
     if root.status == "optimal":
-        return _Search(part, solver, gap, clock, known).run(root)
+        return Branching(part, solver, gap, clock, known).run(root)
     if known is not None:  # nothing better is in this part, or it takes too long to tell
         return replace(known, status="feasible", bound=math.inf if root.status == "infeasible" else known.bound)
     if root.status == "stopped":
         raise clock.too_short()
     return root
-
-
-class _Search:
-    def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
-        self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
-        self.best = best
-        self.boxes = Boxes(program)
-        self.slow = len(program.names) > _FEW
-        self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
-        self.proven = math.inf  # the least bound of boxes that are done with
-
-    def run(self, root: Outcome) -> Outcome:
-        order = itertools.count()
-        heap, dived, splits = [(root.objective, next(order), root)], False, 0
-        while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
-            _, _, node = heappop(heap)
-            if self._is_done(node):
-                self._solve(node)
-                continue
-            splits += 1
-            for bounds in self.boxes.split(node, (0.0 if self.best is None else 0.5) if self.slow else None):
-                if self._closed(node.objective):
-                    heappush(heap, (node.objective, next(order), replace(node, counts=bounds)))
-                    continue
-                child = self._relax(node, bounds)
-                if child.status == "closed":
-                    self.proven = min(self.proven, child.bound)
-                elif child.status != "infeasible":
-                    child = replace(child, objective=max(child.objective, node.objective))
-                    done = self._is_done(child)
-                    many = self.slow and done and len(self._kept(child, self._near(child))) > _FEW
-                    if done and not many and self._as_good(child, node):
-                        self._solve(child)  # its solution may make the other boxes needless
-                    else:
-                        heappush(heap, (child.objective, next(order), child))
-                    if many:
-                        self._round(child)
-                fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
-                early = self.clock.gone < self.clock.limit / 4
-                blind = splits >= (1 if self.slow else _BLIND)
-                if not dived and (child.status == "stopped" or (blind and not (fixed and early))):
-                    dived = True
-                    self._dive(root)
-        bound = min([self.proven, *(objective for objective, _, _ in heap)])
-        if self.best is None:
-            return Outcome("infeasible", (), math.inf, math.inf)
-        bound = min(bound, self.best.objective)
-        return replace(self.best, status="optimal" if self._closed(bound) else "feasible", bound=bound)
-
-    def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
-        """The relaxation of a part of a node's box; the node's own where it is right for that part."""
-        inside = all(low - WHOLE <= node.values[v] <= high + WHOLE for v, (low, high) in bounds.items())
-        if inside and self.boxes.is_fixed(bounds) and self._is_right(node):
-            return replace(node, counts=bounds)
-        narrow = self.slow and len(self.boxes.open(bounds)) < len(self.boxes.open(node.counts))
-        basis = self.narrow if narrow else None
-        found = self.program.relax_again(node, max(self._left(), 1.0), bounds, cutoff=self._enough(), basis=basis)
-        if narrow and found.status == "optimal":
-            self.narrow = found.basis
-        return found
-
-    def _is_done(self, node: Outcome) -> bool:
-        """Whether a box is for whole numbers: its counts are fixed, or several are open whose bounds mend nothing.
-
-        Where choices are what is not whole, boxes of several counts would be as many as there are counts of each; of
-        one count they are few, and a fixed one is solved faster.
-        """
-        if self.boxes.is_fixed(node.counts):
-            return True
-        several = self.slow or len(self.boxes.open(node.counts)) > 1
-        return node.status == "optimal" and several and self._is_right(node)
-
-    def _is_right(self, node: Outcome) -> bool:
-        """Whether products of counts and choices are what they stand for: no bounds of counts would mend them."""
-        return sum(self.program.wrong_products(node.values).values()) < _RIGHT
-
-    def _left(self) -> float:
-        return self.clock.left(self.best is not None)
-
-    def _as_good(self, child: Outcome, node: Outcome) -> bool:
-        """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
-        gap = self.gap if self.best is not None else max(self.gap, _NEAR)
-        return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
-
-    def _closed(self, bound: float) -> bool:
-        """Whether nothing in a box with this bound could be better by more than the gap."""
-        return bound >= self._enough()
-
-    def _dive(self, root: Outcome) -> None:
-        """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
-        for highest in (False, True):
-            counts: dict[int, tuple[float, float]] = {}
-            for count, whether in self.program.early:
-                most = self.boxes.range({}, count)[1]
-                value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
-                counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
-            if self.best is None and self._left() > 0:
-                found = self.program.integrate(self.solver, self._entered(root), self._left(), self.gap, counts)
-                self.best = found if len(found.values) else None
-
-    def _round(self, node: Outcome) -> None:
-        """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
-        matrix = self.program.matrix()
-        matrix.bound(node.counts)
-        held = self._held()
-        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
-        kept = np.flatnonzero(matrix.with_company(kept))
-        found = self.program.integrate(self.solver, kept, self._left(), self.gap, node.counts, cutoff=self._enough())
-        if len(found.values) and (self.best is None or found.objective < self.best.objective):
-            self.best = found
-
-    # -- whole numbers ------------------------------------------------------------------------------------------------
-
-    def _solve(self, node: Outcome) -> None:
-        """The best solution of a box that is done, if it is better than the best so far by more than the gap."""
-        if self._solved_by_itself(node):
-            self.proven = min(self.proven, node.objective)
-            return
-        few = len(self.program.names) <= _FEW
-        margin = math.inf if few else self._near(node) - node.objective
-        mine = math.inf  # the best solution of this box
-        while True:
-            enough = self._enough()
-            limit = min(node.objective + margin, enough)
-            kept = self._kept(node, limit)
-            everything = len(kept) == len(self.program.names)
-            late = self.best is None and self.clock.gone > self.clock.limit
-            found = self.program.integrate(
-                self.solver, kept, self._left(), 1.0 if late else self.gap, node.counts, cutoff=enough
-            )
-            if self.best is None or found.objective < self.best.objective:
-                self.best = found if len(found.values) else None
-            mine = min(mine, found.objective)
-            if found.status == "stopped":
-                if self.best is None:
-                    continue
-                self.proven = min(self.proven, node.objective)
-                return
-            bound = max(node.objective, min(found.bound, enough if everything else limit))
-            done = everything or limit >= enough or (self.best is not None and self._closed(bound))
-            if done or mine <= limit or found.status == "feasible" or (self.best and self._left() <= 0):
-                self.proven = min(self.proven, bound)
-                return
-            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
-
-    def _near(self, node: Outcome) -> float:
-        """What solutions of a box cost that are looked for at first."""
-        return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
-
-    def _enough(self) -> float:
-        """The bound at which a box is closed."""
-        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
-
-    def _solved_by_itself(self, node: Outcome) -> bool:
-        """Whether the relaxation of a box is whole, and so the best solution in it."""
-        found = self.program.as_whole(node)
-        if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
-            return False
-        self.best = found if self.best is None else min(self.best, found, key=lambda one: one.objective)
-        return self._closed(node.objective)
-
-    def _kept(self, node: Outcome, limit: float) -> Array:
-        """The variables that a solution within the limit can use."""
-        more = least_more(self.program.matrix(), node.reduced)
-        return np.flatnonzero(self._held() | (node.objective + more <= limit))
-
-    def _held(self) -> Array:
-        """The variables that are in every part of the program."""
-        matrix = self.program.matrix()
-        held = (matrix.lower != 0) | ~matrix.whole
-        held[[v for pair in self.program.early for v in pair]] = True
-        return held
-
-    def _entered(self, node: Outcome) -> Array:
-        """The variables that relaxations have made use of."""
-        if node.relaxation is None:
-            return np.arange(len(self.program.names))
-        return np.flatnonzero(node.relaxation.inside)

@@ -58,6 +58,7 @@ def part_of(program: Program, kept: Array) -> Program:
         cost=program.cost[kept],
         rows=[program.rows[i] for i in np.flatnonzero(needed)],
         entries=entries,
+        budget=None if program.budget is None else int(place[program.budget]),
         early=_placed(program.early, place),
         nested=[_placed(chain, place) for chain in program.nested],
         products=[_product(one, inside, place, line) for one in program.products],

@@ -185,7 +185,7 @@ class StepMemory:
         tensor = tensor_of(TensorRef(node, 0))
         if tensor.dtype == self.stored_dtype(node) and self.cuts(storage) == self.cuts(wanted):
             return 0
-        return math.prod(wanted.local_shape(tuple(tensor.shape), self.mesh_shape)) * tensor.dtype.itemsize
+        return self.local_bytes(TensorRef(node, 0), wanted)
 
     # -- saved tensors ------------------------------------------------------------------------------------------------
 

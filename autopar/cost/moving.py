@@ -16,8 +16,8 @@ accumulated    what micro-batches before leave: unreduced where it moves
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
@@ -41,45 +41,71 @@ class Moving:
     others: int = 0
 
 
+class Way(NamedTuple):
+    """Of the collectives that turn a parameter from its storage into what an op wants, and its gradient back.
+
+    `further`: elements that all forward ones but the first hand in; `reduces`: whether any run backward, over axes of
+    several devices; `scatters`: whether any of these is no all-reduce.
+    """
+
+    further: int
+    reduces: bool
+    scatters: bool
+
+
 def moving(
-    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, *, regather: bool
+    memory: StepMemory,
+    grouping: Grouping,
+    ref: TensorRef,
+    storage: Layout,
+    wanted: Layout,
+    *,
+    regather: bool,
+    way: Way | None = None,
 ) -> Moving:
-    """Of a parameter stored as `storage` that an op reads as `wanted`; equal ones of equal blocks are told once."""
+    """Of a parameter stored as `storage` that an op reads as `wanted`; equal ones of equal blocks are told once.
+
+    `way`: where it is known already.
+    """
     key = grouping.form(ref), storage, wanted, regather
     found = grouping.moved.get(key)
     if found is None:
-        found = grouping.moved[key] = _moving(memory, grouping, ref, storage, wanted, regather=regather)
+        way = way or way_between(memory, ref, storage, wanted)
+        found = grouping.moved[key] = _moving(memory, grouping, ref, storage, wanted, way, regather=regather)
     return found
 
 
+def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
+    gathers, moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
+    kinds = [move.kind for move in moves if memory.mesh_shape[move.axis] > 1]
+    further = sum(move.elements for move in gathers[1:])
+    return Way(further, bool(kinds), any(kind != "all_reduce" for kind in kinds))
+
+
 def _moving(
-    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, *, regather: bool
+    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, way: Way, *, regather: bool
 ) -> Moving:
-    tensor = tensor_of(ref)
-    own = tensor.dtype.itemsize
+    own = tensor_of(ref).dtype.itemsize
     gathered = begun = 0
     whole = memory.local_bytes(ref, wanted)
-    gathers, moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
     if regather and memory.read_bytes(ref.node, storage, wanted):
         gathered = grouping.bucket_bytes(ref, wanted, own)
-        begun = gathered * sum(move.elements for move in gathers[1:]) * own // max(1, whole)
+        begun = gathered * way.further * own // max(1, whole)
     if not memory.is_trainable(ref.node):
         return Moving(gathered, begun)
-    moves = [move for move in moves if memory.mesh_shape[move.axis] > 1]
-    if not moves:
+    if not way.reduces:
         stored = memory.gradient_bytes(ref.node, storage)
         return Moving(gathered, begun, max(whole, stored), reduced=stored, accumulated=stored)
     travels = reduction_dtype(memory, ref).itemsize
-    elements = math.prod(storage.local_shape(tuple(tensor.shape), memory.mesh_shape))
+    elements = memory.local_bytes(ref, storage) // own
     bucket = grouping.bucket_bytes(ref, wanted, travels)
-    scattered = any(move.kind != "all_reduce" for move in moves)
     others = max(0, grouping.bucket_bytes(ref, wanted, own) - whole)
     return Moving(
         gathered=gathered,
         begun=begun,
         waiting=whole,
         reduction=bucket,
-        left_behind=bucket if scattered else 0,
+        left_behind=bucket if way.scatters else 0,
         reduced=elements * travels,
         accumulated=whole // own * travels,
         others=max(0, others - others * elements * travels // max(1, whole)),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toys import Stack, cluster, on_meta, toy
 
-from autopar.solver import search
+from autopar.solver import branching, search
 from autopar.solver.model import Model
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
@@ -47,7 +47,7 @@ def test_large_programs_have_the_same_optimum(mesh: tuple[int, ...], monkeypatch
     for part in (0.3, 0.02):
         found = []
         for few in (20_000, 0):
-            monkeypatch.setattr(search, "_FEW", few)
+            monkeypatch.setattr(branching, "FEW", few)
             monkeypatch.setattr(search, "_SMALL", 0.0)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from test_relaxation import program
 
+from autopar.solver import branching
+from autopar.solver import search as searching
+from autopar.solver.clock import Clock
 from autopar.solver.search import search
 from autopar.solver.shrunk import part_of, within
 
@@ -58,3 +61,33 @@ def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) 
     again = search(asked, gap=1e-7)
     assert again.status == "optimal"
     assert again.objective == pytest.approx(best.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("costs", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_the_relaxation_without_a_budget_leaves_the_optimum(
+    part: float, costs: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = program(part, 2, 2)
+    best = search(asked, gap=1e-7)
+    assert asked.budget is not None
+    monkeypatch.setattr(branching, "FEW", 0)
+    monkeypatch.setattr(searching, "_COSTS", costs)
+    monkeypatch.setattr(searching, "_MOST", (1.0, 1.0))
+    found = searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0))
+    assert found is not None or part == 0.0  # the part that costs little more has no solution within the budget
+    if found is not None:
+        assert found.status == "optimal"
+        assert found.objective == pytest.approx(best.objective, rel=1e-6)
+        assert found.bound <= found.objective * (1 + 1e-9)
+        assert found.objective == pytest.approx(float(asked.cost @ found.values), rel=1e-9)
+
+
+def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branching, "FEW", 0)
+    monkeypatch.setattr(searching, "_MOST", (1.0, 0.0))
+    monkeypatch.setattr(searching, "_COSTS", 0.0)
+    asked = program(0.3, 2, 2)
+    assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
+    asked.budget = None
+    assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
