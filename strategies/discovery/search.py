@@ -18,6 +18,7 @@ from autopar.strategies.arguments import letters
 from autopar.strategies.bind import bind
 from autopar.strategies.check import check
 from autopar.strategies.discovery.apart import Try
+from autopar.strategies.discovery.pieces import fits
 from autopar.strategies.discovery.tiny import Tiny
 from autopar.strategies.rule import ShardingRule
 
@@ -73,6 +74,8 @@ def _splits(text: str, made: Tiny) -> int:
     inputs = len(made.tensors)
     try:
         bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
+        if not fits(made, bound):
+            return -1
         several = made.ways == 2 and len(bound.factors) > 1
         meshes = [(made.ways,), (made.ways, made.ways)] if several else [(made.ways,)]
         return sum(check(made.node, made.tensors, mesh, bound=bound, most=20) - 1 for mesh in meshes)
