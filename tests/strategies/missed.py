@@ -2,13 +2,14 @@
 
 python tests/strategies/missed.py [WORD ...]     # of the cases whose name has one of the words
 
-It prints what discovery finds for every case of `test_rules` and, below, the ways to split that the table's rule lacks,
-each with why it is left out (`LEFT_OUT`) or as MISSED; it ends with 1 where there are any of these. Not tried are ops
-whose results are random or complex, and what runs on no small tensors (`discovery.tiny`).
+It prints what discovery finds for every case of the executed check (`test_rules`) and, below, the ways to split that
+the table's rule lacks, each with why it is left out (`LEFT_OUT`) or as MISSED; it ends with 1 where there are any of
+these. Not tried are ops whose results are random or complex, and what runs on no small tensors (`discovery.tiny`).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -33,6 +34,7 @@ from autopar.strategies.strategy import Strategy
 
 _PASSING = r".*\bP\b.* -> P|.* -> R\+"  # a partial value or a partial gradient goes through
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+_POOLS = "max_pool1d max_pool3d avg_pool1d avg_pool2d avg_pool3d"
 # ops, the ways of theirs that the table leaves out on purpose (as a pattern), and why
 LEFT_OUT = (
     ("type_as view_as reshape_as expand_as", r".*", "of the second tensor only dtype or shape count"),
@@ -45,13 +47,15 @@ LEFT_OUT = (
     ("masked_scatter", r"(S\d(@\d+|)), (R|S0\2), (R\+|S1) -> \1", "dims of which the mask knows none or all alike"),
     ("batch_norm", r"S1(@\d+|)(, S0\1)+ -> S1\1", "in training it writes the running statistics, which stay whole"),
     ("batch_norm", r"(S[23](@\d+)?), R.* -> \1", "spatial dims stay whole, as for the convolutions around"),
-    ("avg_pool2d", r"(S[23](@\d+)?) -> \1", "spatial dims stay whole, as for the convolutions around"),
+    (_POOLS, r"(S[234](@\d+|)) -> \1", "spatial dims stay whole, as for the convolutions around"),
     (
         "scaled_dot_product_attention",
         r"R\+, R\+, (S\d(@\d+)?)(, R\+?)? -> \1",
         "each device would weigh all keys again",
     ),
     ("scaled_dot_product_attention", _PASSING, "values come from projections that are split on heads, not on inputs"),
+    ("nan_to_num", _PASSING, "it is linear where all is finite, which nobody knows"),
+    ("xlogy", _PASSING, "linear in what stands before the logarithm: not seen in models"),
     ("cross_entropy", _PASSING, "class weights and probabilities as labels are data: never partial"),
 )
 
@@ -113,12 +117,13 @@ def _ways(strategies: tuple[Strategy, ...]) -> set[str]:
 
 
 def main() -> int:
+    from named_cases import NAMED
+    from rule_cases import CASES
     from rule_tensors import name_of
-    from test_rules import CASES
 
     torch.set_num_threads(1)
     found: list[Missed] = []
-    for case in (case for cases in CASES.values() for case in cases):
+    for case in itertools.chain(*CASES.values(), *NAMED.values()):
         name = " ".join(name_of(case).split())
         if len(sys.argv) == 1 or any(word in name for word in sys.argv[1:]):
             found.append(missed(case))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from missed import missed
+from named_cases import NAMED
+from rule_cases import CASES
 from rule_tensors import name_of, x
-from test_rules import CASES
 
 from autopar.strategies.table import TABLE, Entry
 
@@ -18,7 +20,7 @@ def _parameter(case: tuple[Any, ...]) -> Any:
     return pytest.param(case, id=name, marks=[pytest.mark.slow] if name.startswith("conv") else [])  # a minute for all
 
 
-@pytest.mark.parametrize("case", [_parameter(case) for cases in CASES.values() for case in cases])
+@pytest.mark.parametrize("case", [_parameter(case) for case in itertools.chain(*CASES.values(), *NAMED.values())])
 def test_the_table_misses_nothing(case: tuple[Any, ...]) -> None:
     assert missed(case).unexplained == []
 
