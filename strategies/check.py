@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -132,9 +132,27 @@ def check(
     """
     strategies = every_strategy(node, tensors, mesh_shape, bound)
     chosen = random.Random(seed).sample(strategies, most) if len(strategies) > most else strategies
+    ranks = ranks or OneByOne()
+    whole = run_whole(node, tensors, len(mesh_shape), ranks=ranks, plain=strategies[0])
     for strategy in chosen:
-        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks or OneByOne(), plain=strategies[0], bound=bound)
+        check_strategy(node, tensors, strategy, mesh_shape, ranks=ranks, whole=whole, bound=bound)
     return len(chosen)
+
+
+def run_whole(
+    node: fx.Node, tensors: Sequence[torch.Tensor], axes: int, *, ranks: Ranks, plain: Strategy | None = None
+) -> LocalRun:
+    """The op unsplit, its outputs' gradients random; an op that draws random numbers by local code on one rank."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [t.shape for t in output_tensors(node)]
+    gradients = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    one = (1,) * axes
+    whole = LocalRun(node, [_leaf(t) for t in tensors], gradients)
+    if plain is not None and plain.local:
+        return ranks.run(node, plain, one, {(0,) * axes: whole})[(0,) * axes]
+    args, kwargs = whole.arguments()
+    whole.finish(callable_of(node)(*args, **kwargs))
+    return whole
 
 
 def check_strategy(
@@ -144,29 +162,21 @@ def check_strategy(
     mesh_shape: Mesh,
     *,
     ranks: Ranks,
-    plain: Strategy | None = None,
+    whole: LocalRun | None = None,
     bound: Bound | None = None,
 ) -> None:
-    """One strategy against the op itself (or, for an op that draws random numbers, against it on one rank)."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = [t.shape for t in output_tensors(node)]
-    gradients = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    one = (1,) * len(mesh_shape)
-    whole = LocalRun(node, [_leaf(t) for t in tensors], gradients)
-    if plain is not None and plain.local:
-        whole = ranks.run(node, plain, one, {(0,) * len(one): whole})[(0,) * len(one)]
-    else:
-        args, kwargs = whole.arguments()
-        whole.finish(callable_of(node)(*args, **kwargs))
+    """One strategy against the op unsplit (`whole`, made here if it is not given)."""
+    whole = whole or run_whole(node, tensors, len(mesh_shape), ranks=ranks)
+    generator = torch.Generator().manual_seed(2)
     parts = [_spread(t, layout, mesh_shape, generator) for t, layout in zip(tensors, strategy.inputs, strict=True)]
     back = [
         _spread(
             g.to(o.dtype) if o.is_floating_point() or o.is_complex() else g, layout.gradient(), mesh_shape, generator
         )
-        for g, o, layout in zip(gradients, whole.outputs, strategy.outputs, strict=True)
+        for g, o, layout in zip(whole.gradients, whole.outputs, strategy.outputs, strict=True)
     ]
     work = {}
-    for c in _coordinates(mesh_shape):
+    for c in coordinates(mesh_shape):
         leaves = [_leaf(part[c], t.requires_grad) for part, t in zip(parts, tensors, strict=True)]
         work[c] = LocalRun(node, leaves, [g[c] for g in back], _extremes(strategy, whole, mesh_shape, c))
     done = ranks.run(node, strategy, mesh_shape, work)
@@ -186,26 +196,26 @@ def _extremes(strategy: Strategy, whole: LocalRun, mesh_shape: Mesh, at: Coordin
 def _problems(
     done: Mapping[Coordinate, LocalRun], whole: LocalRun, strategy: Strategy, mesh_shape: Mesh
 ) -> Iterator[str]:
-    differs = partial(_differs, mesh_shape=mesh_shape, tolerance=_tolerance(whole))
+    each = partial(differences, mesh_shape=mesh_shape, tolerance=tolerance([*whole.leaves, *whole.outputs]))
     for i, (output, layout) in enumerate(zip(whole.outputs, strategy.outputs, strict=True)):
-        yield from differs(f"output {i}", output, layout, {c: r.outputs[i] for c, r in done.items()})
+        yield from each(f"output {i}", output, layout, {c: r.outputs[i] for c, r in done.items()})
     for i, (leaf, layout) in enumerate(zip(whole.leaves, strategy.inputs, strict=True)):
         local = {c: r.leaves[i] for c, r in done.items()}
         if leaf.requires_grad:
             gradients = {c: t.grad if t.grad is not None else torch.zeros_like(t) for c, t in local.items()}
             expected = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            yield from differs(f"gradient of input {i}", expected, layout.gradient(), gradients)
+            yield from each(f"gradient of input {i}", expected, layout.gradient(), gradients)
         else:  # an op may write into one, as batch norm does
-            yield from differs(f"input {i} afterwards", leaf, layout, local)
+            yield from each(f"input {i} afterwards", leaf, layout, local)
 
 
-def _tolerance(whole: LocalRun) -> float:
+def tolerance(tensors: Iterable[torch.Tensor]) -> float:
     """1e-9, or what float32 allows where the op reads or makes one."""
-    single = any(t.dtype in (torch.float32, torch.complex64) for t in [*whole.leaves, *whole.outputs])
+    single = any(t.dtype in (torch.float32, torch.complex64) for t in tensors)
     return 1e-4 if single else 1e-9
 
 
-def _differs(
+def differences(
     what: str,
     whole: torch.Tensor,
     layout: Layout,
@@ -214,7 +224,7 @@ def _differs(
     mesh_shape: Mesh,
     tolerance: float,
 ) -> Iterator[str]:
-    """Whether the ranks' parts are not the whole tensor lying as `layout`."""
+    """Where the ranks' parts, joined, are not the whole tensor lying as `layout`, as text."""
     for c in parts:
         expected = take_shard(whole.detach(), layout, mesh_shape, c)
         joined = _joined(layout, parts, c)
@@ -261,7 +271,7 @@ def _spread(
         summands = {(): whole}
     return {
         c: take_shard(summands[tuple(c[a] for a in axes)], layout, mesh_shape, c).clone()
-        for c in _coordinates(mesh_shape)
+        for c in coordinates(mesh_shape)
     }
 
 
@@ -269,7 +279,8 @@ def _leaf(tensor: torch.Tensor, grad: bool | None = None) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad if grad is None else grad)
 
 
-def _coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
+def coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
+    """Of every rank."""
     return list(itertools.product(*map(range, mesh_shape)))
 
 

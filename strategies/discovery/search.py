@@ -18,6 +18,7 @@ from autopar.strategies.arguments import letters
 from autopar.strategies.bind import bind
 from autopar.strategies.check import check
 from autopar.strategies.discovery.apart import Try
+from autopar.strategies.discovery.pieces import fits, is_told
 from autopar.strategies.discovery.tiny import Tiny
 from autopar.strategies.rule import ShardingRule
 
@@ -64,8 +65,8 @@ def find_rule(first: Tiny, trial: Try) -> str | None:
 
 
 def holds(text: str, tinies: Sequence[Tiny]) -> bool:
-    """Whether the rule passes the executed check on tiny calls, and splits the first of them at least."""
-    return all(_splits(text, made) > (0 if made is tinies[0] else -1) for made in tinies)
+    """Whether the rule passes the executed check on tiny calls, which tell enough, and splits the first at least."""
+    return is_told(text, tinies) and all(_splits(text, made) > (0 if made is tinies[0] else -1) for made in tinies)
 
 
 def _splits(text: str, made: Tiny) -> int:
@@ -73,6 +74,8 @@ def _splits(text: str, made: Tiny) -> int:
     inputs = len(made.tensors)
     try:
         bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
+        if not fits(made, bound):
+            return -1
         several = made.ways == 2 and len(bound.factors) > 1
         meshes = [(made.ways,), (made.ways, made.ways)] if several else [(made.ways,)]
         return sum(check(made.node, made.tensors, mesh, bound=bound, most=20) - 1 for mesh in meshes)

@@ -81,9 +81,9 @@ SHRINKINGS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tiny:
-    """A tiny call: its node and tensors, as the executed check takes them."""
+    """A tiny call: its node and tensors, as the executed check takes them; equal to itself alone."""
 
     node: fx.Node
     tensors: list[torch.Tensor]

@@ -26,6 +26,13 @@ def quotient(node: fx.Node) -> str:
     return f"{EACH} | linear:0"
 
 
+def prelu(node: fx.Node) -> str:
+    """`prelu(input, weight)`: one slope for all elements, or one for each channel, the second dim."""
+    names, slopes = letters(len(input_shape(node))), input_shape(node, 1)
+    slope = ["1" if n == 1 else names[1] for n in slopes]
+    return f"{' '.join(names)}, {' '.join(slope)} -> {' '.join(names)}"
+
+
 def where(node: fx.Node) -> str:
     """Linear in the two choices together, and in one where the other is zero."""
     if len(tensors(node)) == 3:
@@ -75,20 +82,21 @@ _UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu
  absolute sign sgn sin cos tan
  asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv floor ceil round trunc frac logit isnan isinf isfinite
  isneginf isposinf logical_not bitwise_not invert not_ nan_to_num clamp clip clamp_min clamp_max lgamma digamma
- zeros_like ones_like full_like empty_like signbit deg2rad rad2deg softshrink hardshrink tanhshrink"""
+ zeros_like ones_like full_like empty_like signbit softshrink hardshrink tanhshrink"""
 _BINARY = """pow rpow float_power maximum minimum fmax fmin atan2 remainder rmod mod fmod floordiv floor_divide
  rfloordiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor rand ror
- rxor lshift rshift hypot xlogy logaddexp prelu isclose"""
+ rxor lshift rshift hypot xlogy logaddexp isclose"""
 _LINEAR = """neg negative positive pos contiguous clone float double half bfloat16 detach alias conj real
- requires_grad identity cpu cuda"""
+ requires_grad identity cpu cuda deg2rad rad2deg"""
 
 RULES: dict[str, str | Writer] = {
     _UNARY: EACH,
     _BINARY: EACH,
     _LINEAR: "... -> ... | linear",
-    "add sub subtract radd rsub iadd isub": addition,
-    "mul multiply rmul imul": product,
-    "div divide true_divide truediv rtruediv rdiv itruediv": quotient,
+    "add sub subtract radd rsub": addition,
+    "mul multiply rmul": product,
+    "div divide true_divide truediv": quotient,
+    "prelu": prelu,
     "to type type_as int long bool": type_as,
     "where": where,
     "lerp addcdiv": f"{EACH} | linear:0+1",  # the ends; what is added to and what is divided

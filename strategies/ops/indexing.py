@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, input_shape, is_zero, letters, op_name, tensors
+from autopar.strategies.arguments import (
+    Writer,
+    argument,
+    input_shape,
+    is_zero,
+    letters,
+    op_name,
+    output_shapes,
+    tensors,
+)
 
 
 def gather(node: fx.Node) -> str:
@@ -14,6 +23,22 @@ def gather(node: fx.Node) -> str:
     names = [n if i != dim and before[i] == index[i] else "_" for i, n in enumerate(letters(len(before)))]
     last = ["j" if i == dim else n for i, n in enumerate(names)]
     return f"{' '.join(names)}, {' '.join(last)} -> {' '.join(last)} | linear:0"
+
+
+def take_along(node: fx.Node) -> str | None:
+    """`take_along_dim(input, indices, dim)`: as `gather`; other dims broadcast, without `dim` all are one."""
+    before, index = input_shape(node, 0), input_shape(node, 1)
+    dim = argument(node, "dim", 2)
+    if dim is None:
+        return None
+    dim %= len(before)
+    names = letters(len(before))
+
+    def side(shape: tuple[int, ...], chosen: str) -> str:
+        return " ".join(chosen if i == dim else "1" if shape[i] == 1 else names[i] for i in range(len(names)))
+
+    whole = output_shapes(node)[0]
+    return f"{side(before, '_')}, {side(index, 'j')} -> {side(whole, 'j')} | linear:0"
 
 
 def index_select(node: fx.Node) -> str:
@@ -66,7 +91,8 @@ def new_tensor(node: fx.Node) -> str:
 
 
 RULES: dict[str, str | Writer] = {
-    "gather take_along_dim": gather,
+    "gather": gather,
+    "take_along_dim": take_along,
     "index_select": index_select,
     "scatter scatter_add scatter_reduce": scatter,
     "index_add index_copy index_fill": index_write,

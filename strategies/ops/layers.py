@@ -83,9 +83,9 @@ def _grouped(text: str, groups: int) -> str:
 
 
 def interpolate(node: fx.Node) -> str:
-    """The spatial dims, which stay whole, change their lengths."""
+    """The spatial dims, which stay whole, change their lengths; every mode weighs its neighbours by place alone."""
     blank = " ".join("_" * (tensors(node)[0].dim() - 2))
-    return f"b c {blank} -> b c {blank}"
+    return f"b c {blank} -> b c {blank} | linear"
 
 
 def grid_sample(node: fx.Node) -> str:
@@ -93,7 +93,7 @@ def grid_sample(node: fx.Node) -> str:
     blank = " ".join("_" * (tensors(node)[0].dim() - 2))
     places = " ".join(letters(tensors(node)[0].dim() - 2))
     places = " ".join(f"p{name}" for name in places.split())
-    return f"n c {blank}, n {places} _ -> n c {places}"
+    return f"n c {blank}, n {places} _ -> n c {places} | linear:0"
 
 
 def pooling(spatial: int, *, notes: str = "") -> Writer:

@@ -67,13 +67,12 @@ def triangular(node: fx.Node) -> str | None:
 
 RULES: dict[str, str | Writer] = {
     "linear": linear,
-    "matmul rmatmul": matmul,
+    "matmul": matmul,
     "mm": f"m k, k n -> m n{EACH}",
     "bmm": f"b m k, b k n -> b m n{EACH}",
     "mv": f"m k, k -> m{EACH}",
     "dot": f"k, k -> {EACH}",
     "outer": f"m, n -> m n{EACH}",
-    "addmm": "_ _, m k!, k! n -> m n",
     "einsum": einsum,
     "cdist": "... m d!, ... n d! -> ... m n",
     "grouped_mm": grouped_product,

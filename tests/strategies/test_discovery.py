@@ -156,6 +156,8 @@ NONE: dict[str, tuple[Any, ...]] = {
     r"too large to try|does not run on small tensors \(ValueError: a thousand rows\)": (only_here, x(1000, 200)),
     "its results are complex": (spectrum, x(4, 6)),
     "no way to split it was found": (scrambled, x(4, 6)),
+    "no way to split it was found by": (torch.all, torch.rand(16, 512) > 0.5),
+    "no way to split it was found by running it": (torch.prod, x(16, 512)),
 }
 
 

@@ -1,0 +1,94 @@
+"""What an op makes of pieces of its inputs, forward alone: it shows most wrong candidates, at a tenth of a full check.
+
+The executed check runs an op whole and in pieces, forward and backward, for every candidate. How the results of the
+same pieces join is what several candidates differ in, so the pieces are made once for all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from autopar.errors import RuleError
+from autopar.layout import Layout, R, take_shard
+from autopar.strategies.bind import Bound, bind
+from autopar.strategies.check import Coordinate, LocalRun, coordinates, differences, every_strategy, tolerance
+from autopar.strategies.discovery.tiny import Tiny
+from autopar.strategies.examples import callable_of
+from autopar.strategies.rule import ShardingRule
+
+
+def fits(made: Tiny, bound: Bound) -> bool:
+    """Whether the op's results on pieces join as the rule's first split says; True says nothing of gradients."""
+    mesh = (made.ways,)
+    strategies = every_strategy(made.node, made.tensors, mesh, bound)
+    split = next((s for s in strategies if s.factors[0] not in ("", "P", "R+")), None)
+    if split is None:
+        return True
+    layouts = tuple(layout if layout[0].is_sharded else _WHOLE for layout in split.inputs)
+    wholes = _results(made, (_WHOLE,) * len(layouts))
+    parts = _results(made, layouts)
+    if wholes is None or parts is None:
+        return False
+    near = tolerance([*made.tensors, *wholes[0,]])
+    return not any(
+        problem
+        for i, (whole, layout) in enumerate(zip(wholes[0,], split.outputs, strict=True))
+        for problem in differences(
+            f"output {i}", whole, layout, {c: p[i] for c, p in parts.items()}, mesh_shape=mesh, tolerance=near
+        )
+    )
+
+
+def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
+    """Whether the calls tell how the results join that have to, or what lets partial values through.
+
+    They do not where a result is one number in all calls (`all` of many, a product of many) and another for all ones or
+    all zeros.
+    """
+    made = tinies[0]
+    inputs = len(made.tensors)
+    try:
+        bound = bind(ShardingRule.parse(text), made.shapes[:inputs], made.shapes[inputs:])
+    except RuleError:
+        return False
+    passes = bound.operation.words & {"linear", "affine"} or bound.operation.operands
+    joined = [i for i, spots in enumerate(bound.spots[inputs:]) if passes or None in spots]
+    return not any(_is_one_number(i, tinies) and not _is_one_number(i, (*tinies, *_plain(made))) for i in joined)
+
+
+def _is_one_number(output: int, calls: Sequence[Tiny]) -> bool:
+    """Whether all elements of an output are equal in all calls, to within what the executed check forgives."""
+    found = [_results(made, (_WHOLE,) * len(made.tensors)) for made in calls]
+    values = [result[0,][output].flatten() for result in found if result is not None]
+    every = torch.cat([v.to(torch.complex128 if v.is_complex() else torch.float64) for v in values or [torch.zeros(1)]])
+    return bool(((every - every[0]).abs() <= tolerance(values) * (1 + every[0].abs())).all())
+
+
+@lru_cache(maxsize=8)
+def _plain(made: Tiny) -> tuple[Tiny, ...]:
+    """The call on ones, and on zeros."""
+    return tuple(replace(made, tensors=[torch.full_like(t, n) for t in made.tensors]) for n in (1, 0))
+
+
+_WHOLE = Layout((R,))
+
+
+@lru_cache(maxsize=64)
+def _results(made: Tiny, layouts: tuple[Layout, ...]) -> dict[Coordinate, list[torch.Tensor]] | None:
+    """The op's tensors on every rank; None where it refuses such pieces."""
+    ranks = {}
+    mesh = (made.ways,)
+    with torch.no_grad():
+        for c in coordinates(mesh):
+            leaves = [take_shard(t.detach(), to, mesh, c).clone() for t, to in zip(made.tensors, layouts, strict=True)]
+            args, kwargs = LocalRun(made.node, leaves, ()).arguments()
+            try:
+                result = callable_of(made.node)(*args, **kwargs)
+            except Exception:  # each op refuses in its own way
+                return None
+            ranks[c] = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    return ranks

@@ -1,0 +1,36 @@
+"""Discovery beside the table finds nothing that the table should have, and would find it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from missed import missed
+from named_cases import NAMED
+from rule_cases import CASES
+from rule_tensors import name_of, x
+
+from autopar.strategies.table import TABLE, Entry
+
+
+def _parameter(case: tuple[Any, ...]) -> Any:
+    name = name_of(case)
+    return pytest.param(case, id=name, marks=[pytest.mark.slow] if name.startswith("conv") else [])  # a minute for all
+
+
+@pytest.mark.parametrize("case", [_parameter(case) for case in itertools.chain(*CASES.values(), *NAMED.values())])
+def test_the_table_misses_nothing(case: tuple[Any, ...]) -> None:
+    assert missed(case).unexplained == []
+
+
+def test_a_split_that_a_rule_lacks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TABLE, "cdist", Entry("cdist", "... m! d!, ... n d! -> ... m! n", anchor=True))
+    assert "S1, R+ -> S1" in missed((torch.cdist, x(6, 4, 12), x(6, 12, 12))).unexplained
+
+
+def test_an_op_that_draws_is_not_tried() -> None:
+    found = missed((torch.rand_like, x(6, 12)))
+    assert not found.tried
+    assert found.ways == []
