@@ -55,9 +55,9 @@ class Rows:
         self.always: Expression = {}
         self.accumulated: Expression = {}  # what micro-batches before the last leave
         self.optimizer: Expression = {}
-        limit = None if budget_bytes is None else budget_bytes / UNIT
-        self.peak = self.program.variable("peak", upper=limit, whole=False)
-        self.program.budget = None if limit is None else self.peak
+        upper = None if budget_bytes is None else budget_bytes / UNIT
+        self.peak = self.program.variable("peak", upper=upper, whole=False)
+        self.program.budget = None if upper is None else self.peak
         self.flows: dict[tuple[int, int], list[Flow]] = {}  # by what is read and what reads it, the same block's
         for flow in model.flows:
             if flow.tensor.kind != "next":
@@ -278,8 +278,7 @@ class Rows:
     def _largest(self, name: str, sizes: Sequence[tuple[Expression, float, float]]) -> int | None:
         """A variable (in MiB) at least as large as each of some expressions, given with their least and most."""
         floor = max((low for _, low, _ in sizes), default=0.0)
-        most = max((high for _, _, high in sizes), default=0.0)
-        if not most:
+        if not any(high for _, _, high in sizes):
             return None
         largest = self.program.variable(name, lower=floor / UNIT, upper=None, whole=False)
         for terms, _, high in sizes:
@@ -292,11 +291,10 @@ class Rows:
         if not terms:
             return more
         found = self.program.variable(name, lower=lower, upper=None, whole=False)
-        rest = [(more, -1.0)] if more is not None else []
-        self.program.equal(name, [(found, 1.0), *rest] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
+        rest = [*([] if more is None else [(more, -1.0)]), *((v, -c / UNIT) for v, c in terms.items())]
+        self.program.equal(name, [(found, 1.0), *rest], 0.0)
         return found
 
     def _row(self, name: str, parts: Sequence[int | None], terms: Expression, right: float = 0.0) -> None:
-        left = [(v, 1.0) for v in parts if v is not None] + [(v, c / UNIT) for v, c in terms.items()]
-        if left:
+        if left := [(v, 1.0) for v in parts if v is not None] + [(v, c / UNIT) for v, c in terms.items()]:
             self.program.at_most(name, [*left, (self.peak, -1.0)], right)
