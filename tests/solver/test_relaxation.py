@@ -11,7 +11,7 @@ import torch
 from test_branches import Normed
 from toys import cluster, on_meta, toy
 
-from autopar.solver import relaxation, search
+from autopar.solver import branching, relaxation, search
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds
 from autopar.solver.pricing import bound_by, least_more
@@ -112,7 +112,7 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     asked = program(0.3, 2)
     monkeypatch.setattr(Program, "as_whole", lambda *_: None)
     few = search.search(asked, gap=1e-6)
-    monkeypatch.setattr(search, "least_more", lambda _, reduced: reduced)
+    monkeypatch.setattr(branching, "least_more", lambda _, reduced: reduced)
     many = search.search(asked, gap=1e-6)
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
 
