@@ -31,15 +31,18 @@ def build_problem(
     fold: bool = True,
     recompute: bool = True,
     inner_levels: int = MOST,
+    levels: Mapping[tuple[Repeat, int], Levels | None] | None = None,
 ) -> Problem:
     """State the problem of a graph whose nodes have these strategies.
 
-    `inner_levels`: at most so many levels of recompute below whole blocks.
+    `inner_levels`: at most so many levels of recompute below whole blocks. `levels`: those of blocks, by repeat and
+    number, where they are known.
 
     Raises KeyError for a tensor whose node has no strategy.
     """
     recompute = recompute and memory.train
-    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels).build()
+    known = dict(levels or {})
+    return _Builder(memory, restricted, cluster, tuple(repeats), fold, recompute, inner_levels, known).build()
 
 
 class _Builder:
@@ -52,9 +55,10 @@ class _Builder:
         fold: bool,
         recompute: bool,
         inner_levels: int,
+        levels: Mapping[tuple[Repeat, int], Levels | None],
     ) -> None:
         self.memory, self.cluster, self.repeats = memory, cluster, repeats
-        self.inner_levels = inner_levels
+        self.inner_levels, self.levels = inner_levels, levels
         self.strategies, self.restricted = restricted.strategies, restricted
         self.recompute = recompute
         self.nodes = list(memory.graph.nodes)
@@ -98,7 +102,10 @@ class _Builder:
             for node in nodes
             if node in self.strategies and (output_tensors(node) or node.op == "output")
         }
-        levels = self._levels(nodes, choices) if repeat else None
+        levels = None
+        if repeat is not None:
+            known = (repeat, first) in self.levels
+            levels = self.levels[repeat, first] if known else self._levels(nodes, choices)
         members = []
         for offset, node in enumerate(nodes):
             if node in choices:

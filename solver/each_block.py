@@ -51,7 +51,13 @@ def refined(
         for node, some in restricted.strategies.items()
     }
     again = replace(restricted, strategies=strategies)
-    model = Model(build_problem(memory, again, cluster, repeats, fold=False))
+    levels = {
+        (stage.repeat, stage.first + i): stage.levels
+        for stage in problem.stages
+        if stage.repeat is not None
+        for i in range(stage.count)
+    }
+    model = Model(build_problem(memory, again, cluster, repeats, fold=False, levels=levels))
     Rows(model, budget_bytes)
     try:
         outcome = run(model, solver, time_limit, gap, patience=time_limit)
