@@ -33,6 +33,7 @@ def launch(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",  # a rank that aborts says where
         }
         processes, logs = [], []
         for rank in range(ranks):
@@ -53,7 +54,8 @@ def launch(
             text = log.read()
             log.close()
             path = Path(folder, f"rank{rank}.json")
-            assert path.exists(), f"rank {rank} did not report:\n{text[-5000:]}"
+            ended = processes[rank].returncode
+            assert Path(folder, f"rank{rank}.done").exists(), f"rank {rank} ended early ({ended}):\n{text[-5000:]}"
             results.append(json.loads(path.read_text()))
         return results
 
@@ -76,6 +78,7 @@ def _main() -> None:
     cases: Mapping[str, Any] = worker.CASES[dist.get_world_size()]
     chosen = os.environ.get("CASES")
     report: dict[str, Any] = {}
+    mine = Path(sys.argv[2], f"rank{dist.get_rank()}.json")
     for name, case in cases.items():
         if chosen and name not in chosen.split(","):
             continue
@@ -84,8 +87,9 @@ def _main() -> None:
             report[name] = {"value": case()}
         except Exception as error:
             report[name] = {"error": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
-        Path(sys.argv[2], f"rank{dist.get_rank()}.json").write_text(json.dumps(report))
+        mine.write_text(json.dumps(report))
         dist.barrier()
+    mine.with_suffix(".done").touch()
     dist.destroy_process_group()
 
 
