@@ -46,16 +46,14 @@ def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[s
 def asked_for(model: nn.Module, constraints: Iterable[str]) -> Callable[[nn.Module, str], bool] | None:
     """Whether a module at a path is to be a leaf; None where no module is asked for."""
     patterns = list(_patterns(constraints).values())
-    paths = [path for path, _ in model.named_modules() if path]
-    if not any(_is_asked(path, patterns) for path in paths):
+    if not any(_is_asked(path, patterns) for path in _paths(model)):
         return None
     return lambda module, path: _is_asked(path, patterns)
 
 
 def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]) -> None:
     """Raise InputError where a request names no module and no leaf of the traced graph."""
-    paths = [path for path, _ in model.named_modules() if path]
-    paths += [node.target.path for node in graph.nodes if isinstance(node.target, LeafCall)]
+    paths = [*_paths(model), *(node.target.path for node in graph.nodes if isinstance(node.target, LeafCall))]
     for text, pattern in _patterns(constraints).items():
         if not any(_is_asked(path, [pattern]) for path in paths):
             raise InputError(
@@ -67,6 +65,10 @@ def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]
 def is_accepted(call: LeafCall, constraints: Iterable[str]) -> bool:
     """Whether a leaf was asked for."""
     return _is_asked(call.path, _patterns(constraints).values())
+
+
+def _paths(model: nn.Module) -> list[str]:
+    return [path for path, _ in model.named_modules() if path]
 
 
 def _patterns(constraints: Iterable[str]) -> dict[str, str]:
