@@ -29,6 +29,7 @@ from autopar.hardware import Axis, Device
 from autopar.presets import gpu_overlap
 from autopar.probes import Probe
 from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.leaving import leave_quietly
 
 Clock = Literal["wall", "cpu"]
 _SECONDS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -256,6 +257,7 @@ def measure_as_rank(
 
     InputError (on every rank) where the mesh is not one of all processes.
     """
+    leave_quietly()
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
