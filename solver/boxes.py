@@ -74,4 +74,7 @@ class Boxes:
                         return None
                     if (low, high) != self.range(found, other) or low == high:
                         found |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
+        for one, kept in self.program.kept.items():
+            if self.range(found, one)[1] < self.range({}, one)[1]:
+                found[kept] = (1.0, 1.0)
         return found

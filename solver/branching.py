@@ -4,11 +4,12 @@ How many blocks of a class recompute multiplies many other choices. While such a
 choices are only bounded (McCormick), and the linear relaxation is loose; with r fixed they are linear. So the counts
 are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
 relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
-node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right.
+node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right
+(`autopar.solver.wholes`).
 
-A solution in which a variable of reduced cost d is 1 costs at least L + d. So boxes of programs that are not small are
-solved with the variables alone that solutions up to a limit can use; what is found is compared with the limit, and with
-a higher one it is done again if it has to be.
+Where such a box is still too large for that, it is cut by choices (`autopar.solver.choices`). The likelier part is cut
+again, and its relaxation rounded: the good solution that this finds makes most boxes small enough, so that the other
+parts are looked at last.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
@@ -18,84 +19,119 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from heapq import heappop, heappush
-
-import numpy as np
+from heapq import heapify, heappush
 
 from autopar.solver.boxes import Boxes
+from autopar.solver.choices import Choices
 from autopar.solver.clock import Clock
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
-from autopar.solver.pricing import least_more
 from autopar.solver.program import Program
-from autopar.solver.shrunk import without_zeros
+from autopar.solver.wholes import Wholes
 
-FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
-_MARGIN = 1e-3  # the first margin of reduced costs, relative
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
+_ROUND = 3  # cuts by choices after which a relaxation is rounded again
+
+Heap = list[tuple[float, int, Outcome]]
 
 
 class Branching:
     """The search in one program; `best`: a solution that is known already."""
 
     def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
-        self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
-        self.best = best
-        self.boxes = Boxes(program)
-        self.slow = len(program.names) > FEW
+        self.program = program
+        self.boxes, self.choices = Boxes(program), Choices(program.matrix())
+        self.wholes = Wholes(program, solver, gap, clock, best)
+        self.slow = self.wholes.slow
         self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
-        self.proven = math.inf  # the least bound of boxes that are done with
+        self.heap: Heap = []
+        self.order = itertools.count()
 
     def run(self, root: Outcome) -> Outcome:
-        order = itertools.count()
-        heap, dived, splits = [(root.objective, next(order), root)], False, 0
-        while heap and not self._closed(heap[0][0]) and (self._left() > 0 or self.best is None):
-            _, _, node = heappop(heap)
+        wholes, heap = self.wholes, self.heap
+        dived, splits = False, 0
+        cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
+        self._push(root)
+        while wholes.left() > 0 or wholes.best is None:
+            if not heap or wholes.closed(heap[0][0]):
+                if not cut:
+                    break
+                self._take_up(*cut.pop(0))
+                continue
+            node = self._next()
+            if node.status == "waiting":
+                self._push(self._part(node, node.counts))
+                continue
             if self._is_done(node):
-                self._solve(node)
+                cut.append(self._finish(node))
                 continue
             splits += 1
-            for bounds in self.boxes.split(node, (0.0 if self.best is None else 0.5) if self.slow else None):
-                if self._closed(node.objective):
-                    heappush(heap, (node.objective, next(order), replace(node, counts=bounds)))
+            for bounds in self.boxes.split(node, (0.0 if wholes.best is None else 0.5) if self.slow else None):
+                if wholes.closed(node.objective):
+                    self._push(replace(node, counts=bounds))
                     continue
-                child = self._relax(node, bounds)
-                if child.status == "closed":
-                    self.proven = min(self.proven, child.bound)
-                elif child.status != "infeasible":
-                    child = replace(child, objective=max(child.objective, node.objective))
-                    done = self._is_done(child)
-                    many = self.slow and done and len(self._kept(child, self._near(child))) > FEW
-                    if done and not many and self._as_good(child, node):
-                        self._solve(child)  # its solution may make the other boxes needless
-                    else:
-                        heappush(heap, (child.objective, next(order), child))
-                    if many:
-                        self._round(child)
+                child = self._part(node, bounds)
+                done = self._is_done(child)
+                large = done and wholes.is_large(child)
+                if done and not large and self._as_good(child, node):
+                    wholes.solve(child)  # its solution may make the other boxes needless
+                else:
+                    self._push(child)
+                if large:
+                    wholes.round(child)
                 fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
-                early = self.clock.gone < self.clock.limit / 4
+                early = wholes.clock.gone < wholes.clock.limit / 4
                 blind = splits >= (1 if self.slow else _BLIND)
                 if not dived and (child.status == "stopped" or (blind and not (fixed and early))):
                     dived = True
                     self._dive(root)
-        bound = min([self.proven, *(objective for objective, _, _ in heap)])
-        if self.best is None:
+        left = [objective for objective, _, _ in heap] + [part.objective for _, parts in cut for part in parts]
+        if wholes.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
-        bound = min(bound, self.best.objective)
-        return replace(self.best, status="optimal" if self._closed(bound) else "feasible", bound=bound)
+        bound = min([wholes.proven, *left, wholes.best.objective])
+        return replace(wholes.best, status="optimal" if wholes.closed(bound) else "feasible", bound=bound)
+
+    def _push(self, node: Outcome) -> None:
+        if node.status not in ("closed", "infeasible"):
+            heappush(self.heap, (node.objective, next(self.order), node))
+
+    def _next(self) -> Outcome:
+        """The box of least bound; where that is done, rather one that is done too and has the best solution in it."""
+        first, best = self.heap[0], self.wholes.best
+        if self.slow and best is not None and self._is_done(first[2]):
+            first = next((e for e in self.heap if self._is_done(e[2]) and _has(e[2].counts, best.values)), first)
+        self.heap.remove(first)
+        heapify(self.heap)
+        return first[2]
+
+    def _part(self, node: Outcome, bounds: Bounds) -> Outcome:
+        """The relaxation of a part of a node's box, with what is closed noted."""
+        part = self._relax(node, bounds)
+        if part.status == "closed":
+            self.wholes.proven = min(self.wholes.proven, part.bound)
+        return replace(part, objective=max(part.objective, node.objective))
 
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box; the node's own where it is right for that part."""
-        inside = all(low - WHOLE <= node.values[v] <= high + WHOLE for v, (low, high) in bounds.items())
-        if inside and self.boxes.is_fixed(bounds) and self._is_right(node):
+        if self.boxes.is_fixed(bounds) and _has(bounds, node.values) and self._is_right(node):
             return replace(node, counts=bounds)
+        wholes = self.wholes
         narrow = self.slow and len(self.boxes.open(bounds)) < len(self.boxes.open(node.counts))
-        below = self.slow and any(node.values[v] > high + WHOLE for v, (_, high) in bounds.items())
+        below = self.slow and any(
+            node.values[count] > bounds[count][1] + WHOLE for count, _ in self.program.early if count in bounds
+        )
         basis = self.narrow if narrow or below else None  # of fewer recomputed blocks: the node's takes too much memory
-        found = self.program.relax_again(node, max(self._left(), 1.0), bounds, cutoff=self._enough(), basis=basis)
+        found = self.program.relax_again(
+            node,
+            max(wholes.left(), 1.0),
+            bounds,
+            cutoff=wholes.enough(),
+            basis=basis,
+            doubtful=below and not narrow and not self.boxes.is_fixed(bounds),
+        )
         if narrow and found.status == "optimal":
             self.narrow = found.basis
         return found
@@ -106,6 +142,8 @@ class Branching:
         Where choices are what is not whole, boxes of several counts would be as many as there are counts of each; of
         one count they are few, and a fixed one is solved faster.
         """
+        if node.status in ("closed", "infeasible", "waiting"):
+            return False
         if self.boxes.is_fixed(node.counts):
             return True
         several = self.slow or len(self.boxes.open(node.counts)) > 1
@@ -115,17 +153,11 @@ class Branching:
         """Whether products of counts and choices are what they stand for: no bounds of counts would mend them."""
         return sum(self.program.wrong_products(node.values).values()) < _RIGHT
 
-    def _left(self) -> float:
-        return self.clock.left(self.best is not None)
-
     def _as_good(self, child: Outcome, node: Outcome) -> bool:
         """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
-        gap = self.gap if self.best is not None else max(self.gap, _NEAR)
+        wholes = self.wholes
+        gap = wholes.gap if wholes.best is not None else max(wholes.gap, _NEAR)
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
-
-    def _closed(self, bound: float) -> bool:
-        """Whether nothing in a box with this bound could be better by more than the gap."""
-        return bound >= self._enough()
 
     def _dive(self, root: Outcome) -> None:
         """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
@@ -135,85 +167,42 @@ class Branching:
                 most = self.boxes.range({}, count)[1]
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
-            if self.best is None and self._left() > 0:
-                found = self.program.integrate(self.solver, self._entered(root), self._left(), self.gap, counts)
-                self.best = found if len(found.values) else None
+            self.wholes.first(root, counts)
 
-    def _round(self, node: Outcome) -> None:
-        """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
-        matrix = self.program.matrix()
-        matrix.bound(node.counts)
-        held = self._held()
-        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
-        kept = np.flatnonzero(matrix.with_company(kept))
-        found = self.program.integrate(self.solver, kept, self._left(), self.gap, node.counts, cutoff=self._enough())
-        if len(found.values) and (self.best is None or found.objective < self.best.objective):
-            self.best = found
+    # -- choices ------------------------------------------------------------------------------------------------------
 
-    # -- whole numbers ------------------------------------------------------------------------------------------------
+    def _finish(self, box: Outcome) -> tuple[Outcome, list[Outcome]]:
+        """Solve a box that is done, or cut it by choices, and its likelier part again; the box, and what is left of it.
 
-    def _solve(self, node: Outcome) -> None:
-        """The best solution of a box that is done, if it is better than the best so far by more than the gap."""
-        if self._solved_by_itself(node):
-            self.proven = min(self.proven, node.objective)
-            return
-        few = len(self.program.names) <= FEW
-        margin = math.inf if few else self._near(node) - node.objective
-        mine = math.inf  # the best solution of this box
-        while True:
-            enough = self._enough()
-            limit = min(node.objective + margin, enough)
-            kept = self._kept(node, limit)
-            everything = len(kept) == len(self.program.names)
-            late = self.best is None and self.clock.gone > self.clock.limit
-            found = self.program.integrate(
-                self.solver, kept, self._left(), 1.0 if late else self.gap, node.counts, cutoff=enough
-            )
-            if self.best is None or found.objective < self.best.objective:
-                self.best = found if len(found.values) else None
-            mine = min(mine, found.objective)
-            if found.status == "stopped":
-                if self.best is None:
-                    continue
-                self.proven = min(self.proven, node.objective)
-                return
-            bound = max(node.objective, min(found.bound, enough if everything else limit))
-            done = everything or limit >= enough or (self.best is not None and self._closed(bound))
-            if done or mine <= limit or found.status == "feasible" or (self.best and self._left() <= 0):
-                self.proven = min(self.proven, bound)
-                return
-            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
+        Once a good solution is found, the box itself may be small enough, so that its parts are needless.
+        """
+        wholes, node, left = self.wholes, box, list[Outcome]()
+        for depth in itertools.count(1):
+            if node.status in ("closed", "infeasible"):
+                break
+            if wholes.closed(node.objective) or (left and (wholes.left() <= 0 or not self._is_done(node))):
+                return box, [*left, node]
+            if left and not wholes.has_many(box):
+                wholes.solve(box)
+                return box, []
+            parts = self.choices.split(node) if wholes.has_many(node) else None
+            if parts is None:
+                wholes.solve(node)
+                break
+            left.append(replace(node, status="waiting", counts=parts[1]))
+            node = self._part(node, parts[0])
+            if node.status == "optimal" and depth % _ROUND == 0:
+                wholes.round(node)
+        return box, left
 
-    def _near(self, node: Outcome) -> float:
-        """What solutions of a box cost that are looked for at first."""
-        return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
+    def _take_up(self, box: Outcome, parts: list[Outcome]) -> None:
+        """What is left of a box that was cut, or the box itself where it is small enough by now."""
+        if not parts or self.wholes.has_many(box):
+            for part in parts:
+                self._push(part)
+        else:
+            self.wholes.solve(box)
 
-    def _enough(self) -> float:
-        """The bound at which a box is closed."""
-        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
 
-    def _solved_by_itself(self, node: Outcome) -> bool:
-        """Whether the relaxation of a box is whole, and so the best solution in it."""
-        found = self.program.as_whole(node)
-        if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
-            return False
-        self.best = found if self.best is None else min(self.best, found, key=lambda one: one.objective)
-        return self._closed(node.objective)
-
-    def _kept(self, node: Outcome, limit: float) -> Array:
-        """The variables that a solution within the limit can use."""
-        more = least_more(self.program.matrix(), node.reduced)
-        return np.flatnonzero(self._held() | (node.objective + more <= limit))
-
-    def _held(self) -> Array:
-        """The variables that are in every part of the program."""
-        matrix = self.program.matrix()
-        held = (matrix.lower != 0) | ~matrix.whole
-        held[[v for pair in self.program.early for v in pair]] = True
-        return held
-
-    def _entered(self, node: Outcome) -> Array:
-        """The variables that relaxations have made use of."""
-        if node.relaxation is None:
-            return np.arange(len(self.program.names))
-        return np.flatnonzero(node.relaxation.inside)
+def _has(bounds: Bounds, values: Array) -> bool:
+    return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())

@@ -72,6 +72,8 @@ def engine(solver: str, time_limit: float, gap: float, cutoff: float = math.inf)
     """
     if is_highs(solver):
         options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, False)}
+        if cutoff < math.inf:  # to prove that there is nothing below takes twice as long with another presolve between
+            options["mip_allow_restart"] = False
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     if solver in SOLVERS:
         return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)

@@ -14,7 +14,9 @@ from autopar.solver.matrix import Matrix, Part
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
 _IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
+_CLOSING = 10_000  # and of one that is to reach a cutoff
 _ALL = 2**31 - 1
+_CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
 Basis = tuple[Array, list[Any], Array, list[Any]]  # columns and how they stand, rows and how they stand
 ENOUGH = "Bound on objective reached"  # HiGHS's word
 _NOTHING = 1e-9  # of a proof's largest number
@@ -36,6 +38,7 @@ class Held:
         self.stand(None)
         self.basis: Basis | None = None  # of the last answer
         self._anew = 0  # iterations of the last start from nothing
+        self.doubtful = False  # whether the last answer was to such a question
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     def stand(self, basis: Basis | None) -> None:
@@ -46,12 +49,15 @@ class Held:
             columns, of_columns, rows, of_rows = basis
             self._column_status[columns], self._row_status[rows] = of_columns, of_rows
 
-    def run(self, inside: Array, time_limit: float, *, patient: bool, cutoff: float = math.inf) -> str:
+    def run(
+        self, inside: Array, time_limit: float, *, patient: bool, cutoff: float = math.inf, doubtful: bool = False
+    ) -> str:
         """Solve with these columns, from the last basis if there is one; HiGHS's word for how it ended.
 
-        Only a `patient` question may take more than some iterations. Above `cutoff` HiGHS may stop.
+        Only a `patient` question may take more than some iterations. Above `cutoff` HiGHS may stop, and `doubtful`
+        says that it will: it is asked so from nothing then.
         """
-        first = not len(self._columns)
+        first = doubtful or not len(self._columns)
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff)
         if not first:
@@ -60,17 +66,17 @@ class Held:
             basis.row_status = self._row_status[self._rows].tolist()
             basis.valid = True
             self._engine.setBasis(basis)
-        # with changed costs it takes a third of the time from nothing, and thrice as long from a basis
-        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(first))
+        self._tune(first, doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
         most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew))
-        status = self._solve(most, time_limit)
-        if status == "Iteration limit reached" and not first:
-            first = True  # where it needs more, a start from nothing is faster
+        status = self._solve(_CLOSING if doubtful else most, time_limit)
+        if status == "Iteration limit reached" and (doubtful or not first):
+            first, doubtful = True, False  # where it needs more, a start from nothing is faster
             self._engine.clearSolver()
-            self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", 1.0)
+            self._tune(first, doubtful)
             status = self._solve(_ALL if patient else _ANEW, time_limit)
-        if first:
+        self.doubtful = doubtful
+        if first and not doubtful:
             self._anew = int(self._engine.getInfo().simplex_iteration_count)
         basis = self._engine.getBasis()
         if status in ("Optimal", "Infeasible") and basis.valid:
@@ -79,6 +85,16 @@ class Held:
         if status == "Optimal":  # and not where it is cut off
             self.basis = self._columns, basis.col_status, self._rows, basis.row_status
         return status
+
+    def _tune(self, first: bool, doubtful: bool) -> None:
+        """Options of HiGHS.
+
+        With changed costs it takes a third of the time from nothing, and thrice as long from a basis. With changed
+        costs it does not stop at a cutoff; without, and with approximate edge weights, it is there in a third of the
+        iterations, which take a tenth of the time of those from a basis.
+        """
+        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(first and not doubtful))
+        self._engine.setOptionValue("simplex_dual_edge_weight_strategy", _DEVEX if doubtful else _CHOOSE)
 
     def answer(self) -> tuple[float, Array, Array]:
         """The optimum, the values of all columns and the dual values of all rows, 0 for what is not there."""

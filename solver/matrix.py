@@ -99,8 +99,7 @@ class Matrix:
         senses = np.array([sense for _, sense, _ in program.rows])
         right = np.array([right for *_, right in program.rows], dtype=float)
         self.least, self.most = np.where(senses >= 0, right, -np.inf), np.where(senses <= 0, right, np.inf)
-        given = [v for pair in program.early for v in pair] + ([] if program.budget is None else [program.budget])
-        self.counts = {v: (self.lower[v], self.upper[v]) for v in given}
+        self._own = self.lower.copy(), self.upper.copy()
         self.implications = _implications(program)
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
         self.flows = np.stack(_joined(program.flows, 3), axis=1)
@@ -115,9 +114,10 @@ class Matrix:
         self.floored = self.slopes > 0  # and whether a row of its own says so
 
     def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
-        """Give counts and the budget these bounds, or their own, and products what follows from them."""
-        for variable, own in self.counts.items():
-            self.lower[variable], self.upper[variable] = bounds.get(variable, own)
+        """Give some variables these bounds, all others their own, and products of counts what follows from them."""
+        self.lower[:], self.upper[:] = self._own
+        for variable, (low, high) in bounds.items():
+            self.lower[variable], self.upper[variable] = low, high
         products = self.products
         self.slopes, most = products.within(bounds)
         self.value[products.entries] = -most[products.owner]

@@ -126,6 +126,7 @@ class Model:
                 many = float(self.problem.stages[stage].count)
                 self._kept[stage] = self.program.variable(f"k.{stage}", integer=True)
                 self.program.at_least("k", [(self._kept[stage], many), (whole, 1.0)], many)
+                self.program.kept[whole] = self._kept[stage]
         return self._kept[stage]
 
     def plainness(self) -> Array:

@@ -11,7 +11,7 @@ from autopar.solver.held import Basis
 from autopar.solver.linear import Array
 from autopar.solver.relaxation import Relaxation
 
-Bounds = Mapping[int, tuple[float, float]]  # of counts, where they are narrower than their own
+Bounds = Mapping[int, tuple[float, float]]  # of counts and choices, where they are narrower than their own
 NONE: Array = np.zeros(0)
 WHOLE = 1e-6  # how far from a whole number a relaxation's value may be that is called one
 
@@ -32,3 +32,4 @@ class Outcome:
     relaxation: Relaxation | None = None  # of which it is the answer, HiGHS alone
     counts: Bounds = field(default_factory=dict)  # where this holds
     basis: Basis | None = None  # of a relaxation
+    duals: Array = field(default_factory=lambda: NONE)  # dual values of its rows

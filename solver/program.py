@@ -39,10 +39,10 @@ class Program:
     entries: Entries = field(default_factory=Entries)
     budget: int | None = None  # a variable whose upper bound makes the program slow, and costs little in most cases
     early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
+    kept: dict[int, int] = field(default_factory=dict)  # of counts, what is 1 unless they are at their largest
     nested: list[list[tuple[int, int]]] = field(default_factory=list)  # of the early ones: none larger than the last
-    products: list[Product] = field(
-        default_factory=list
-    )  # rows of both ends, variables, ones, the place of each one's row; counts, most
+    # rows of both ends, variables, ones, the place of each one's row; counts, most
+    products: list[Product] = field(default_factory=list)
     flows: list[tuple[Array, Array, Array]] = field(default_factory=list)  # with the rows of their two ends
     implied: list[tuple[Array, Array, Array, bool]] = field(default_factory=list)  # rows, what implies what, no more
     _matrix: Matrix | None = None
@@ -174,13 +174,16 @@ class Program:
         *,
         cutoff: float = math.inf,
         basis: Basis | None = None,
+        doubtful: bool = False,
     ) -> Outcome:
         """A relaxation with other bounds of the counts, from its parent's basis or another one where HiGHS holds it;
-        "closed" where it was stopped above the cutoff."""
+        "closed" where it was stopped above the cutoff, as is likely if it is `doubtful`."""
         if parent.relaxation is None:
             return self.relax("cbc", time_limit, bounds)
         basis = basis or parent.basis
-        found = self._relaxed(parent.relaxation, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff)
+        found = self._relaxed(
+            parent.relaxation, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff, doubtful=doubtful
+        )
         if found.status == "stopped":  # its parent's bound and reduced costs hold
             return replace(parent, status="stopped", counts=bounds)
         return found
@@ -196,9 +199,10 @@ class Program:
         patient: bool = False,
         close: float | None = None,
         cutoff: float = math.inf,
+        doubtful: bool = False,
     ) -> Outcome:
         status = relaxation.solve(
-            bounds, time_limit, entering, basis=basis, patient=patient, close=close, cutoff=cutoff
+            bounds, time_limit, entering, basis=basis, patient=patient, close=close, cutoff=cutoff, doubtful=doubtful
         )
         if status == "closed":
             return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
@@ -206,7 +210,7 @@ class Program:
             return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
         value = relaxation.objective
         found = relaxation.values, value, value, relaxation.reduced, relaxation, bounds, relaxation.basis
-        return Outcome("optimal", *found)
+        return Outcome("optimal", *found, relaxation.duals)
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """A relaxation as a solution, where all that must be whole is so already."""

@@ -34,6 +34,7 @@ class Relaxation:
         self.inside = np.ones(matrix.columns, dtype=bool) if everything else matrix.cheapest(_CHEAPEST)
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
+        self.duals = np.zeros(self.matrix.lines)
         self._lacking = ~self.inside  # at the last answer
         self._loose = 0.0  # what that may have proven too much
         self._held = Held(self.matrix)
@@ -48,20 +49,26 @@ class Relaxation:
         patient: bool = False,
         close: float | None = None,
         cutoff: float = math.inf,
+        doubtful: bool = False,
     ) -> str:
         """Solve within bounds of counts, from a basis or that of the last time; "optimal", "infeasible" or "stopped".
 
         "closed" where the optimum was found to be at least `cutoff`: `objective` is a bound of it then, `values` mean
         nothing. After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
         `patient`: HiGHS may take as many iterations as it wants. `close`: what `objective` may miss, relatively.
+        `doubtful`: that it is below the cutoff.
         """
         begun = cpu_seconds()
         self.matrix.bound(bounds)
         if basis is not None:
             self._held.stand(basis)
+        status = ""
         while True:
             gone = cpu_seconds() - begun
-            status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff)
+            doubtful = doubtful and (not status or self._held.doubtful)
+            status = self._held.run(
+                self.inside, time_limit - gone, patient=patient, cutoff=cutoff, doubtful=doubtful and cutoff < math.inf
+            )
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
@@ -85,9 +92,9 @@ class Relaxation:
 
     def _enter(self, close: float) -> bool:
         """Read the answer, and let in what would improve it; False where nothing would."""
-        self.objective, self.values, duals = self._held.answer()
+        self.objective, self.values, self.duals = self._held.answer()
         tolerance = _TOLERANCE * abs(self.objective)
-        self.reduced, flows, self._loose = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
+        self.reduced, flows, self._loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
         self._lacking = ~self.inside
         if not flows.any():
             self.objective -= self._loose

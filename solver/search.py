@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.solver import branching
+from autopar.solver import wholes
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
 from autopar.solver.engines import is_highs
@@ -69,7 +69,7 @@ def search(
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
     """The best solution of a large program with a budget, if it is not much dearer than without; else None."""
     budget = program.budget
-    if budget is None or not program.early or len(program.names) <= branching.FEW or not is_highs(solver):
+    if budget is None or not program.early or len(program.names) <= wholes.FEW or not is_highs(solver):
         return None
     free = {budget: (program.lower[budget], math.inf)}
     rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
@@ -100,7 +100,7 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
     while True:
         kept = within(program, root, limit)
         relaxation = root.relaxation
-        if relaxation is not None and len(kept) > max(branching.FEW, _SMALL * int(relaxation.inside.sum())):
+        if relaxation is not None and len(kept) > max(wholes.FEW, _SMALL * int(relaxation.inside.sum())):
             return Branching(program, solver, gap, clock, best).run(root)
         found = _of_part(part_of(program, kept), kept, best, solver, gap, clock)
         if len(found.values):
@@ -132,7 +132,7 @@ def _of_part(part: Program, kept: Array, best: Outcome | None, solver: str, gap:
     known = None if best is None else replace(best, values=best.values[kept])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
-    everything = len(part.names) <= branching.FEW
+    everything = len(part.names) <= wholes.FEW
     root = part.relax(solver, clock.left(known is not None), {}, clock.limit / 2, everything=everything)
     if root.status == "optimal":
         return Branching(part, solver, gap, clock, known).run(root)

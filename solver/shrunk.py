@@ -23,7 +23,7 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
     matrix = program.matrix()
     matrix.bound({})
     held = (matrix.lower != 0) | ~matrix.whole
-    held[[v for pair in program.early for v in pair]] = True
+    held[[v for pair in (*program.early, *program.kept.items()) for v in pair]] = True
     kept = without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
     return np.flatnonzero(matrix.with_company(kept))
 
@@ -60,6 +60,7 @@ def part_of(program: Program, kept: Array) -> Program:
         entries=entries,
         budget=None if program.budget is None else int(place[program.budget]),
         early=_placed(program.early, place),
+        kept={int(place[count]): int(place[k]) for count, k in program.kept.items()},
         nested=[_placed(chain, place) for chain in program.nested],
         products=[_product(one, inside, place, line) for one in program.products],
         flows=[

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toys import Stack, cluster, on_meta, toy
 
-from autopar.solver import branching, search
+from autopar.solver import search, wholes
 from autopar.solver.model import Model
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
@@ -39,15 +39,19 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
 
 
+@pytest.mark.parametrize("flows", [15_000, 0], ids=["whole numbers", "choices"])
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
-def test_large_programs_have_the_same_optimum(mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They fix a count first, and round its relaxation before they branch on."""
+def test_large_programs_have_the_same_optimum(
+    mesh: tuple[int, ...], flows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They fix a count first, and round its relaxation before they branch on, by choices where flows are too many."""
     problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
     least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
     for part in (0.3, 0.02):
         found = []
         for few in (20_000, 0):
-            monkeypatch.setattr(branching, "FEW", few)
+            monkeypatch.setattr(wholes, "FEW", few)
+            monkeypatch.setattr(wholes, "_FLOWS", flows)
             monkeypatch.setattr(search, "_SMALL", 0.0)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))

@@ -11,7 +11,7 @@ import torch
 from test_branches import Normed
 from toys import cluster, on_meta, toy
 
-from autopar.solver import branching, relaxation, search
+from autopar.solver import relaxation, search, wholes
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds
 from autopar.solver.pricing import bound_by, least_more
@@ -85,10 +85,8 @@ def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | No
     assert any(more[v] > root.reduced[v] + 0.01 * root.objective for v in forced)
     for variable in forced:
         assert root.reduced[variable] >= -1e-6 * root.objective or root.values[variable] != 0
-        lower = asked.matrix().lower
-        low, lower[variable] = lower[variable], 1.0
-        with_it = asked.relax("cbc", 60.0, bounds).objective
-        lower[variable] = low
+        most = asked.upper[variable]
+        with_it = asked.relax("cbc", 60.0, {**bounds, variable: (1.0, np.inf if most is None else most)}).objective
         assert with_it >= root.objective + max(root.reduced[variable], more[variable]) - 1e-6 * root.objective
 
 
@@ -112,13 +110,14 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     asked = program(0.3, 2)
     monkeypatch.setattr(Program, "as_whole", lambda *_: None)
     few = search.search(asked, gap=1e-6)
-    monkeypatch.setattr(branching, "least_more", lambda _, reduced: reduced)
+    monkeypatch.setattr(wholes, "least_more", lambda _, reduced: reduced)
     many = search.search(asked, gap=1e-6)
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
 
 
+@pytest.mark.parametrize("doubtful", [False, True], ids=["", "doubtful"])
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
-def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], doubtful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(0.3, *mesh)
     [(count, whether)] = asked.early
@@ -129,7 +128,7 @@ def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], monkeypatch: pyte
         best = asked.relax("cbc", 60.0, bounds)
         optimum = best.objective if best.status == "optimal" else np.inf
         for cutoff in (root.objective * 1.001, root.objective * 1.1, optimum * 1.001):
-            found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff)
+            found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff, doubtful=doubtful)
             if found.status == "closed":
                 closed += 1
                 assert cutoff <= found.bound <= optimum * (1 + 1e-9)

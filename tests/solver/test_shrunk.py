@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_relaxation import program
 
-from autopar.solver import branching
 from autopar.solver import search as searching
+from autopar.solver import wholes
 from autopar.solver.clock import Clock
 from autopar.solver.search import search
 from autopar.solver.shrunk import part_of, within
@@ -46,11 +46,9 @@ def test_what_is_left_out_costs_more_than_the_limit() -> None:
     kept = within(asked, root, limit)
     everything = np.arange(len(asked.names))
     outside = np.setdiff1d(everything, kept).tolist()
-    lower = asked.matrix().lower
     for variable in random.Random(0).sample(outside, 12):
-        lower[variable] = 1.0
-        forced = asked.integrate("cbc", everything, 60.0, 1e-9, {})
-        lower[variable] = 0.0
+        most = asked.upper[variable]
+        forced = asked.integrate("cbc", everything, 60.0, 1e-9, {variable: (1.0, np.inf if most is None else most)})
         assert forced.status == "infeasible" or forced.objective >= limit * (1 - 1e-9)
 
 
@@ -71,7 +69,7 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
     asked = program(part, 2, 2)
     best = search(asked, gap=1e-7)
     assert asked.budget is not None
-    monkeypatch.setattr(branching, "FEW", 0)
+    monkeypatch.setattr(wholes, "FEW", 0)
     monkeypatch.setattr(searching, "_COSTS", costs)
     monkeypatch.setattr(searching, "_MOST", (1.0, 1.0))
     found = searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0))
@@ -84,7 +82,7 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
 
 
 def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branching, "FEW", 0)
+    monkeypatch.setattr(wholes, "FEW", 0)
     monkeypatch.setattr(searching, "_MOST", (1.0, 0.0))
     monkeypatch.setattr(searching, "_COSTS", 0.0)
     asked = program(0.3, 2, 2)

@@ -1,0 +1,136 @@
+"""Solutions in whole numbers: the best one known of a program, and what its boxes hold.
+
+Boxes of programs that are not small are solved with the variables alone that solutions up to a limit can use: one of
+reduced cost d that is 1 costs at least L + d, where L is the box's relaxation. What is found is compared with the
+limit, and with a higher one it is done again if it has to be.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autopar.solver.clock import Clock
+from autopar.solver.linear import Array
+from autopar.solver.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.pricing import least_more
+from autopar.solver.program import Program
+from autopar.solver.shrunk import without_zeros
+
+FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
+_FLOWS = 15_000  # flows with which whole numbers of a box are solved at once
+_MARGIN = 1e-3  # the first margin of reduced costs, relative
+
+
+class Wholes:
+    """The best solution of a program so far, and the least bound of boxes that are done with."""
+
+    def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
+        self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
+        self.best = best
+        self.slow = len(program.names) > FEW
+        self.proven = math.inf
+
+    def left(self) -> float:
+        return self.clock.left(self.best is not None)
+
+    def closed(self, bound: float) -> bool:
+        """Whether nothing in a box with this bound could be better by more than the gap."""
+        return bound >= self.enough()
+
+    def first(self, root: Outcome, counts: Bounds) -> None:
+        """A first solution with these counts, where there is none: with what relaxations have made use of."""
+        if self.best is None and self.left() > 0:
+            found = self.program.integrate(self.solver, self._entered(root), self.left(), self.gap, counts)
+            self.best = found if len(found.values) else None
+
+    def is_large(self, node: Outcome) -> bool:
+        """Whether a box is too large to be solved as soon as it is there."""
+        return self.slow and len(self.kept(node, self.near(node))) > FEW
+
+    def has_many(self, node: Outcome) -> bool:
+        """Whether a box has too many variables for whole numbers, once there is a solution."""
+        if not self.slow or self.best is None or node.status != "optimal" or node.relaxation is None:
+            return False
+        kept = self.kept(node, self.enough())
+        return int(np.isin(kept, self.program.matrix().flows[:, 0]).sum()) > _FLOWS
+
+    def round(self, node: Outcome) -> None:
+        """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
+        matrix = self.program.matrix()
+        matrix.bound(node.counts)
+        held = self._held()
+        kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
+        kept = np.flatnonzero(matrix.with_company(kept))
+        found = self.program.integrate(self.solver, kept, self.left(), self.gap, node.counts, cutoff=self.enough())
+        if len(found.values) and (self.best is None or found.objective < self.best.objective):
+            self.best = found
+
+    def solve(self, node: Outcome) -> None:
+        """The best solution of a box that is done, if it is better than the best so far by more than the gap."""
+        if self._solved_by_itself(node):
+            self.proven = min(self.proven, node.objective)
+            return
+        few = len(self.program.names) <= FEW
+        margin = math.inf if few else self.near(node) - node.objective
+        mine = math.inf  # the best solution of this box
+        while True:
+            enough = self.enough()
+            limit = min(node.objective + margin, enough)
+            kept = self.kept(node, limit)
+            everything = len(kept) == len(self.program.names)
+            late = self.best is None and self.clock.gone > self.clock.limit
+            found = self.program.integrate(
+                self.solver, kept, self.left(), 1.0 if late else self.gap, node.counts, cutoff=enough
+            )
+            if self.best is None or found.objective < self.best.objective:
+                self.best = found if len(found.values) else None
+            mine = min(mine, found.objective)
+            if found.status == "stopped":
+                if self.best is None:
+                    continue
+                self.proven = min(self.proven, node.objective)
+                return
+            bound = max(node.objective, min(found.bound, enough if everything else limit))
+            done = everything or limit >= enough or (self.best is not None and self.closed(bound))
+            if done or mine <= limit or found.status == "feasible" or (self.best and self.left() <= 0):
+                self.proven = min(self.proven, bound)
+                return
+            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
+
+    def near(self, node: Outcome) -> float:
+        """What solutions of a box cost that are looked for at first."""
+        return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
+
+    def enough(self) -> float:
+        """The bound at which a box is closed."""
+        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
+
+    def _solved_by_itself(self, node: Outcome) -> bool:
+        """Whether the relaxation of a box is whole, and so the best solution in it."""
+        found = self.program.as_whole(node)
+        if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
+            return False
+        self.best = found if self.best is None else min(self.best, found, key=lambda one: one.objective)
+        return self.closed(node.objective)
+
+    def kept(self, node: Outcome, limit: float) -> Array:
+        """The variables that a solution within the limit can use."""
+        matrix = self.program.matrix()
+        matrix.bound(node.counts)
+        more = least_more(matrix, node.reduced)
+        return np.flatnonzero((self._held() | (node.objective + more <= limit)) & (matrix.upper > 0))
+
+    def _held(self) -> Array:
+        """The variables that are in every part of the program."""
+        matrix = self.program.matrix()
+        held = (matrix.lower != 0) | ~matrix.whole
+        held[[v for pair in (*self.program.early, *self.program.kept.items()) for v in pair]] = True
+        return held
+
+    def _entered(self, node: Outcome) -> Array:
+        """The variables that relaxations have made use of."""
+        if node.relaxation is None:
+            return np.arange(len(self.program.names))
+        return np.flatnonzero(node.relaxation.inside)

@@ -1,0 +1,93 @@
+"""Choices that a relaxation mixes are told apart by what they are worth, equivalent ones together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from random_graphs import drawn, every_plan, is_with_blocks
+from test_relaxation import program
+
+from autopar.errors import InfeasibleError
+from autopar.solver import branching, search, wholes
+from autopar.solver.choices import Choices
+from autopar.solver.program import Program
+
+
+def knapsack() -> Program:
+    """Two ops with four choices each under a budget: dear and small, or cheap and large, each of them twice."""
+    found = Program()
+    ops = [[found.variable(f"x.{op}.{i}", integer=True) for i in range(4)] for op in range(2)]
+    for ones in ops:
+        found.equal("one", [(x, 1.0) for x in ones], 1.0)
+    sizes = {x: size for ones in ops for x, size in zip(ones, (5.0, 1.0, 5.0, 1.0), strict=True)}
+    found.at_most("budget", list(sizes.items()), 8.0)
+    found.cost = np.array([1.0, 9.0, 1.0, 9.0, 1.0, 4.0, 1.0, 4.0])
+    return found
+
+
+def test_equivalent_choices_stay_together() -> None:
+    asked = knapsack()
+    root = asked.relax("highs", 60.0, {})
+    assert root.objective == pytest.approx(3.5)  # half of the second op is small: it saves 2 in size for 1.5
+    parts = Choices(asked.matrix()).split(root)
+    assert parts is not None
+    assert {frozenset(part) for part in parts} == {frozenset({4, 6}), frozenset({5, 7})}, "the second op, by size"
+    assert all(set(part.values()) == {(0.0, 0.0)} for part in parts)
+    seconds = {min(part): asked.relax_again(root, 60.0, part).objective for part in parts}
+    assert seconds == {4: pytest.approx(5.0), 5: pytest.approx(6.0)}
+
+
+def test_nothing_is_mixed_in_whole_numbers() -> None:
+    asked = knapsack()
+    assert Choices(asked.matrix()).split(asked.integrate("highs", np.arange(8), 60.0, 0.0, {})) is None
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_the_parts_are_the_box(mesh: tuple[int, ...]) -> None:
+    """No choice is lost, none is in both parts, and the relaxation is in neither."""
+    asked = program(0.3, *mesh)
+    [(count, whether)] = asked.early
+    root = asked.relax("highs", 60.0, {})
+    node = asked.relax_again(root, 60.0, {count: (2.0, 2.0), whether: (1.0, 1.0)})
+    choices, seen = Choices(asked.matrix()), 0
+    while (parts := choices.split(node)) is not None:
+        seen += 1
+        new = [part.keys() - node.counts.keys() for part in parts]
+        assert new[0] and new[1] and not new[0] & new[1]
+        group = next(ones for ones in _groups(asked) if new[0] & ones)
+        assert new[0] | new[1] == group - node.counts.keys()
+        for part, gone in zip(parts, new, strict=True):
+            assert 0 < sum(node.values[list(gone)]) < 1
+            assert {**node.counts, **dict.fromkeys(gone, (0.0, 0.0))} == part
+        node = asked.relax_again(node, 60.0, parts[0])
+        if node.status != "optimal":
+            break
+    assert seen
+
+
+def _groups(asked: Program) -> list[set[int]]:
+    found: dict[str, set[int]] = {}
+    for variable, name in enumerate(asked.names):
+        if name.startswith("x."):
+            found.setdefault(name.rsplit(".", 1)[0], set()).add(variable)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=[] if s < 12 else pytest.mark.slow) for s in range(100)])
+def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every box is cut by choices, as in programs too large for whole numbers."""
+    for module, name, value in ((wholes, "FEW", 0), (wholes, "_FLOWS", -1), (branching, "_ROUND", 1)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(search, "_SMALL", 0.0)
+    asked = drawn(seed, 200)
+    plans = list(every_plan(asked, asked.problem(fold=False), recompute=is_with_blocks(seed)))
+    kept = [plan for plan in plans if not any(map(any, plan.recomputed))]
+    for part in (0.0, 0.2, 0.6):
+        peaks = sorted(plan.predicted.peak_bytes for plan in kept)
+        budget = peaks[int(part * (len(peaks) - 1))] * (1 + 1e-9)
+        best = min(plan.predicted.step_seconds for plan in kept if plan.predicted.peak_bytes <= budget)
+        try:
+            found = asked.solve(budget, fold=False, recompute=False)
+        except InfeasibleError:
+            pytest.fail("no plan under a budget that one fits")
+        assert found.seconds == pytest.approx(best, rel=1e-6)
