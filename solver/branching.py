@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import cached_property
 from heapq import heapify, heappush
 
 from autopar.solver.boxes import Boxes
@@ -43,7 +44,7 @@ class Branching:
 
     def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
         self.program = program
-        self.boxes, self.choices = Boxes(program), Choices(program.matrix())
+        self.boxes = Boxes(program)
         self.wholes = Wholes(program, solver, gap, clock, best)
         self.slow = self.wholes.slow
         self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
@@ -168,6 +169,10 @@ class Branching:
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
             self.wholes.first(root, counts)
+
+    @cached_property
+    def choices(self) -> Choices:
+        return Choices(self.program.matrix())
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
