@@ -8,7 +8,7 @@ are reduced. There are two W: of the points before backward comes to an op that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,8 @@ from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Sum = Callable[[str, Expression, int | None], int | None]
+Fullest = list[dict[bool, int | None]]
+Pieces = dict[tuple[bool, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
 Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
 
 
@@ -47,8 +49,9 @@ class Points:
                 found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
         return found.values()
 
-    def fullest(self, number: int, reductions: Expression, bound: Largest) -> list[dict[bool, int | None]]:
-        """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB.
+    def fullest(self, number: int, reductions: Expression, bound: Largest) -> tuple[Fullest, Fullest]:
+        """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB; and
+        the same of blocks behind others, with what is `brought` to them.
 
         Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
         the level that it is at.
@@ -58,8 +61,12 @@ class Points:
         for member in stage.ops:
             for variable, size in self.waiting.get(member, {}).items():
                 add(start, variable, size)
-        pieces: dict[tuple[bool, int | None], list[tuple[Expression, float, float]]] = {}  # by first op
+        pieces: Pieces = {}
+        pieces_behind: Pieces = {}
+        brought = dict(data.brought.get(-1, {}))
         self._note(pieces.setdefault((True, None), []), start, reductions)
+        if brought:
+            self._note(pieces_behind.setdefault((True, None), []), _sum(start, brought), reductions)
         current = start
         piece, begin = self._piece(stage, -1), -1
         for member in stage.ops:
@@ -69,15 +76,27 @@ class Points:
             begun = self.lifetimes.position[node] <= grouping.last_reader(grouping.region(node))
             if change := data.block.get(member, {}):
                 current = self._chain(current, change)
+            brought = _sum(brought, data.brought.get(member, {}))
             rows = pieces.setdefault((begun, begin), [])
-            for point, kind in self._cases(member, stage.count):
-                self._note(rows, current, self._alive(member, point, kind))
+            for point, kind, behind in self._cases(member, stage.count):
+                alive = self._alive(member, point, kind)
+                self._note(rows, current, alive)
+                if brought and behind:
+                    self._note(pieces_behind.setdefault((begun, begin), []), _sum(current, brought), alive)
             if member in self.waiting:
                 current = self._chain(current, {v: -c for v, c in self.waiting[member].items()})
         most = {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
         if stage.count == 1 and stage.depth > 1:
-            return [self._fullest_at(data, most, bound, OwnLevel(self.model, number))]
-        return [self._fullest_at(data, most, bound, partial(_of_level, level)) for level in range(max(1, stage.depth))]
+            found = [self._fullest_at(data, most, bound, OwnLevel(self.model, number), {})]
+            return found, found
+        levels = [partial(_of_level, level) for level in range(max(1, stage.depth))]
+        found = [self._fullest_at(data, most, bound, counting, {}) for counting in levels]
+        most = {key: bound(f"fullest.{number}", some) for key, some in pieces_behind.items()}
+        behind_others = [
+            self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            for level, (counting, one) in enumerate(zip(levels, found, strict=True))
+        ]
+        return found, behind_others
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
         """Equal for ops between which no inner segment of any level begins or ends."""
@@ -86,13 +105,21 @@ class Points:
         return tuple((first <= offset, last < offset) for first, last in spans)
 
     def _fullest_at(
-        self, data: StageBytes, most: Mapping[tuple[bool, int | None], int | None], bound: Largest, counting: Counting
+        self,
+        data: StageBytes,
+        most: Mapping[tuple[bool, int | None], int | None],
+        bound: Largest,
+        counting: Counting,
+        least: Mapping[bool, int | None],
     ) -> dict[bool, int | None]:
         """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
-        freed, with what they and its own keep besides. `counting`: what counts of these, by level."""
+        freed, with what they and its own keep besides. `counting`: what counts of these, by level; `least`: of W."""
         found: dict[bool, int | None] = {}
         for whether in (False, True):
+            floor = least.get(whether)
             rows: list[tuple[Expression, float, float]] = []
+            if floor is not None:
+                rows.append(({floor: UNIT}, 0.0, float("inf")))
             for (begun, begin), variable in most.items():
                 if variable is None or begun != whether:
                     continue
@@ -127,10 +154,10 @@ class Points:
         if terms and not any(terms == other for other, _, _ in rows):
             rows.append((terms, 0.0, float("inf")))
 
-    def _cases(self, member: int, count: int) -> Iterator[tuple[Point, str]]:
-        """The points of an op in a stage's first, second and last block, equal ones once; and whether the block reads
-        what stands before the stage ("first") or a block before it ("next")."""
-        op, seen = self.problem.ops[member], set()
+    def _cases(self, member: int, count: int) -> Iterable[tuple[Point, str, bool]]:
+        """The points of an op in a stage's first, second and last block, equal ones once; whether the block reads what
+        stands before the stage ("first") or a block before it ("next"); and whether any but the first has the point."""
+        op, found = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0
         crosses = any(flows[0].tensor.kind == "next" for flows in self.into.get(member, ()))
@@ -138,9 +165,9 @@ class Points:
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
                 passing = tuple((self.problem.op_of[ref.node], ref.index) for ref in point.passing)
                 key = (point.backward, passing, point.made, crosses and instance > 0)
-                if key not in seen:
-                    seen.add(key)
-                    yield point, "next" if instance else "first"
+                first, kind, _ = found.get(key, (point, "next" if instance else "first", False))
+                found[key] = first, kind, instance > 0
+        return found.values()
 
     def _alive(self, member: int, point: Point, kind: str) -> Expression:
         """What lives at a point for a moment."""
@@ -198,6 +225,13 @@ class Points:
         """MiB of the tensor in each of the layouts that its source has."""
         ref = self.problem.ref(flow.tensor)
         return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
+
+
+def _sum(some: Expression, more: Expression) -> Expression:
+    found = dict(some)
+    for variable, size in more.items():
+        add(found, variable, size)
+    return {variable: size for variable, size in found.items() if size}
 
 
 def _of_level(level: int, its: int, variable: int, _: float) -> Expression:

@@ -164,7 +164,7 @@ class Rows:
             counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
             for variable, size in zip(counts.tolist(), sizes, strict=True):
                 data = self.stages[stage]
-                for target in (*data.held, *data.held_but_one, data.held_but_two, data.inputs):
+                for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
                     add(target, variable, size)
                 if tensor.kind != "next":
                     add(data.first_inputs, variable, size)
@@ -193,9 +193,9 @@ class Rows:
         groups = [np.array([variable]) for variable in sizes]
         again = {
             level: dict(zip(sizes, replays(self.model, flow, groups, level).tolist(), strict=True))
-            for level in {*range(1, min(dropped, len(data.held))), dropped} - {0}
+            for level in {*range(1, min(dropped, len(data.least))), dropped} - {0}
         }
-        for targets, left_out in ((data.held, 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
+        for targets, left_out in (([data.held], 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
             for level, target in enumerate(targets[: dropped or None]):
                 for variable, size in sizes.items():
                     if level:
@@ -254,8 +254,8 @@ class Rows:
             later = None if many else behind[i + 1]
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
             fullest = points.fullest(i, way.reductions[i], self._largest)
-            peaks.add(i, data, fullest, [always, left, later], before)
-            before = self._sum("held", data.held[0], before)
+            peaks.add(i, data, *fullest, [always, left, later], before)
+            before = self._sum("held", data.held, before)
         self._row("optimizer step", [always], self.optimizer)
 
     def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[Flow]:

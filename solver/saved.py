@@ -14,25 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from autopar.cost.memory import Copy
 from autopar.graph import TensorRef
 from autopar.solver.model import Model
-from autopar.solver.problem import Op
 from autopar.solver.replays import Expression
+from autopar.solver.savers import Copies, Saver
 from autopar.solver.stage_bytes import Part, StageBytes, add, keep
-
-
-@dataclass
-class Saver:
-    """An op that keeps a copy of a storage under some of its choices (their numbers), in blocks from one level of
-    recompute on until another."""
-
-    op: int
-    start: int
-    end: int
-    choices: list[int] = field(default_factory=list)
 
 
 class Saved:
@@ -41,10 +29,6 @@ class Saved:
     def __init__(self, model: Model, stages: list[StageBytes]) -> None:
         self.model, self.program, self.problem = model, model.program, model.problem
         self.memory, self.stages = model.problem.memory, stages
-        self.stages_of = self._saving_stages()
-        self.outer = {
-            (self.memory.roots[self.problem.ref(t)], t.stage) for t in self.problem.tensors if t.kind == "outer"
-        }
         self._internal()
         self._copies()
 
@@ -52,7 +36,7 @@ class Saved:
         """Where bytes that blocks keep are counted: from which level on, and how many of its last blocks do not count,
         fewest first."""
         data, many = self.stages[stage], self.problem.stages[stage].count
-        found = [(target, level, 0) for level, target in enumerate(data.held)]
+        found = [(data.held, 0, 0)]
         found += [(target, level, 1) for level, target in enumerate(data.held_but_one) if many > 1]
         return [*found, (data.held_but_two, 0, 2)] if many > 2 else found
 
@@ -101,67 +85,38 @@ class Saved:
                 for target in data.least[: op.again.dropped or None]:
                     add(target, self.model.x[number][i], size)
 
-    def _tensors(self, number: int) -> Iterator[tuple[TensorRef, bool, int, int, int]]:
-        """What an op keeps: the tensor, whether it is an input, its place, and between which levels."""
-        op = self.problem.ops[number]
-        inputs, outputs, _ = self.memory.saved(op.node)
-        dropped, depth = op.again.dropped, self.problem.stages[op.stage].depth
-        for j, ref in enumerate(self.memory.inputs[op.node]):
-            if self.memory.is_parameter(ref.node):
-                continue
-            until = self.problem.together(ref, number) if dropped else 0
-            if j in inputs:
-                yield ref, True, j, 0, until
-            elif 0 < dropped < depth and dropped < until:
-                yield ref, True, j, dropped, until
-        for j in outputs:
-            yield TensorRef(op.node, j), False, j, 0, dropped
-
     def _copies(self) -> None:
         """Saved tensors: one copy per storage and axes, however many ops keep it."""
-        own: dict[tuple[int, Copy], dict[tuple[int, int, int], Saver]] = {}
-        shared: dict[Copy, dict[tuple[int, int, int], Saver]] = {}
-        for number, op in enumerate(self.problem.ops):
-            for ref, is_input, j, start, end in self._tensors(number):
-                for i, choice in enumerate(op.choices):
-                    copy = self.memory.copy(ref, (choice.strategy.inputs if is_input else choice.strategy.outputs)[j])
-                    if self.memory.copy_bytes(copy):
-                        alone = self._owner(copy[0], op) == op.stage
-                        savers = own.setdefault((op.stage, copy), {}) if alone else shared.setdefault(copy, {})
-                        saver = savers.setdefault((number, start, end), Saver(number, start, end))
-                        if i not in saver.choices:
-                            saver.choices.append(i)
-        for (stage, copy), savers in own.items():
-            self._own_copy(stage, copy, list(savers.values()))
-            its = self.problem.first_of_last(copy[0]) if self.problem.stages[stage].repeat is None else None
-            if its is not None:
-                at = self.problem.ops[self.problem.op_of[its.node]].stage
-                self._handed(stage, copy, list(savers.values()), list(own.get((at, (its, copy[1])), {}).values()))
-        for copy, savers in shared.items():
-            self._shared_copy(self.memory.copy_bytes(copy), list(savers.values()))
+        copies = Copies(self.problem)
+        for (stage, copy), found in copies.own.items():
+            savers, size = list(found.values()), self.memory.copy_bytes(copy)
+            ends = {saver.end for saver in savers}
+            end = 0 if 0 in ends else max(ends)
+            readers = [saver for saver in copies.of_next(stage, copy) if saver.outlasts(end)]
+            if readers:
+                self._brought(stage, size, savers, readers, end)
+            self._own_copy(stage, copy[0], size, savers, readers)
+            if self.problem.stages[stage].repeat is None and self.problem.first_of_last(copy[0]) is not None:
+                self._handed(stage, size, savers, copies.own_of(copy))
+        for (stage, first, later), found in copies.read.items():
+            savers, size = list(found.values()), self.memory.copy_bytes(first)
+            self._own_copy(stage, first[0], max(size, self.memory.copy_bytes(later)), savers, [])
+            self._handed_first(stage, size, savers, copies.before(stage, first))
+        for copy, found in copies.shared.items():
+            self._shared_copy(self.memory.copy_bytes(copy), list(found.values()))
 
-    def _owner(self, root: TensorRef, op: Op) -> int | None:
-        """The stage whose blocks each keep a storage of their own, None if several stages or blocks keep the same."""
-        if len(self.stages_of.get(root, set())) > 1:
-            return None
-        shared = self.problem.stages[op.stage].count > 1 and (root, op.stage) in self.outer
-        return None if shared else op.stage
+    def _uses(self, saver: Saver) -> Expression:
+        """Whether an op keeps a copy where it is not recomputed."""
+        return dict.fromkeys((self.model.x[saver.op][i] for i in saver.choices), 1.0)
 
-    def _saving_stages(self) -> dict[TensorRef, set[int]]:
-        found: dict[TensorRef, set[int]] = {}
-        for number, op in enumerate(self.problem.ops):
-            for ref, *_ in self._tensors(number):
-                found.setdefault(self.memory.roots[ref], set()).add(op.stage)
-        return found
-
-    def _own_copy(self, stage: int, copy: Copy, savers: list[Saver]) -> None:
-        """A storage that each block of a stage keeps for itself."""
-        size, data = self.memory.copy_bytes(copy), self.stages[stage]
+    def _own_copy(self, stage: int, root: TensorRef, size: int, savers: list[Saver], readers: Sequence[Saver]) -> None:
+        """A storage that each block of a stage keeps for itself; `readers` keep it in the block behind it."""
+        data = self.stages[stage]
         savers.sort(key=lambda saver: saver.op)
         always = [saver for saver in savers if not saver.start]  # what is not recomputed keeps it
         before: Expression = {}
         for saver in always:
-            uses = dict.fromkeys((self.model.x[saver.op][i] for i in saver.choices), 1.0)
+            uses = self._uses(saver)
             one = uses
             if len({saver.op for saver in always}) > 1:  # whether this op or one before it keeps the storage
                 one = {self.program.variable("saved"): 1.0}
@@ -171,11 +126,14 @@ class Saved:
             for variable, coefficient in before.items():
                 keep(data.block, saver.op, variable, -coefficient * size)
             before = one
-        self._in_segments(stage, copy, savers, before)
+        self._in_segments(stage, root, size, savers, before)
         borders = sorted({border for saver in savers for border in (saver.start, saver.end)})
         for start, end in itertools.pairwise(borders) if len(borders) > 1 else [(0, 0)]:
-            there = [s for s in savers if s.start <= start and s.end >= end]
-            self._held_copy(stage, size, [Saver(s.op, start, end, s.choices) for s in there])
+            there = [Saver(s.op, start, end, s.choices) for s in savers if s.start <= start and s.end >= end]
+            if readers and there:
+                self._held_with_next(stage, size, there, readers)
+            else:
+                self._held_copy(stage, size, there)
 
     def _held_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
         """A storage that some ops keep between the same levels.
@@ -189,14 +147,7 @@ class Saved:
                 for i in saver.choices:
                     add(target, self.model.x[saver.op][i], size)
         for held, level, left_out in self._held(stage) if savers else ():
-            each: list[Expression] = []
-            for saver in savers:
-                terms: Expression = {}
-                for i in saver.choices:
-                    for variable, coefficient in self._kept(saver, i, level, left_out).items():
-                        add(terms, variable, coefficient)
-                each.append(terms)
-            each = [terms for terms in each if terms]
+            each = [terms for saver in savers if (terms := self._all_kept(saver, level, left_out))]
             if len(each) > 1 and left_out == 2:
                 each = [but_one if savers[0].start else {**but_one, self._some(savers): -1.0}]
             elif len(each) > 1:
@@ -208,40 +159,125 @@ class Saved:
             for variable, coefficient in each[0].items() if each else ():
                 add(held, variable, coefficient * size)
 
-    def _handed(self, stage: int, copy: Copy, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
+    def _all_kept(self, saver: Saver, level: int, left_out: int) -> Expression:
+        """`_kept` under all choices of a saver."""
+        found: Expression = {}
+        for i in saver.choices:
+            for variable, coefficient in self._kept(saver, i, level, left_out).items():
+                add(found, variable, coefficient)
+        return found
+
+    def _held_with_next(self, stage: int, size: int, savers: list[Saver], readers: Sequence[Saver]) -> None:
+        """What blocks make and keep between the same levels, beside what the next ones keep of it: nothing where they
+        do, but what the last block of all has."""
+        for held, level, left_out in self._held(stage):
+            each = [terms for saver in savers if (terms := self._all_kept(saver, level, left_out))]
+            if not each:
+                continue
+            many = self.program.variable("kept", upper=None)
+            add(held, many, size)
+            theirs = [self._all_kept(reader, level, 0) for reader in readers]
+            for terms in each:
+                row = [(v, -c) for v, c in terms.items()] + [(v, c) for one in theirs for v, c in one.items()]
+                self.program.at_least("kept", [(many, 1.0), *row], 0.0)
+            for saver in [] if left_out else savers:
+                self._of_last_block(stage, many, saver)
+        alone = self.program.variable("alone")  # that it counts here, of the least that a block keeps
+        self.program.at_most("alone", [(alone, 1.0), *((v, -1.0) for v in self._uses(savers[0]))], 0.0)
+        for reader in readers:
+            self.program.at_most("alone", [(alone, 1.0), *self._uses(reader).items()], 1.0)
+        for target in self.stages[stage].least[savers[0].start : savers[0].end or None]:
+            add(target, alone, size)
+
+    def _of_last_block(self, stage: int, many: int, saver: Saver) -> None:
+        """A count is at least 1 where the last of several blocks keeps what an op saves."""
+        terms, right = [(many, 1.0), *((v, -1.0) for v in self._uses(saver))], 0.0
+        if saver.end:
+            terms, right = [*terms, (self.model.kept(stage, saver.end), -1.0)], right - 1.0
+        if saver.start:
+            r, count = self.model.recomputed[stage][saver.start - 1], self.problem.stages[stage].count
+            terms, right = [*terms, (r, -1.0)], right - count
+        self.program.at_least("last", terms, right)
+
+    def _brought(self, stage: int, size: int, savers: Sequence[Saver], readers: Sequence[Saver], end: int) -> None:
+        """What the block before keeps counts in the next one only, where that keeps it too: until its first op that
+        does, beside it."""
+        data, both = self.stages[stage], {self.program.variable("both"): 1.0}
+        data.brought_until = max(data.brought_until, end or len(data.least))
+        for saver in savers:
+            for reader in readers:
+                uses = [(v, -c) for one in (saver, reader) for v, c in self._uses(one).items()]
+                self.program.at_least("both", [*both.items(), *uses], -1.0)
+        here, before = -1, both
+        for variable in both:
+            keep(data.brought, here, variable, size)
+        ops = sorted({reader.op for reader in readers})
+        for number in ops:
+            rest: Expression = {}
+            if number != ops[-1]:
+                rest = {self.program.variable("rest"): 1.0}
+                kept = [self._uses(reader) for reader in readers if reader.op <= number]
+                terms = [(v, c) for uses in kept for v, c in uses.items()]
+                self.program.at_least("rest", [*rest.items(), *((v, -c) for v, c in both.items()), *terms], 0.0)
+            for some, sign in ((rest, 1.0), (before, -1.0)):
+                for variable in some:
+                    keep(data.brought, number, variable, sign * size)
+            before = rest
+
+    def _handed(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
         """What the last of equal blocks keeps already counts no more where ops behind them keep it too."""
+        one = self._kept_before(savers, makers)
+        if one is not None:
+            keep(self.stages[stage].block, max(saver.op for saver in savers), one, -size)
+            for held, *_ in self._held(stage):
+                add(held, one, -size)
+
+    def _handed_first(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
+        """What the first of equal blocks keeps of others counts no more, behind it, where ops before keep it already."""
+        savers = [saver for saver in savers if not saver.start]
+        one = self._kept_before(savers, makers) if savers else None
+        if one is None:
+            return
+        for end in {saver.end for saver in savers} - {0}:  # it is not recomputed
+            self.program.at_most("handed", [(one, 1.0), (self.model.any_recomputed[stage][end - 1], 1.0)], 1.0)
+        for held, level, _ in self._held(stage):
+            if not level:
+                add(held, one, -size)
+
+    def _kept_before(self, savers: Sequence[Saver], makers: Sequence[Saver]) -> int | None:
+        """A variable that is 0 but where some op keeps a storage that the one which made it keeps already."""
         makers = [saver for saver in makers if not saver.start]
         if not makers:
-            return
-        one, size = self._some(savers), self.memory.copy_bytes(copy)
-        uses = [(self.model.x[saver.op][i], -1.0) for saver in makers for i in saver.choices]
+            return None
+        one = self._some(savers)
+        uses = [(v, -1.0) for saver in makers for v in self._uses(saver)]
         self.program.at_most("handed", [(one, 1.0), *uses], 0.0)
         for maker in makers:
             if maker.end:  # the last block is at no level that drops it
                 at = self.problem.ops[maker.op].stage
                 r, many = self.model.recomputed[at][maker.end - 1], float(self.problem.stages[at].count)
                 self.program.at_most("handed", [(one, 1.0), (r, 1.0)], many)
-        keep(self.stages[stage].block, max(saver.op for saver in savers), one, -size)
-        for held, *_ in self._held(stage):
-            add(held, one, -size)
+        return one
 
     def _some(self, savers: Sequence[Saver]) -> int:
         """A variable that is at most 1, and 0 where none of these ops keeps a storage."""
         one = self.program.variable("some")
-        uses = [(self.model.x[saver.op][i], -1.0) for saver in savers for i in saver.choices]
+        uses = [(v, -1.0) for saver in savers for v in self._uses(saver)]
         self.program.at_most("some", [(one, 1.0), *uses], 0.0)
         return one
 
-    def _in_segments(self, stage: int, copy: Copy, savers: Sequence[Saver], kept: Expression) -> None:
+    def _in_segments(
+        self, stage: int, root: TensorRef, size: int, savers: Sequence[Saver], kept: Expression
+    ) -> None:
         """What inner segments free of a storage, of which `kept` tells if a block keeps it; what they keep besides."""
-        data, size, lifetimes = self.stages[stage], self.memory.copy_bytes(copy), self.memory.lifetimes
+        data, lifetimes = self.stages[stage], self.memory.lifetimes
         levels, repeat = self.problem.stages[stage].levels, self.problem.stages[stage].repeat
         if levels is None or repeat is None:
             return
         start = repeat.start + self.problem.stages[stage].first * repeat.period
         for level in range(1, len(levels)):
             for first, last in levels.spans(level):
-                if kept and lifetimes.stays_within(copy[0], start + first, start + last):
+                if kept and lifetimes.stays_within(root, start + first, start + last):
                     for variable, coefficient in kept.items():
                         add(data.freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
                 offsets = [(saver, self.problem.ops[saver.op].again.offset) for saver in savers]
@@ -252,8 +288,7 @@ class Saved:
                     self.model.x[s.op][i]: -1.0 for s, at in offsets if not s.start and at < first for i in s.choices
                 }
                 one = {self.program.variable("besides"): 1.0}
-                uses = [dict.fromkeys((self.model.x[s.op][i] for i in s.choices), 1.0) for s in reads]
-                self._largest("besides", one, [{**terms, **earlier} for terms in uses])
+                self._largest("besides", one, [{**self._uses(s), **earlier} for s in reads])
                 for variable in one:
                     add(data.besides.setdefault((level, (first, last)), {}), variable, size)
 
