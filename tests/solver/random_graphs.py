@@ -222,21 +222,3 @@ def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
             read = {ref for node in inside for ref in asked.memory.inputs[node] if inner or ref.node not in inside}
             found += sum(tensor_of(ref).nbytes for ref in read if not asked.memory.is_parameter(ref.node))
     return found
-
-
-def twice_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
-    """What blocks that share their decisions keep of their own results, and the next ones keep too."""
-    nodes, memory = list(asked.graph.nodes), asked.memory
-    strategies = {node: problem.ops[i].choices[plan.choices[i]].strategy for node, i in problem.op_of.items()}
-    made, read = set(), set()
-    for stage in problem.stages:
-        if stage.repeat is None or stage.count == 1:
-            continue
-        for i in range(stage.count):
-            span = stage.repeat.instance(stage.first + i)
-            for node in nodes[span.start : span.stop]:
-                inputs, outputs, _ = memory.saved(node)
-                copies = [memory.copy(memory.inputs[node][j], strategies[node].inputs[j]) for j in inputs]
-                made.update(memory.copy(TensorRef(node, j), strategies[node].outputs[j]) for j in outputs)
-                read.update(copy for copy in copies if copy[0].node not in nodes[span.start : span.stop])
-    return sum(memory.copy_bytes(copy) for copy in made & read)
