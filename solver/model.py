@@ -116,7 +116,7 @@ class Model:
         return self._z[number, level]
 
     def kept(self, stage: int, level: int = 0) -> int:
-        """Whether any block of a stage is not recomputed at a level or a higher one (0: as a whole): 1 unless all are."""
+        """Whether any block of a stage is below a level of recompute (0: that of whole blocks): 1 unless none is."""
         level = level or self.depth(stage)
         if (stage, level) not in self._kept:
             r, many = self.recomputed[stage][level - 1], float(self.problem.stages[stage].count)

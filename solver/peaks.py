@@ -9,7 +9,7 @@ import numpy as np
 
 from autopar.graph import COST, TensorRef, output_tensors, tensor_of
 from autopar.solver.model import Model
-from autopar.solver.points import OnTheWay
+from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, counted
 from autopar.solver.stage_bytes import UNIT, StageBytes, add

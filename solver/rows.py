@@ -21,10 +21,9 @@ between, and the first of one level is below the last of the next. Rows of level
 of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
 
 K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`.
-Variables that count copies are bounded from below alone, so that no row may subtract one. What differs from the
-prediction is never less: the inputs of a block recomputed as a whole count beside their copies in its replay, what all
-blocks of a stage share beside each, what a block makes and keeps again where the next block of its stage keeps it too,
-and gradients of a whole stage at once.
+Variables that count copies are bounded from below alone: no row may subtract one. What differs from the prediction is
+never less: inputs of a block recomputed as a whole count beside their copies in its replay, what all blocks of a stage
+share beside each, some of what neighbours keep (`autopar.solver.neighbours`), and gradients of a whole stage at once.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ import numpy as np
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
 from autopar.solver.model import Model
+from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.peaks import Peaks
-from autopar.solver.points import OnTheWay, Points
+from autopar.solver.points import Points
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, counted, replays
 from autopar.solver.saved import Saved

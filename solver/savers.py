@@ -42,6 +42,7 @@ class Copies:
         self.own: dict[tuple[int, Copy], Savers] = {}
         self.read: dict[tuple[int, Copy, Copy], Savers] = {}
         self.shared: dict[Copy, Savers] = {}
+        self._by_later: dict[tuple[int, Copy], list[Savers]] = {}
         stages: dict[TensorRef, set[int]] = {}  # of storages that no block of several has for itself
         for _, op, ref, later, *_ in self._kept():
             if later is None:
@@ -62,19 +63,20 @@ class Copies:
                 saver = savers.setdefault((number, start, end), Saver(number, start, end))
                 if i not in saver.choices:
                     saver.choices.append(i)
+        for (at, _, its), savers in self.read.items():
+            self._by_later.setdefault((at, its), []).append(savers)
 
     def of_next(self, stage: int, copy: Copy) -> list[Saver]:
         """Who keeps what each block makes, in the block behind it."""
-        found = [list(savers.values()) for (at, _, later), savers in self.read.items() if (at, later) == (stage, copy)]
-        return [saver for savers in found for saver in savers]
+        return [saver for savers in self._by_later.get((stage, copy), ()) for saver in savers.values()]
 
     def before(self, stage: int, copy: Copy) -> list[Saver]:
         """Who keeps, in stages before, what the first of a stage's blocks reads."""
-        found = [*self.own_of(copy), *self.shared.get(copy, {}).values()]
+        found = [*self.makers(copy), *self.shared.get(copy, {}).values()]
         return [saver for saver in found if self.problem.ops[saver.op].stage < stage]
 
-    def own_of(self, copy: Copy) -> list[Saver]:
-        """Who keeps, in the same block, what a block or an op outside has made; of equal blocks the last."""
+    def makers(self, copy: Copy) -> list[Saver]:
+        """Who keeps a storage where it is made: in a single block, an op's stage, or the last of equal blocks."""
         its = self.problem.first_of_last(copy[0])
         root = copy[0] if its is None else its
         at = self.problem.ops[self.problem.op_of[root.node]].stage

@@ -16,7 +16,7 @@ from toys import Toy, cluster, firsts, on_meta, toy
 
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
-from autopar.graph import TensorRef, tensor_of
+from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
