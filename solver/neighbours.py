@@ -4,8 +4,8 @@ Of equal blocks (`autopar.solver.rows`), the last ones recompute least. So each 
 one that keeps of what it reads what it would at that level, but for the last block of all. With N blocks that keep what
 they read, and M that keep the same of what they make, the latter adds::
 
-    all blocks          kept >= M - N,  kept >= 1 if the last block keeps it        beside N
-    all but the last    kept >= M - 1 - N                                           beside N - 1, and what the last reads
+    all blocks          kept >= M - N,  kept >= 1 if the last block keeps it     beside N
+    all but the last    kept >= M - 1 - N                                        beside N - 1, and what the last reads
 
 What the last one reads counts with its own ops, so that its turn begins with it: it is `brought`. Ops of a stage and
 those before or behind it that keep the same count once too, where both ends surely keep it.
