@@ -12,8 +12,7 @@ those before or behind it that keep the same count once too, where both ends sur
 
 What still counts twice: what blocks keep of what they read at fewer levels than those at which the blocks that made it
 do; what is brought to a block where the one before recomputes and does not keep it, until the first op that does; what
-the first block reads and ops before it keep, in its own turn, in those of blocks that recompute, and where it is
-recomputed as a whole itself.
+the first block keeps and ops before it do, in its own turn and in those of blocks that recompute.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Neighbours:
 
     def behind(self, stage: int, size: int, savers: Sequence[Saver], makers: Sequence[Saver]) -> None:
         """What the last of equal blocks keeps already counts no more where ops behind them keep it too."""
-        one = self._kept_before(savers, makers)
+        one = self.kept_before(self._choices(savers), makers)
         if one is not None:
             keep(self.stages[stage].block, max(saver.op for saver in savers), one, -size)
             for held, *_ in self.counts.held(stage):
@@ -100,7 +99,7 @@ class Neighbours:
         """What the first of equal blocks keeps of others counts no more for those behind it where ops before keep it
         already; in its own turn, and in those of blocks that recompute, it does."""
         savers = [saver for saver in savers if not saver.start]
-        one = self._kept_before(savers, makers) if savers else None
+        one = self.kept_before(self._choices(savers), makers) if savers else None
         if one is None:
             return
         for end in {saver.end for saver in savers} - {0}:  # the first block is at no level that drops it
@@ -109,17 +108,20 @@ class Neighbours:
             if not level:
                 add(held, one, -size)
 
-    def _kept_before(self, savers: Sequence[Saver], makers: Sequence[Saver]) -> int | None:
-        """A variable that is 0 but where some op keeps a storage that the one which made it keeps already."""
+    def kept_before(self, some: Sequence[int], makers: Sequence[Saver]) -> int | None:
+        """A variable that is 0 but where one of `some` is 1 and an op that makes a storage keeps it already."""
         makers = [saver for saver in makers if not saver.start]
         if not makers:
             return None
-        one = self.counts.some(savers)
-        uses = [(v, -1.0) for saver in makers for v in self.counts.uses(saver)]
-        self.program.at_most("handed", [(one, 1.0), *uses], 0.0)
+        one = self.program.variable("handed")
+        for uses in (some, self._choices(makers)):
+            self.program.at_most("handed", [(one, 1.0), *((v, -1.0) for v in uses)], 0.0)
         for maker in makers:
             if maker.end:  # the last block is at no level that drops it
                 at = self.problem.ops[maker.op].stage
                 r, many = self.model.recomputed[at][maker.end - 1], float(self.problem.stages[at].count)
                 self.program.at_most("handed", [(one, 1.0), (r, 1.0)], many)
         return one
+
+    def _choices(self, savers: Sequence[Saver]) -> list[int]:
+        return [variable for saver in savers for variable in self.counts.uses(saver)]

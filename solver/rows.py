@@ -39,7 +39,7 @@ from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.peaks import Peaks
 from autopar.solver.points import Points
 from autopar.solver.problem import Stage
-from autopar.solver.replays import Expression, Flow, counted, replays
+from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
 
@@ -67,7 +67,6 @@ class Rows:
         self._gradients()
         self._inputs_and_outputs()
         Saved(model, self.stages)
-        self._segment_inputs()
         self._parameter_copies()
         self._rows()
 
@@ -143,31 +142,6 @@ class Rows:
                         add(self.always, variable, self.memory.output_bytes(ref, wanted))
 
     # -- what is kept for backward ---------------------------------------------------------------------------------
-
-    def _segment_inputs(self) -> None:
-        """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
-        for tensor in self.problem.tensors:
-            stage, op = tensor.stage, self.problem.ops[tensor.source]
-            if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
-                continue
-            if self.memory.is_parameter(op.node) or not any(
-                in_segment(self.problem.ops[u.op].node) for u in tensor.uses
-            ):
-                continue
-            copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
-            sizes = [self.memory.copy_bytes(copy) for copy in copies]
-            if not any(sizes):
-                continue
-            r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
-            times: Expression = {r: 1.0, q: -1.0} if tensor.kind == "next" else {q: 1.0}
-            most = self.problem.stages[stage].count - 1 if tensor.kind == "next" else 1
-            counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
-            for variable, size in zip(counts.tolist(), sizes, strict=True):
-                data = self.stages[stage]
-                for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
-                    add(target, variable, size)
-                if tensor.kind != "next":
-                    add(data.first_inputs, variable, size)
 
     def _parameter_copies(self) -> None:
         """Copies of parameters in the dtype and layout in which ops keep them, unless gathered again."""

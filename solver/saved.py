@@ -15,11 +15,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef
 from autopar.solver.counts import Counts
 from autopar.solver.model import Model
 from autopar.solver.neighbours import Neighbours
-from autopar.solver.replays import Expression
+from autopar.solver.replays import Expression, counted
 from autopar.solver.savers import Copies, Saver
 from autopar.solver.stage_bytes import Part, StageBytes, add, keep
 
@@ -32,8 +33,10 @@ class Saved:
         self.memory, self.stages = model.problem.memory, stages
         self.counts = Counts(model, stages)
         self.neighbours = Neighbours(self.counts)
+        self.copies = Copies(self.problem)
         self._internal()
         self._copies()
+        self._segment_inputs()
 
     def _parts(self, number: int) -> Iterator[Part]:
         """The inner segments that hold an op."""
@@ -65,7 +68,7 @@ class Saved:
 
     def _copies(self) -> None:
         """Saved tensors: one copy per storage and axes, however many ops keep it."""
-        copies, neighbours = Copies(self.problem), self.neighbours
+        copies, neighbours = self.copies, self.neighbours
         for (stage, copy), found in copies.own.items():
             savers, size, theirs = list(found.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
             self._own_copy(stage, copy[0], size, savers, theirs)
@@ -197,3 +200,35 @@ class Saved:
                     self.program.at_least("saved", [(one, 1.0), (before[stage], -1.0)], 0.0)
                     keep(self.stages[stage].block, saver.op, before[stage], -size)
                 before[stage] = one
+
+    def _segment_inputs(self) -> None:
+        """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
+        for tensor in self.problem.tensors:
+            stage, op = tensor.stage, self.problem.ops[tensor.source]
+            if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
+                continue
+            if self.memory.is_parameter(op.node) or not any(
+                in_segment(self.problem.ops[u.op].node) for u in tensor.uses
+            ):
+                continue
+            copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
+            sizes = [self.memory.copy_bytes(copy) for copy in copies]
+            if not any(sizes):
+                continue
+            data, is_next = self.stages[stage], tensor.kind == "next"
+            r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
+            times: Expression = {r: 1.0, q: -1.0} if is_next else {q: 1.0}
+            most = self.problem.stages[stage].count - 1 if is_next else 1
+            ones = [[v] for v in self.model.x[tensor.source]]
+            counts = counted(self.program, ones, times, most).tolist()
+            found = [*zip(counts, sizes, strict=True)]
+            for copy in () if is_next else dict.fromkeys(copies):
+                some = [variable for variable, its in zip(counts, copies, strict=True) if its == copy]
+                one = self.neighbours.kept_before(some, self.copies.before(stage, copy))
+                if one is not None:
+                    found.append((one, -self.memory.copy_bytes(copy)))
+            for variable, size in found:
+                for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
+                    add(target, variable, size)
+                if not is_next:
+                    add(data.first_inputs, variable, size)
