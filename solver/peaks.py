@@ -65,7 +65,7 @@ class Peaks:
                 others = [case for case in blocks if case != last[0]]
                 self._cases(here, [*there, kept], w_behind, others, {**terms, **less}, limit if alone else 0.0)
             if stage.depth > 1 or not level:
-                inputs = data.first_inputs if whole else {}
+                inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
                 self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
 
     def _cases(

@@ -94,6 +94,17 @@ class Levelled(nn.Module):
         return x.square().mean()
 
 
+class Handed(Levelled):
+    """The same behind an op that keeps what the first block reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = iter(self.weights)
+        x = torch.softmax(functional.linear(x, self.first), -1)
+        for _ in range(self.blocks):
+            x = _block(self.steps, weights, x)
+        return x.square().mean()
+
+
 RUN = {
     "relu": lambda a, b: functional.relu(a),
     "gelu": lambda a, b: functional.gelu(a),

@@ -1,4 +1,7 @@
-"""Rows of equal blocks that keep what their neighbours keep too, beside the prediction: never less, and once."""
+"""Rows of equal blocks that keep what their neighbours keep too, beside the prediction: never less, and once.
+
+What `test_exhaustive.py` asks of plans that a budget decides about is asked here of plans whatever their time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import islice
 
 import pytest
 import torch
-from random_graphs import WIDTH, Tried, every_plan, read_bytes, rows_bytes
+from random_graphs import WIDTH, Handed, Levelled, Tried, drawn, every_plan, read_bytes, rows_bytes
 from torch import nn
 from torch.nn.functional import gelu, linear, relu, softmax
 from toys import Toy, cluster, on_meta, toy
@@ -105,3 +108,19 @@ def test_what_two_blocks_keep_counts_once(step: Step, blocks: int, beside: int) 
         most = plan.predicted.peak_bytes + read_bytes(asked, problem, plan) + beside * whole
         counted = rows_bytes(problem, plan)
         assert counted < most + whole // 2, f"rows say {counted:.0f}: {plan}"
+
+
+GRAPHS, QUICK = 200, (0, 1, 2, 161)  # in 161, what the first block reads lies otherwise than what the others do
+
+
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[] if i in QUICK else pytest.mark.slow) for i in range(GRAPHS)])
+@pytest.mark.parametrize("module", [Levelled, Handed])
+def test_rows_of_plans_drawn_at_random(module: type[Levelled], seed: int) -> None:
+    """They say the prediction, or more by no more than what recomputed blocks read."""
+    asked = drawn(seed, PLANS // 2, module, fold=True)
+    problem = asked.problem()
+    plans = list(every_plan(asked, problem, recompute=True))
+    for plan in random.Random(seed).sample(plans, min(TRIED // 2, len(plans))):
+        counted, peak = rows_bytes(problem, plan), plan.predicted.peak_bytes
+        assert counted >= peak * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"
+        assert counted <= (peak + read_bytes(asked, problem, plan)) * (1 + 1e-6), f"rows say {counted:.0f}: {plan}"
