@@ -1,8 +1,9 @@
 """What a block keeps of what it reads, and the one that made it keeps too, counts once.
 
-Of equal blocks (`autopar.solver.rows`), the last ones recompute least. So each that keeps what it makes is followed by
-one that keeps of what it reads what it would at that level, but for the last block of all. With N blocks that keep what
-they read, and M that keep the same of what they make, the latter adds::
+Of equal blocks, the first ones recompute most (`autopar.solver.rows`): each is followed by one that recomputes no more
+than it does. So where ops keep what a block reads at every level at which others keep the same of what a block makes,
+all that blocks keep of what they make is kept by the next ones too, but for the last one's. If N blocks keep what they
+read, and M what they make, the latter adds::
 
     all blocks          kept >= M - N,  kept >= 1 if the last block keeps it     beside N
     all but the last    kept >= M - 1 - N                                        beside N - 1, and what the last reads
