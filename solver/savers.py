@@ -79,7 +79,10 @@ class Copies:
         """Who keeps a storage where it is made: in a single block, an op's stage, or the last of equal blocks."""
         its = self.problem.first_of_last(copy[0])
         root = copy[0] if its is None else its
-        at = self.problem.ops[self.problem.op_of[root.node]].stage
+        maker = self.problem.op_of.get(root.node)
+        if maker is None:
+            return []
+        at = self.problem.ops[maker].stage
         alone = its is not None or self.problem.stages[at].count == 1
         return list(self.own.get((at, (root, copy[1])), {}).values()) if alone else []
 
