@@ -98,6 +98,14 @@ def test_rows_are_never_less(step: Step, before: Callable[[torch.Tensor], torch.
         assert counted >= plan.predicted.peak_bytes * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"
 
 
+@pytest.mark.parametrize("step", [plain, residual, crossed, cut])
+def test_budgets_hold_behind_an_op_that_keeps_its_result(step: Step) -> None:
+    asked, *_ = some_plans(step, 5, distribution)
+    smallest = asked.smallest_budget()
+    for budget in (smallest * 1.001, smallest * 1.1, smallest * 1.3):
+        assert asked.predict(asked.solve(budget)).peak_bytes <= budget
+
+
 @pytest.mark.parametrize(("step", "blocks", "beside"), [(plain, 2, 0), (plain, 3, 0), (plain, 5, 0), (late, 5, 1)])
 def test_what_two_blocks_keep_counts_once(step: Step, blocks: int, beside: int) -> None:
     """Whatever recomputes, the rows say less than one copy more, but for what recomputed blocks read; `beside`: so many
