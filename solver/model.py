@@ -68,7 +68,7 @@ class Model:
         self._z: dict[tuple[int, int], Array] = {}
         self._ports: dict[tuple[int, int], dict[Port, list[int]]] = {}
         self._wanted: dict[tuple[int, int], dict[Layout, list[int]]] = {}
-        self._kept: dict[int, int] = {}
+        self._kept: dict[tuple[int, int], int] = {}
         for number, op in enumerate(self.problem.ops):
             names = [f"x.{op.node.name}.{s}" for s in range(len(op.choices))]
             fixed = len(names) == 1
@@ -115,19 +115,18 @@ class Model:
             self._z[number, level] = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
         return self._z[number, level]
 
-    def kept(self, stage: int) -> int:
-        """Whether any block of a stage is not recomputed as a whole: 1 unless all are."""
-        if stage not in self._kept:
-            whole = self.recomputed[stage][-1]
-            if self.problem.stages[stage].count == 1:
-                self._kept[stage] = self.program.variable(f"k.{stage}")
-                self.program.equal("k", [(self._kept[stage], 1.0), (whole, 1.0)], 1.0)
+    def kept(self, stage: int, level: int = 0) -> int:
+        """Whether any block of a stage is below a level of recompute (0: that of whole blocks): 1 unless none is."""
+        level = level or self.depth(stage)
+        if (stage, level) not in self._kept:
+            r, many = self.recomputed[stage][level - 1], float(self.problem.stages[stage].count)
+            one = self._kept[stage, level] = self.program.variable(f"k.{stage}.{level}", integer=many > 1)
+            if many == 1:
+                self.program.equal("k", [(one, 1.0), (r, 1.0)], 1.0)
             else:
-                many = float(self.problem.stages[stage].count)
-                self._kept[stage] = self.program.variable(f"k.{stage}", integer=True)
-                self.program.at_least("k", [(self._kept[stage], many), (whole, 1.0)], many)
-                self.program.kept[whole] = self._kept[stage]
-        return self._kept[stage]
+                self.program.at_least("k", [(one, many), (r, 1.0)], many)
+                self.program.kept[r] = one
+        return self._kept[stage, level]
 
     def plainness(self) -> Array:
         """How far each variable departs from the plainest plan: sharded storage, regathers, recompute, collectives."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from autopar.graph import COST, TensorRef, output_tensors, tensor_of
 from autopar.solver.model import Model
-from autopar.solver.points import OnTheWay
+from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, counted
 from autopar.solver.stage_bytes import UNIT, StageBytes, add
@@ -30,10 +30,12 @@ class Peaks:
         number: int,
         data: StageBytes,
         fullest: Sequence[dict[bool, int | None]],
+        behind: Sequence[dict[bool, int | None]],
         there: Sequence[int | None],
         before: int | None,
     ) -> None:
-        """`fullest`: W by level; `there`: what lives all the while, but what stages `before` keep."""
+        """`fullest`: W by level, and that of blocks `behind` others; `there`: what lives all the while, but what stages
+        `before` keep."""
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         blocks, m = self.way.blocks(number), stage.count
         if m == 1:
@@ -41,15 +43,15 @@ class Peaks:
             return
         last = [self.way.last_block(number)]
         kept = self._all_but_one(data, 0, before)
-        self._cases(f"{name}, last block", [*there, kept], fullest[0], last, {})
+        self._cases(f"{name}, last block", [*there, kept], behind[0], last, {})
         if m > 2:
-            self._cases(f"{name}, next to last block", [*there, before], fullest[0], blocks, self._next_to_last(data))
+            self._cases(f"{name}, next to last block", [*there, before], behind[0], blocks, self._next_to_last(data))
         gradients = {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
         counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
         limit = self._limit(stage) if stage.depth > 1 else 0.0
         for level in range(stage.depth + 1):
             whole = level and level == stage.depth
-            w = fullest[0 if whole else level]
+            w, w_behind = (fullest[0], fullest[0]) if whole else (fullest[level], behind[level])
             off, right = self._switch(whether, level, limit)
             if level and (stage.depth > 1 or whole):
                 terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
@@ -58,12 +60,12 @@ class Peaks:
                 for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
                     add(terms, variable, size)
                 here = f"{name}, level {level}"
-                self._cases(here, [*there, kept], w, last, terms, limit if alone else 0.0)
+                self._cases(here, [*there, kept], w_behind, last, terms, limit if alone else 0.0)
                 less = {} if whole else self._less_behind_last(data, level, counts[level - 1], m)
                 others = [case for case in blocks if case != last[0]]
-                self._cases(here, [*there, kept], w, others, {**terms, **less}, limit if alone else 0.0)
+                self._cases(here, [*there, kept], w_behind, others, {**terms, **less}, limit if alone else 0.0)
             if stage.depth > 1 or not level:
-                inputs = data.first_inputs if whole else {}
+                inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
                 self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
 
     def _cases(

@@ -1,4 +1,4 @@
-"""The points of a stage at which memory can peak, and parameters on their way there, as rows.
+"""The points of a stage at which memory can peak, as rows.
 
 For the points v of a stage's ops in order (`autopar.cost.lifetimes`), D(v) is what grows and shrinks from op to op:
 bytes kept as far as v, and gradients of parameters that v or a later op reads last, which wait for their bucket. W is
@@ -8,21 +8,21 @@ are reduced. There are two W: of the points before backward comes to an op that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from autopar.cost.lifetimes import Point
-from autopar.cost.moving import Moving
 from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem, Stage
+from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, OwnLevel, largest
 from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
-Sum = Callable[[str, Expression, int | None], int | None]
+Fullest = list[dict[bool, int | None]]
+Pieces = dict[tuple[bool, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
 Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
 
 
@@ -47,8 +47,9 @@ class Points:
                 found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
         return found.values()
 
-    def fullest(self, number: int, reductions: Expression, bound: Largest) -> list[dict[bool, int | None]]:
-        """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB.
+    def fullest(self, number: int, reductions: Expression, bound: Largest) -> tuple[Fullest, Fullest]:
+        """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB; and
+        the same of blocks behind others, with what is `brought` to them.
 
         Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
         the level that it is at.
@@ -58,8 +59,12 @@ class Points:
         for member in stage.ops:
             for variable, size in self.waiting.get(member, {}).items():
                 add(start, variable, size)
-        pieces: dict[tuple[bool, int | None], list[tuple[Expression, float, float]]] = {}  # by first op
+        pieces: Pieces = {}
+        pieces_behind: Pieces = {}
+        brought = dict(data.brought.get(-1, {}))
         self._note(pieces.setdefault((True, None), []), start, reductions)
+        if brought:
+            self._note(pieces_behind.setdefault((True, None), []), _sum(start, brought), reductions)
         current = start
         piece, begin = self._piece(stage, -1), -1
         for member in stage.ops:
@@ -69,15 +74,27 @@ class Points:
             begun = self.lifetimes.position[node] <= grouping.last_reader(grouping.region(node))
             if change := data.block.get(member, {}):
                 current = self._chain(current, change)
+            brought = _sum(brought, data.brought.get(member, {}))
             rows = pieces.setdefault((begun, begin), [])
-            for point, kind in self._cases(member, stage.count):
-                self._note(rows, current, self._alive(member, point, kind))
+            for point, kind, behind in self._cases(member, stage.count):
+                alive = self._alive(member, point, kind)
+                self._note(rows, current, alive)
+                if brought and behind:
+                    self._note(pieces_behind.setdefault((begun, begin), []), _sum(current, brought), alive)
             if member in self.waiting:
                 current = self._chain(current, {v: -c for v, c in self.waiting[member].items()})
         most = {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
         if stage.count == 1 and stage.depth > 1:
-            return [self._fullest_at(data, most, bound, OwnLevel(self.model, number))]
-        return [self._fullest_at(data, most, bound, partial(_of_level, level)) for level in range(max(1, stage.depth))]
+            found = [self._fullest_at(data, most, bound, OwnLevel(self.model, number), {})]
+            return found, found
+        levels = [partial(_of_level, level) for level in range(max(1, stage.depth))]
+        found = [self._fullest_at(data, most, bound, counting, {}) for counting in levels]
+        most = {key: bound(f"fullest.{number}", some) for key, some in pieces_behind.items()}
+        behind_others = [
+            self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            for level, (counting, one) in enumerate(zip(levels, found, strict=True))
+        ]
+        return found, behind_others
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
         """Equal for ops between which no inner segment of any level begins or ends."""
@@ -86,13 +103,21 @@ class Points:
         return tuple((first <= offset, last < offset) for first, last in spans)
 
     def _fullest_at(
-        self, data: StageBytes, most: Mapping[tuple[bool, int | None], int | None], bound: Largest, counting: Counting
+        self,
+        data: StageBytes,
+        most: Mapping[tuple[bool, int | None], int | None],
+        bound: Largest,
+        counting: Counting,
+        least: Mapping[bool, int | None],
     ) -> dict[bool, int | None]:
         """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
-        freed, with what they and its own keep besides. `counting`: what counts of these, by level."""
+        freed, with what they and its own keep besides. `counting`: what counts of these, by level; `least`: of W."""
         found: dict[bool, int | None] = {}
         for whether in (False, True):
+            floor = least.get(whether)
             rows: list[tuple[Expression, float, float]] = []
+            if floor is not None:
+                rows.append(({floor: UNIT}, 0.0, float("inf")))
             for (begun, begin), variable in most.items():
                 if variable is None or begun != whether:
                     continue
@@ -127,10 +152,10 @@ class Points:
         if terms and not any(terms == other for other, _, _ in rows):
             rows.append((terms, 0.0, float("inf")))
 
-    def _cases(self, member: int, count: int) -> Iterator[tuple[Point, str]]:
-        """The points of an op in a stage's first, second and last block, equal ones once; and whether the block reads
-        what stands before the stage ("first") or a block before it ("next")."""
-        op, seen = self.problem.ops[member], set()
+    def _cases(self, member: int, count: int) -> Iterable[tuple[Point, str, bool]]:
+        """The points of an op in a stage's first, second and last block, equal ones once; whether the block reads what
+        stands before the stage ("first") or a block before it ("next"); and whether any but the first has the point."""
+        op, found = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0
         crosses = any(flows[0].tensor.kind == "next" for flows in self.into.get(member, ()))
@@ -138,9 +163,9 @@ class Points:
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
                 passing = tuple((self.problem.op_of[ref.node], ref.index) for ref in point.passing)
                 key = (point.backward, passing, point.made, crosses and instance > 0)
-                if key not in seen:
-                    seen.add(key)
-                    yield point, "next" if instance else "first"
+                first, kind, _ = found.get(key, (point, "next" if instance else "first", False))
+                found[key] = first, kind, instance > 0
+        return found.values()
 
     def _alive(self, member: int, point: Point, kind: str) -> Expression:
         """What lives at a point for a moment."""
@@ -200,68 +225,16 @@ class Points:
         return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
 
 
+def _sum(some: Expression, more: Expression) -> Expression:
+    found = dict(some)
+    for variable, size in more.items():
+        add(found, variable, size)
+    return {variable: size for variable, size in found.items() if size}
+
+
 def _of_level(level: int, its: int, variable: int, _: float) -> Expression:
     return {variable: 1.0} if its == level else {}
 
 
 def _collectives(flow: Flow, *, backward: bool) -> Array:
     return flow.prices.backward_collectives if backward else flow.prices.forward_collectives
-
-
-class OnTheWay:
-    """Buckets in the backward of each stage: what moves of the parameters that its ops `read`, and of those whose
-    gradients are `reduced` behind it, by the flows that they take."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        read: Sequence[Sequence[tuple[Moving, int]]],
-        reduced: Sequence[Sequence[tuple[Moving, int]]],
-        total: Sum,
-    ) -> None:
-        self.grouping, self.stages = problem.grouping, problem.stages
-        self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
-        self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
-        self.reductions = [_expression(some, "reduction") for some in reduced]
-        kinds = (("gathered", read), ("begun", read), ("left_behind", reduced), ("others", reduced))
-        self.gathered, self.begun, self.left_behind, self.others = (
-            [total(kind, _expression(some, kind), None) for some in by_stage] for kind, by_stage in kinds
-        )
-
-    def last_block(self, stage: int) -> dict[bool, list[int | None]]:
-        """What is under way in the backward of a stage's last block, before and since it reads a gathered parameter."""
-        return self._of(self.first[stage] + self.stages[stage].count - 1)
-
-    def blocks(self, stage: int) -> list[dict[bool, list[int | None]]]:
-        """The same for all of its blocks but the last of several, each case once."""
-        first, count = self.first[stage], self.stages[stage].count
-        found: list[dict[bool, list[int | None]]] = []
-        for region in range(first, first + max(1, count - 1)):
-            case = self._of(region)
-            if case not in found:
-                found.append(case)
-        return found
-
-    def _of(self, region: int) -> dict[bool, list[int | None]]:
-        """As in `autopar.cost.moments`."""
-        own = self.stage_of[region]
-        before, after = self.grouping.before(region), self.grouping.after(region)
-        always = [
-            self.others[own] if self.grouping.goes_on(region) else None,
-            self.left_behind[self.stage_of[after]] if after is not None else None,
-        ]
-        gathered = self.gathered[own]
-        arriving = self.gathered[self.stage_of[before]] if before is not None else None
-        further = self.grouping.before(before) if before is not None else None
-        begun = self.begun[self.stage_of[further]] if further is not None else None
-        return {
-            False: [*always, gathered if self.grouping.ahead(region) else None],
-            True: [*always, gathered, arriving, begun],
-        }
-
-
-def _expression(moving: Sequence[tuple[Moving, int]], kind: str) -> Expression:
-    found: Expression = {}
-    for one, variable in moving:
-        add(found, variable, getattr(one, kind))
-    return found

@@ -21,10 +21,9 @@ between, and the first of one level is below the last of the next. Rows of level
 of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
 
 K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`.
-Variables that count copies are bounded from below alone, so that no row may subtract one. What differs from the
-prediction is never less: the inputs of a block recomputed as a whole count beside their copies in its replay, what all
-blocks of a stage share beside each, what a block makes and keeps again where the next block of its stage keeps it too,
-and gradients of a whole stage at once.
+Variables that count copies are bounded from below alone: no row may subtract one. What differs from the prediction is
+never less: inputs of a block recomputed as a whole count beside their copies in its replay, what all blocks of a stage
+share beside each, some of what neighbours keep (`autopar.solver.neighbours`), and gradients of a whole stage at once.
 """
 
 from __future__ import annotations
@@ -36,10 +35,11 @@ import numpy as np
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
 from autopar.solver.model import Model
+from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.peaks import Peaks
-from autopar.solver.points import OnTheWay, Points
+from autopar.solver.points import Points
 from autopar.solver.problem import Stage
-from autopar.solver.replays import Expression, Flow, counted, replays
+from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
 
@@ -67,7 +67,6 @@ class Rows:
         self._gradients()
         self._inputs_and_outputs()
         Saved(model, self.stages)
-        self._segment_inputs()
         self._parameter_copies()
         self._rows()
 
@@ -144,31 +143,6 @@ class Rows:
 
     # -- what is kept for backward ---------------------------------------------------------------------------------
 
-    def _segment_inputs(self) -> None:
-        """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
-        for tensor in self.problem.tensors:
-            stage, op = tensor.stage, self.problem.ops[tensor.source]
-            if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
-                continue
-            if self.memory.is_parameter(op.node) or not any(
-                in_segment(self.problem.ops[u.op].node) for u in tensor.uses
-            ):
-                continue
-            copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
-            sizes = [self.memory.copy_bytes(copy) for copy in copies]
-            if not any(sizes):
-                continue
-            r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
-            times: Expression = {r: 1.0, q: -1.0} if tensor.kind == "next" else {q: 1.0}
-            most = self.problem.stages[stage].count - 1 if tensor.kind == "next" else 1
-            counts = counted(self.program, [[v] for v in self.model.x[tensor.source]], times, most)
-            for variable, size in zip(counts.tolist(), sizes, strict=True):
-                data = self.stages[stage]
-                for target in (*data.held, *data.held_but_one, data.held_but_two, data.inputs):
-                    add(target, variable, size)
-                if tensor.kind != "next":
-                    add(data.first_inputs, variable, size)
-
     def _parameter_copies(self) -> None:
         """Copies of parameters in the dtype and layout in which ops keep them, unless gathered again."""
         for flow in self.model.flows:
@@ -193,9 +167,9 @@ class Rows:
         groups = [np.array([variable]) for variable in sizes]
         again = {
             level: dict(zip(sizes, replays(self.model, flow, groups, level).tolist(), strict=True))
-            for level in {*range(1, min(dropped, len(data.held))), dropped} - {0}
+            for level in {*range(1, min(dropped, len(data.least))), dropped} - {0}
         }
-        for targets, left_out in ((data.held, 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
+        for targets, left_out in (([data.held], 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
             for level, target in enumerate(targets[: dropped or None]):
                 for variable, size in sizes.items():
                     if level:
@@ -254,8 +228,8 @@ class Rows:
             later = None if many else behind[i + 1]
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
             fullest = points.fullest(i, way.reductions[i], self._largest)
-            peaks.add(i, data, fullest, [always, left, later], before)
-            before = self._sum("held", data.held[0], before)
+            peaks.add(i, data, *fullest, [always, left, later], before)
+            before = self._sum("held", data.held, before)
         self._row("optimizer step", [always], self.optimizer)
 
     def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[Flow]:

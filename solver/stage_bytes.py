@@ -14,15 +14,16 @@ Part = tuple[int, Span]  # a level of recompute, and one of its segments
 
 @dataclass
 class StageBytes:
-    """Expressions in bytes: one block, by the op that first keeps it; by level, all blocks of at least that level after
-    forward, and all but the last of that level (of any level: but the last two); the least that one block at a level
+    """Expressions in bytes: one block, by the op that first keeps it; all blocks after forward; by level, all blocks of
+    at least that level but the last of that level (of any level: but the last two); the least that one block at a level
     keeps; inputs of blocks recomputed as a whole, and of the first of them; gradients of one block (by parameter, of
     all), and of shared parameters, once reduced. Of one block, by segment: what is `freed` when its own ops are through
-    with it, and what is kept of what it reads and nobody keeps (`besides`). `most_left_behind`: of the buckets of its
-    gradients in the next block's turn."""
+    with it, and what is kept of what it reads and nobody keeps (`besides`). `brought`: what the block before keeps and
+    `held` leaves to this one, which keeps it too, from the start (-1) until an op; at levels up to `brought_until`.
+    `most_left_behind`: of the buckets of its gradients in the next block's turn."""
 
     block: dict[int, Expression] = field(default_factory=dict)
-    held: list[Expression] = field(default_factory=lambda: [{}])
+    held: Expression = field(default_factory=dict)
     held_but_one: list[Expression] = field(default_factory=lambda: [{}])
     held_but_two: Expression = field(default_factory=dict)
     least: list[Expression] = field(default_factory=lambda: [{}])
@@ -33,13 +34,15 @@ class StageBytes:
     shared_gradients: Expression = field(default_factory=dict)
     freed: dict[Part, Expression] = field(default_factory=dict)
     besides: dict[Part, Expression] = field(default_factory=dict)
+    brought: dict[int, Expression] = field(default_factory=dict)
+    brought_until: int = 0
     most_left_behind: int = 0
 
     @classmethod
     def of_depth(cls, depth: int) -> StageBytes:
         """Nothing yet, at so many levels of recompute below the whole block, or at none."""
-        held, held_but_one, least = ([dict[int, float]() for _ in range(depth)] for _ in range(3))
-        return cls(held=held, held_but_one=held_but_one, least=least)
+        held_but_one, least = ([dict[int, float]() for _ in range(depth)] for _ in range(2))
+        return cls(held_but_one=held_but_one, least=least)
 
 
 def keep(target: dict[int, Expression], op: int, variable: int, coefficient: float) -> None:

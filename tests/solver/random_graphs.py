@@ -16,7 +16,7 @@ from toys import Toy, cluster, firsts, on_meta, toy
 
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
-from autopar.graph import TensorRef, tensor_of
+from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
@@ -89,6 +89,17 @@ class Levelled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = iter(self.weights)
         x = functional.gelu(functional.linear(x, self.first))
+        for _ in range(self.blocks):
+            x = _block(self.steps, weights, x)
+        return x.square().mean()
+
+
+class Handed(Levelled):
+    """The same behind an op that keeps what the first block reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = iter(self.weights)
+        x = torch.softmax(functional.linear(x, self.first), -1)
         for _ in range(self.blocks):
             x = _block(self.steps, weights, x)
         return x.square().mean()
@@ -222,21 +233,3 @@ def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
             read = {ref for node in inside for ref in asked.memory.inputs[node] if inner or ref.node not in inside}
             found += sum(tensor_of(ref).nbytes for ref in read if not asked.memory.is_parameter(ref.node))
     return found
-
-
-def twice_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
-    """What blocks that share their decisions keep of their own results, and the next ones keep too."""
-    nodes, memory = list(asked.graph.nodes), asked.memory
-    strategies = {node: problem.ops[i].choices[plan.choices[i]].strategy for node, i in problem.op_of.items()}
-    made, read = set(), set()
-    for stage in problem.stages:
-        if stage.repeat is None or stage.count == 1:
-            continue
-        for i in range(stage.count):
-            span = stage.repeat.instance(stage.first + i)
-            for node in nodes[span.start : span.stop]:
-                inputs, outputs, _ = memory.saved(node)
-                copies = [memory.copy(memory.inputs[node][j], strategies[node].inputs[j]) for j in inputs]
-                made.update(memory.copy(TensorRef(node, j), strategies[node].outputs[j]) for j in outputs)
-                read.update(copy for copy in copies if copy[0].node not in nodes[span.start : span.stop])
-    return sum(memory.copy_bytes(copy) for copy in made & read)
