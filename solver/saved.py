@@ -186,15 +186,17 @@ class Saved:
         before: dict[int, int] = {}  # by stage
         for saver in sorted(savers, key=lambda saver: saver.op):
             stage = self.problem.ops[saver.op].stage
-            uses = [(self.model.x[saver.op][i], -1.0) for i in saver.choices]
+            uses, right = [(self.model.x[saver.op][i], -1.0) for i in saver.choices], 0.0
+            if saver.start:  # if any block is at such a level
+                uses, right = [*uses, (self.model.any_recomputed[stage][saver.start - 1], -1.0)], -1.0
             if stage in self.model.recomputed:
-                self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], -1.0)
+                self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], right - 1.0)
             else:
-                self.program.at_least("kept", [(many, 1.0), *uses], 0.0)
+                self.program.at_least("kept", [(many, 1.0), *uses], right)
             if stage == first or stage in self.model.recomputed:
                 one = self.program.variable("saved")
                 there = [(many, 1.0)] if stage != first else []  # since a stage before, which does not recompute
-                self.program.at_least("saved", [(one, 1.0), *there, *uses], 0.0)
+                self.program.at_least("saved", [(one, 1.0), *there, *uses], right)
                 keep(self.stages[stage].block, saver.op, one, size)
                 if stage in before:
                     self.program.at_least("saved", [(one, 1.0), (before[stage], -1.0)], 0.0)
