@@ -15,10 +15,11 @@ _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as 
 _IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
 _CLOSING = 10_000  # and of one that is to reach a cutoff
+_FURTHER = 1.01  # of a cutoff: how far such a question goes, since columns that are left out take some of it off
 _ALL = 2**31 - 1
 _CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
 Basis = tuple[Array, list[Any], Array, list[Any]]  # columns and how they stand, rows and how they stand
-ENOUGH = "Bound on objective reached"  # HiGHS's word
+ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
 _NOTHING = 1e-9  # of a proof's largest number
 
 
@@ -38,7 +39,6 @@ class Held:
         self.stand(None)
         self.basis: Basis | None = None  # of the last answer
         self._anew = 0  # iterations of the last start from nothing
-        self.doubtful = False  # whether the last answer was to such a question
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     def stand(self, basis: Basis | None) -> None:
@@ -50,32 +50,40 @@ class Held:
             self._column_status[columns], self._row_status[rows] = of_columns, of_rows
 
     def run(
-        self, inside: Array, time_limit: float, *, patient: bool, cutoff: float = math.inf, doubtful: bool = False
+        self,
+        inside: Array,
+        time_limit: float,
+        *,
+        patient: bool,
+        cutoff: float = math.inf,
+        doubtful: bool = False,
+        plain: bool = False,
+        anew: bool = False,
     ) -> str:
         """Solve with these columns, from the last basis if there is one; HiGHS's word for how it ended.
 
         Only a `patient` question may take more than some iterations. Above `cutoff` HiGHS may stop, and `doubtful`
-        says that it will: it is asked so from nothing then.
+        says that it will: it is asked so from nothing then, for some iterations. `plain`: with the costs as they are.
+        `anew`: from nothing.
         """
-        first = doubtful or not len(self._columns)
+        first = anew or doubtful or not len(self._columns)
         self._pass(inside)
-        self._engine.setOptionValue("objective_bound", cutoff)
+        self._engine.setOptionValue("objective_bound", cutoff * (_FURTHER if doubtful else 1.0))
         if not first:
             basis = self._highspy.HighsBasis()
             basis.col_status = self._column_status[self._columns].tolist()
             basis.row_status = self._row_status[self._rows].tolist()
             basis.valid = True
             self._engine.setBasis(basis)
-        self._tune(first, doubtful)
+        self._tune(first and not plain, doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
         most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew))
         status = self._solve(_CLOSING if doubtful else most, time_limit)
-        if status == "Iteration limit reached" and (doubtful or not first):
-            first, doubtful = True, False  # where it needs more, a start from nothing is faster
+        if status == LIMIT and not first:
+            first = True  # where it needs more, a start from nothing is faster
             self._engine.clearSolver()
             self._tune(first, doubtful)
             status = self._solve(_ALL if patient else _ANEW, time_limit)
-        self.doubtful = doubtful
         if first and not doubtful:
             self._anew = int(self._engine.getInfo().simplex_iteration_count)
         basis = self._engine.getBasis()
@@ -86,14 +94,18 @@ class Held:
             self.basis = self._columns, basis.col_status, self._rows, basis.row_status
         return status
 
-    def _tune(self, first: bool, doubtful: bool) -> None:
-        """Options of HiGHS.
+    @property
+    def _objective(self) -> float:
+        return float(self._engine.getInfo().objective_function_value)
 
-        With changed costs it takes a third of the time from nothing, and thrice as long from a basis. With changed
-        costs it does not stop at a cutoff; without, and with approximate edge weights, it is there in a third of the
-        iterations, which take a tenth of the time of those from a basis.
+    def _tune(self, changed: bool, doubtful: bool) -> None:
+        """Options of HiGHS; `changed`: it may change the costs a little.
+
+        With changed costs it takes a third of the time from nothing where a budget binds, and thrice as long from a
+        basis. With changed costs it does not stop at a cutoff; without, and with approximate edge weights, it is there
+        in a third of the iterations, which take a tenth of the time of those from a basis.
         """
-        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(first and not doubtful))
+        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(changed and not doubtful))
         self._engine.setOptionValue("simplex_dual_edge_weight_strategy", _DEVEX if doubtful else _CHOOSE)
 
     def answer(self) -> tuple[float, Array, Array]:
@@ -101,7 +113,7 @@ class Held:
         solution = self._engine.getSolution()
         values, duals = np.zeros(self._matrix.columns), np.zeros(self._matrix.lines)
         values[self._columns], duals[self._rows] = solution.col_value, solution.row_dual
-        return float(self._engine.getInfo().objective_function_value), values, duals
+        return self._objective, values, duals
 
     def ray(self) -> Array | None:
         """Of an infeasible program: duals (largest 1) with which no values of its columns meet the sum of its rows."""

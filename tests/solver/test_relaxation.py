@@ -131,7 +131,7 @@ def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], doubtful: bool, m
             found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff, doubtful=doubtful)
             if found.status == "closed":
                 closed += 1
-                assert cutoff <= found.bound <= optimum * (1 + 1e-9)
+                assert cutoff <= found.bound <= optimum * (1 + 1e-7)  # what HiGHS holds reduced costs to
             elif found.status == "optimal":
                 assert found.objective == pytest.approx(optimum, rel=1e-6)
             else:
