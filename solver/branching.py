@@ -67,7 +67,7 @@ class Branching:
                 self._push(self._part(node, node.counts))
                 continue
             if self._is_done(node):
-                cut.append(self._finish(node))
+                cut.append((node, self._finish(node)))
                 continue
             splits += 1
             for bounds in self.boxes.split(node, (0.0 if wholes.best is None else 0.5) if self.slow else None):
@@ -176,8 +176,8 @@ class Branching:
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, box: Outcome) -> tuple[Outcome, list[Outcome]]:
-        """Solve a box that is done, or cut it by choices, and its likelier part again; the box, and what is left of it.
+    def _finish(self, box: Outcome) -> list[Outcome]:
+        """Solve a box that is done, or cut it by choices, and its likelier part again; what is left of it.
 
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
@@ -186,10 +186,10 @@ class Branching:
             if node.status in ("closed", "infeasible"):
                 break
             if wholes.closed(node.objective) or (left and (wholes.left() <= 0 or not self._is_done(node))):
-                return box, [*left, node]
+                return [*left, node]
             if left and not wholes.has_many(box):
                 wholes.solve(box)
-                return box, []
+                return []
             parts = self.choices.split(node) if wholes.has_many(node) else None
             if parts is None:
                 wholes.solve(node)
@@ -198,7 +198,7 @@ class Branching:
             node = self._part(node, parts[0])
             if node.status == "optimal" and depth % _ROUND == 0:
                 wholes.round(node)
-        return box, left
+        return left
 
     def _take_up(self, box: Outcome, parts: list[Outcome]) -> None:
         """What is left of a box that was cut, or the box itself where it is small enough by now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ _CLOSING = 10_000  # and of one that is to reach a cutoff
 _FURTHER = 1.01  # of a cutoff: how far such a question goes, since columns that are left out take some of it off
 _ALL = 2**31 - 1
 _CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
+Start = Literal["basis", "nothing", "plain", "doubtful"]
 Basis = tuple[Array, list[Any], Array, list[Any]]  # columns and how they stand, rows and how they stand
 ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
 _NOTHING = 1e-9  # of a proof's largest number
@@ -56,17 +57,15 @@ class Held:
         *,
         patient: bool,
         cutoff: float = math.inf,
-        doubtful: bool = False,
-        plain: bool = False,
-        anew: bool = False,
+        start: Start = "basis",
     ) -> str:
-        """Solve with these columns, from the last basis if there is one; HiGHS's word for how it ended.
+        """Solve with these columns; HiGHS's word for how it ended.
 
-        Only a `patient` question may take more than some iterations. Above `cutoff` HiGHS may stop, and `doubtful`
-        says that it will: it is asked so from nothing then, for some iterations. `plain`: with the costs as they are.
-        `anew`: from nothing.
+        `start`: from the last basis if there is one, or from nothing: with the costs as they are (`plain`), or because
+        it is likely that HiGHS stops above `cutoff` (`doubtful`), for some iterations. Only a `patient` question may
+        take more than some from a basis.
         """
-        first = anew or doubtful or not len(self._columns)
+        first, doubtful = start != "basis" or not len(self._columns), start == "doubtful"
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff * (_FURTHER if doubtful else 1.0))
         if not first:
@@ -75,14 +74,14 @@ class Held:
             basis.row_status = self._row_status[self._rows].tolist()
             basis.valid = True
             self._engine.setBasis(basis)
-        self._tune(first and not plain, doubtful)
+        self._tune(changed=first and start not in ("plain", "doubtful"), doubtful=doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
         most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew))
         status = self._solve(_CLOSING if doubtful else most, time_limit)
         if status == LIMIT and not first:
             first = True  # where it needs more, a start from nothing is faster
             self._engine.clearSolver()
-            self._tune(first, doubtful)
+            self._tune(changed=True, doubtful=False)
             status = self._solve(_ALL if patient else _ANEW, time_limit)
         if first and not doubtful:
             self._anew = int(self._engine.getInfo().simplex_iteration_count)
@@ -94,18 +93,14 @@ class Held:
             self.basis = self._columns, basis.col_status, self._rows, basis.row_status
         return status
 
-    @property
-    def _objective(self) -> float:
-        return float(self._engine.getInfo().objective_function_value)
-
-    def _tune(self, changed: bool, doubtful: bool) -> None:
+    def _tune(self, *, changed: bool, doubtful: bool) -> None:
         """Options of HiGHS; `changed`: it may change the costs a little.
 
         With changed costs it takes a third of the time from nothing where a budget binds, and thrice as long from a
         basis. With changed costs it does not stop at a cutoff; without, and with approximate edge weights, it is there
         in a third of the iterations, which take a tenth of the time of those from a basis.
         """
-        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(changed and not doubtful))
+        self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(changed))
         self._engine.setOptionValue("simplex_dual_edge_weight_strategy", _DEVEX if doubtful else _CHOOSE)
 
     def answer(self) -> tuple[float, Array, Array]:
@@ -113,7 +108,7 @@ class Held:
         solution = self._engine.getSolution()
         values, duals = np.zeros(self._matrix.columns), np.zeros(self._matrix.lines)
         values[self._columns], duals[self._rows] = solution.col_value, solution.row_dual
-        return self._objective, values, duals
+        return float(self._engine.getInfo().objective_function_value), values, duals
 
     def ray(self) -> Array | None:
         """Of an infeasible program: duals (largest 1) with which no values of its columns meet the sum of its rows."""

@@ -13,7 +13,8 @@ those before or behind it that keep the same count once too, where both ends sur
 
 What still counts twice: what blocks keep of what they read at fewer levels than those at which the blocks that made it
 do; what is brought to a block where the one before recomputes and does not keep it, until the first op that does; what
-the first block keeps and ops before it do, in its own turn and in those of blocks that recompute.
+the first block keeps and ops before it do, in its own turn and in those of blocks that recompute. And what only the
+first block's ops convert lives for that moment in the turns of all blocks of its stage.
 """
 
 from __future__ import annotations

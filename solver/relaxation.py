@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.held import ENOUGH, LIMIT, Basis, Held
+from autopar.solver.held import ENOUGH, LIMIT, Basis, Held, Start
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import bound_by, priced
 
@@ -56,37 +56,27 @@ class Relaxation:
         "closed" where the optimum was found to be at least `cutoff`: `objective` is a bound of it then, `values` mean
         nothing. After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
         `patient`: HiGHS may take as many iterations as it wants. `close`: what `objective` may miss, relatively;
-        infinity: the first answer is enough.
-        `doubtful`: that it is below the cutoff.
+        infinity: the first answer is enough. `doubtful`: that it is below the cutoff.
         """
         begun = cpu_seconds()
         self.matrix.bound(bounds)
         if basis is not None:
             self._held.stand(basis)
-        anew = False
+        start: Start = "doubtful" if doubtful and cutoff < math.inf else "plain" if close == math.inf else "basis"
         while True:
-            gone = cpu_seconds() - begun
-            doubtful = doubtful and cutoff < math.inf
-            status = self._held.run(
-                self.inside,
-                time_limit - gone,
-                patient=patient,
-                cutoff=cutoff,
-                doubtful=doubtful,
-                plain=close == math.inf,
-                anew=anew,
-            )
-            anew = False
+            gone, was = cpu_seconds() - begun, start
+            status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
+            start = "doubtful" if was == "doubtful" else "basis"
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
             elif status in ("Optimal", ENOUGH, LIMIT) and self._above(cutoff):
                 return "closed"
-            elif status == LIMIT and doubtful:
-                doubtful, anew = False, True
+            elif status == LIMIT and was == "doubtful":
+                start = "nothing"
             elif status == ENOUGH:
                 if not self._enter_above():
-                    cutoff = math.inf  # HiGHS says so, and its dual values do not
+                    cutoff, start = math.inf, "basis"  # HiGHS says so, and its dual values do not
             elif status != "Optimal":
                 return "stopped"
             elif not self._enter(_CLOSE if close is None else close):
