@@ -54,7 +54,7 @@ class PriceTable:
     sources: dict[Layout, int] = field(default_factory=dict)
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
-    _ways: tuple[Array, Array, Array] | None = None
+    _ways: tuple[Array, Array, Array, Array] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
         """Say which prices will be asked for: those that are said before the first question are cheapest."""
@@ -99,7 +99,7 @@ class PriceTable:
             paths.found,
         )
 
-    def _all_ways(self, paths: Paths) -> tuple[Array, Array, Array]:
+    def _all_ways(self, paths: Paths) -> tuple[Array, Array, Array, Array]:
         """The fields of `Way` for each pair."""
         several = np.array([axis.size > 1 for axis in self.cluster.axes])[paths.axis]
         handed, reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=kind) for kind in (np.int64, bool, bool))
@@ -108,7 +108,10 @@ class PriceTable:
         scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
         each = handed[paths.numbers]
         first = np.take_along_axis(each, np.argmax(each > 0, axis=2)[:, :, None], axis=2)[:, :, 0]
-        return each.sum(axis=2) - first, reduces[paths.numbers].any(axis=2), scatters[paths.numbers].any(axis=2)
+        reducing, scattering = reduces[paths.numbers], scatters[paths.numbers]
+        runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing  # backward takes the steps in reverse
+        later = (scattering & runs_before).any(axis=2)
+        return each.sum(axis=2) - first, reducing.any(axis=2), scattering.any(axis=2), later
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int) -> Array:
         """Of each step: seconds that do not depend on its bytes, those that do, and whether there is a collective."""

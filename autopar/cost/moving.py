@@ -8,7 +8,8 @@ gathered       b for a parameter that is gathered again, while the ops of its re
 begun          where that takes several collectives: what all but the last leave of the bucket before that one
 waiting        its own gradient, as the op gives it, until those of its bucket are there
 reduction      b more, once they are: the buffer that is handed in
-left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter)
+left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
+               half of b, where collectives behind the first hand in what is not their result: so much they may hold
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
 accumulated    what micro-batches before leave: unreduced where it moves
 =============  ==================================================================================================
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
+from autopar.cost.reductions import HELD
 from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -45,12 +47,13 @@ class Way(NamedTuple):
     """Of the collectives that turn a parameter from its storage into what an op wants, and its gradient back.
 
     `further`: elements that all forward ones but the first hand in; `reduces`: whether any run backward, over axes of
-    several devices; `scatters`: whether any of these is no all-reduce.
+    several devices; `scatters`: whether any of these is no all-reduce; `scatters_later`: any behind the first.
     """
 
     further: int
     reduces: bool
     scatters: bool
+    scatters_later: bool
 
 
 def moving(
@@ -79,7 +82,8 @@ def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Lay
     gathers, moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
     kinds = [move.kind for move in moves if memory.mesh_shape[move.axis] > 1]
     further = sum(move.elements for move in gathers[1:])
-    return Way(further, bool(kinds), any(kind != "all_reduce" for kind in kinds))
+    scatters = [kind != "all_reduce" for kind in kinds]
+    return Way(further, bool(kinds), any(scatters), any(scatters[1:]))
 
 
 def _moving(
@@ -105,7 +109,7 @@ def _moving(
         begun=begun,
         waiting=whole,
         reduction=bucket,
-        left_behind=bucket if way.scatters else 0,
+        left_behind=(bucket if way.scatters else 0) + (bucket // HELD if way.scatters_later else 0),
         reduced=elements * travels,
         accumulated=whole // own * travels,
         others=max(0, others - others * elements * travels // max(1, whole)),

@@ -3,10 +3,11 @@
 The order is the runtime's (`autopar.runtime.transit`): ops one after the other, forward and back; collectives of
 activations are waited for; a bucket's gather begins when the one before it in the order of the pass has arrived (behind
 a small one together with it); its reduction begins when the last of its gradients is there, and all are waited for at
-the end of backward; then the optimizer. Where a bucket takes several collectives, one after another, its gather begins
-so many buckets earlier, and of its reduction the next one begins when the gradients of another bucket are there that is
-not small beside it. A stream runs one collective at a time, in the order in which they begin. While one runs, compute
-goes on at `device.overlap` of its rate; of several at a time, each takes as much from it.
+the end of backward, or sooner for the memory that they hold (`autopar.cost.reductions`); then the optimizer. Where a
+bucket takes several collectives, one after another, its gather begins so many buckets earlier, and of its reduction the
+next one begins when the gradients of another bucket are there that is not small beside it. A stream runs one collective
+at a time, in the order in which they begin. While one runs, compute goes on at `device.overlap` of its rate; of several
+at a time, each takes as much from it.
 
 What communication is exposed is an outcome here, and a bound in `autopar.cost.overlap`; the two are held against each
 other in tests.
@@ -22,11 +23,10 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.cost.reductions import SMALL, due
 from autopar.cost.simulated import COMPUTE, Event, Simulated
 from autopar.cost.traffic import Transfer, in_segment, saves_inputs_alone
 from autopar.plans import Segment
-
-SMALL = 8  # as in the runtime
 
 
 @dataclass
@@ -62,12 +62,15 @@ class _Flight:
     end: float = 0.0
     in_place: bool = True
     launched: int = 0
+    under_way_bytes: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.left)
 
     @property
     def holds_more(self) -> bool:
-        """Whether the runtime waits for the one under way when the next bucket is there: to begin another, or to free
-        what was handed in."""
-        return bool(self.left) or not self.in_place
+        return self.goes_on or not self.in_place
 
 
 def simulate(
@@ -210,10 +213,8 @@ class _Simulation:
 
     def _reduce(self, bucket: int) -> None:
         """Begin a bucket's reduction; those before it had all the time since, and go on where they hold memory."""
-        handed = self._bytes(("reduction", bucket))
-        for one in self.flights:
-            if one.holds_more and one.handed_bytes < SMALL * handed:
-                self._land(one)
+        for one in due(self.flights, self._bytes(("reduction", bucket))):
+            self._land(one)
         self.flights.append(self._begin(("reduction", bucket)))
 
     def _bytes(self, which: tuple[str, int]) -> int:
@@ -229,6 +230,7 @@ class _Simulation:
     def _launch(self, one: _Flight) -> None:
         under_way = one.left.pop(0)
         one.launched += 1
+        one.under_way_bytes = under_way.bytes
         one.end, one.in_place = self._put(under_way, self.now, one.phase), under_way.kind == "all_reduce"
 
     def _land(self, one: _Flight) -> None:

@@ -25,7 +25,8 @@ class Flight:
     """Tensors on their way through `actions` (a list for each), of which the next collective is under way.
 
     `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it. `handed_bytes`: of
-    the tensors at the start; `launched`: how many collectives have begun.
+    the tensors at the start; `under_way_bytes`: that the collective under way was handed; `launched`: how many have
+    begun.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Flight:
         reduction_dtype: torch.dtype | None = None,
     ) -> None:
         self._tensors = list(tensors)
-        self.handed_bytes = sum(tensor.nbytes for tensor in tensors)
+        self.handed_bytes = self.under_way_bytes = sum(tensor.nbytes for tensor in tensors)
         self._left = [list(some) for some in actions]
         self._dtype, self._reduction_dtype = dtype, reduction_dtype
         self._landing: Landing | None = None
@@ -58,9 +59,14 @@ class Flight:
         return self._tensors
 
     @property
+    def goes_on(self) -> bool:
+        """Whether another collective follows the one under way."""
+        return self._landing is not None and any(map(_collectives, self._left))
+
+    @property
     def holds_more(self) -> bool:
         """Whether the collective under way keeps more memory than its result, or another one follows it."""
-        return self._landing is not None and (not self._in_place or any(map(_collectives, self._left)))
+        return self.goes_on or (self._landing is not None and not self._in_place)
 
     def _launch(self) -> None:
         for i, left in enumerate(self._left):
@@ -78,6 +84,7 @@ class Flight:
             assert dtype is not None
             handed, self._tensors = self._tensors, []
             self.launched += 1
+            self.under_way_bytes = dtype.itemsize * sum(tensor.numel() for tensor in handed)
             self._landing, self._in_place = _BEGIN[kind](actions, handed, dtype), kind == "all_reduce"
 
 

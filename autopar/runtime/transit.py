@@ -21,14 +21,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from autopar.cost.reductions import SMALL, due
 from autopar.errors import InputError
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
 from autopar.runtime.ranges import named
-
-SMALL = 8
-"""A bucket of so much less than another one begins together with it: a gather before, a reduction after it."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +227,8 @@ class Transit:
         if not there:
             return
         stages = [bucket.stages[i] for i, _ in there]
-        for one in self._reductions:  # they had all the time since: what they were given is freed, and the next begins
-            if one.handed_bytes < SMALL * sum(gradient.nbytes for _, gradient in there):  # else it is just under way
-                one.advance()
+        for one in due(self._reductions, sum(gradient.nbytes for _, gradient in there)):  # they had all the time since
+            one.advance()
         with named(f"reduce {bucket.title}"):
             flight = Flight(
                 [gradient for _, gradient in there],
