@@ -7,36 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DRAWS = torch.Generator().manual_seed(0)  # of every run the same
+
 
 def x(*shape: int) -> Tensor:
     """A tensor that wants its gradient."""
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    return torch.randn(*shape, dtype=torch.float64, generator=DRAWS, requires_grad=True)
 
 
 def const(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+    return torch.randn(*shape, dtype=torch.float64, generator=DRAWS)
 
 
 def single(*shape: int) -> Tensor:
     """In float32, for kernels that know no float64."""
-    return torch.randn(*shape, requires_grad=True)
+    return torch.randn(*shape, generator=DRAWS, requires_grad=True)
 
 
 def positive(*shape: int) -> Tensor:
-    return (torch.rand(*shape, dtype=torch.float64) + 0.5).requires_grad_()
+    return (torch.rand(*shape, dtype=torch.float64, generator=DRAWS) + 0.5).requires_grad_()
 
 
 def ids(limit: int, *shape: int) -> Tensor:
-    return torch.randint(0, limit, shape)
+    return torch.randint(0, limit, shape, generator=DRAWS)
 
 
 def mask(*shape: int) -> Tensor:
-    return torch.rand(*shape) > 0.4
+    return torch.rand(*shape, generator=DRAWS) > 0.4
 
 
 def labels(limit: int, *shape: int) -> Tensor:
     """Labels of which some are ignored, unevenly over the batch."""
-    found = torch.randint(0, limit, shape)
+    found = torch.randint(0, limit, shape, generator=DRAWS)
     found.view(-1)[:3] = -100
     return found
 
@@ -67,6 +69,8 @@ def name_of(case: tuple[Any, ...]) -> str:
             return "x".join(map(str, part.shape))
         if isinstance(part, (list, tuple)):
             return "(" + ",".join(map(text, part)) + ")"
+        if isinstance(part, dict):
+            return "{" + ",".join(f"{key}={text(value)}" for key, value in part.items()) + "}"
         return getattr(part, "__name__", str(part))
 
     return " ".join(map(text, case))
