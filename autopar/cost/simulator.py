@@ -1,13 +1,11 @@
 """One planned step as events on a compute stream and a communication stream for each mesh axis.
 
 The order is the runtime's (`autopar.runtime.transit`): ops one after the other, forward and back; collectives of
-activations are waited for; a bucket's gather begins when the one before it in the order of the pass has arrived (behind
-a small one together with it); its reduction begins when the last of its gradients is there, and all are waited for at
-the end of backward, or sooner for the memory that they hold (`autopar.cost.reductions`); then the optimizer. Where a
-bucket takes several collectives, one after another, its gather begins so many buckets earlier, and of its reduction the
-next one begins when the gradients of another bucket are there that is not small beside it. A stream runs one collective
-at a time, in the order in which they begin. While one runs, compute goes on at `device.overlap` of its rate; of several
-at a time, each takes as much from it.
+activations are waited for; a bucket's gather begins while those before it in the order of the pass are read
+(`autopar.cost.ahead`); its reduction begins when the last of its gradients is there, and all are waited for at the end
+of backward, or sooner for the memory that they hold (`autopar.cost.reductions`); then the optimizer. A stream runs one
+collective at a time, in the order in which they begin. While one runs, compute goes on at `device.overlap` of its rate;
+of several at a time, each takes as much from it.
 
 What communication is exposed is an outcome here, and a bound in `autopar.cost.overlap`; the two are held against each
 other in tests.
@@ -19,11 +17,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.reductions import SMALL, due
+from autopar.cost.ahead import due_ahead
+from autopar.cost.reductions import due
 from autopar.cost.simulated import COMPUTE, Event, Simulated
 from autopar.cost.traffic import Transfer, in_segment, saves_inputs_alone
 from autopar.plans import Segment
@@ -71,6 +71,14 @@ class _Flight:
     @property
     def holds_more(self) -> bool:
         return self.goes_on or not self.in_place
+
+
+class _Gathered(NamedTuple):
+    """A bucket that is gathered, as `autopar.cost.ahead` asks for it."""
+
+    which: tuple[str, int]
+    gathers: int
+    read_bytes: int
 
 
 def simulate(
@@ -192,24 +200,24 @@ class _Simulation:
 
     def _gather(self, which: tuple[str, int], route: Sequence[tuple[str, int]]) -> None:
         """Wait for a bucket, and begin what those after it need by now."""
-        behind = route[route.index(which) + 1 :]
+        here, *behind = [self._gathered(one) for one in route[route.index(which) :]]
         one = self.begun.pop(which) if which in self.begun else self._begin(which)
-        self._go_ahead(behind, 2)
+        self._go_ahead(here, behind, read=False)
         self._finish(one)
-        self._go_ahead(behind, 1)
+        self._go_ahead(here, behind, read=True)
 
-    def _go_ahead(self, behind: Sequence[tuple[str, int]], distance: int) -> None:
-        for i, which in enumerate(behind):
-            if distance > self.longest:
-                return
-            due = len(self.buckets[which]) + 1 - distance
-            if which in self.begun:
-                while self.begun[which].launched < due:
-                    self._land(self.begun[which])
-            elif due > 0:
-                self.begun[which] = self._begin(which)
-            if i + 1 == len(behind) or SMALL * self._bytes(which) > self._bytes(behind[i + 1]):
-                distance += 1
+    def _go_ahead(self, here: _Gathered, behind: Sequence[_Gathered], *, read: bool) -> None:
+        for one, collectives in due_ahead(here, behind, self.longest, read=read):
+            if one.which not in self.begun:
+                self.begun[one.which] = self._begin(one.which)
+            else:
+                while self.begun[one.which].launched < collectives:
+                    self._land(self.begun[one.which])
+
+    def _gathered(self, which: tuple[str, int]) -> _Gathered:
+        moves = self.buckets[which]
+        ranks = self.cluster.axes[moves[-1].axis].size if moves[-1].kind == "all_gather" else 1
+        return _Gathered(which, len(moves), ranks * moves[-1].bytes)
 
     def _reduce(self, bucket: int) -> None:
         """Begin a bucket's reduction; those before it had all the time since, and go on where they hold memory."""

@@ -6,6 +6,7 @@ only. `convert` is an autograd function: forward does the moves of the steps, ba
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -117,6 +118,11 @@ class Stage:
     reduction_dtype: torch.dtype | None = None
     dtype: torch.dtype | None = None
     extremum: bool = False
+
+    def gathered_bytes(self, shard: torch.Tensor) -> int:
+        """What the forward makes of a rank's part."""
+        ranks = math.prod(action.ranks for action in self.forward if action.kind == "all_gather")
+        return ranks * shard.numel() * (self.dtype or shard.dtype).itemsize
 
 
 @dataclass(frozen=True)

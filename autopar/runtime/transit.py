@@ -1,12 +1,10 @@
 """What is under way for one call of a model: gathers ahead of use, gathers again in backward, reductions behind it.
 
-A gather begins when the bucket before it in the order of the call has arrived, in backward likewise; behind one that is
-small beside it (a block's norms, that move in another way than its weights), together with that one. One that takes
-several collectives, as over two axes, begins so many buckets earlier: each of them has the time of one bucket to hide
-behind. Outside recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy
+A gather begins while the buckets before it in the order of the call are read (`autopar.cost.ahead`), in backward
+likewise. Outside recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy
 (the copy itself, or a view of it such as its transpose) is replaced by its place in the bucket. Reductions begin when a
 bucket's gradients are there and are waited for by the parameters: their nodes were made before all others of the call,
-so autograd runs them after all others that are ready.
+so autograd runs them after all others that are ready. Some are waited for sooner (`autopar.cost.reductions`).
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autopar.cost.reductions import SMALL, due
+from autopar.cost.ahead import due_ahead
+from autopar.cost.reductions import due
 from autopar.errors import InputError
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
@@ -46,6 +45,7 @@ class Route:
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
     again: bool = False  # whether any outside segments is gathered again
     longest: int = 0  # the most collectives that one takes
+    read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
 
     @staticmethod
     def of(stops: Sequence[Stop]) -> Route:
@@ -66,6 +66,14 @@ class Route:
         again = any(stop.bucket.again and stop.segment < 0 for stop in gathering)
         longest = max((bucket.gathers for bucket in there), default=0)
         return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest)
+
+
+class _Gather(NamedTuple):
+    """A bucket that is gathered, as `autopar.cost.ahead` asks for it."""
+
+    bucket: Bucket
+    gathers: int
+    read_bytes: int
 
 
 class _Gathered(NamedTuple):
@@ -118,7 +126,7 @@ class Transit:
             for member, tensor in enumerate(whole):
                 storage = StorageWeakRef(tensor.untyped_storage())
                 self._live[storage.cdata] = _Gathered(storage, bucket, member)
-        self._go_ahead(bucket, 1)
+        self._go_ahead(bucket, read=True)
         return whole
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
@@ -127,7 +135,7 @@ class Transit:
             packed = self._packed[bucket]
             self._whole[bucket] = dict(zip(packed, self._arrived(bucket, list(packed)), strict=True))
             self._unread[bucket] = sum(packed.values())
-            self._go_ahead(bucket, 1)
+            self._go_ahead(bucket, read=True)
         whole = self._whole[bucket][member]
         self._unread[bucket] -= 1
         if not self._unread[bucket]:
@@ -137,7 +145,7 @@ class Transit:
 
     def _arrived(self, bucket: Bucket, members: Sequence[int]) -> list[torch.Tensor]:
         flight = self._begun.pop(bucket, None) or self._begin(bucket, members)
-        self._go_ahead(bucket, 2)  # at the start of a pass: behind the first collective of this one, not the last
+        self._go_ahead(bucket, read=False)  # at the start of a pass: behind its first collective, not the last
         return flight.finish()
 
     def _begin(self, bucket: Bucket, members: Sequence[int]) -> Flight:
@@ -146,24 +154,25 @@ class Transit:
         with torch.no_grad(), named(f"gather {bucket.title}"):
             return Flight(shards, [stage.forward for stage in stages], stages[0].dtype)
 
-    def _go_ahead(self, bucket: Bucket, distance: int) -> None:
-        """Of the buckets behind one, begin what is due by now: all collectives of the next, all but one of that behind
-        it, and so on; `distance` is the next one's, from 1. Waits for such alone as began at a bucket before."""
+    def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
+        """Of the buckets behind one, begin what is due by now. Waits for such alone as began at a bucket before."""
         backward = torch._C._current_graph_task_id() != -1
-        after = self._following(bucket, backward=backward)
-        while after is not None and distance <= self._route.longest and after not in self._whole:
-            due = after.gathers + 1 - distance
+        here, behind = self._gather(bucket), self._behind(bucket, backward=backward)
+        for (after, *_), collectives in due_ahead(here, behind, self._route.longest, read=read):
             flight = self._begun.get(after)
             if flight is not None:
-                while flight.launched < due:
+                while flight.launched < collectives:
                     flight.advance()
-            elif due > 0:
+            else:
                 members = list(self._packed[after]) if backward and after in self._packed else range(len(after.places))
                 self._begun[after] = self._begin(after, members)
-            behind = self._following(after, backward=backward)
-            if behind is None or SMALL * self._stored_bytes(after) > self._stored_bytes(behind):
-                distance += 1  # else what is read with so little cannot hide the gather behind it
-            after = behind
+
+    def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
+        """The buckets behind one in the order of the pass, up to one that is there already."""
+        after = self._following(bucket, backward=backward)
+        while after is not None and after not in self._whole:
+            yield self._gather(after)
+            after = self._following(after, backward=backward)
 
     def _following(self, bucket: Bucket, *, backward: bool) -> Bucket | None:
         following = self._route.backward if backward else self._route.forward
@@ -172,8 +181,13 @@ class Transit:
             after = following.get(after)
         return after
 
-    def _stored_bytes(self, bucket: Bucket) -> int:
-        return sum(self._shards[place].nbytes for place in bucket.places)
+    def _gather(self, bucket: Bucket) -> _Gather:
+        read_bytes = self._route.read_bytes.get(bucket)
+        if read_bytes is None:
+            pairs = zip(bucket.places, bucket.stages, strict=True)
+            read_bytes = sum(stage.gathered_bytes(self._shards[place]) for place, stage in pairs)
+            self._route.read_bytes[bucket] = read_bytes
+        return _Gather(bucket, bucket.gathers, read_bytes)
 
     def _wanted(self, bucket: Bucket) -> bool:
         """Whether the backward pass that is running still has to read what was saved of a bucket."""

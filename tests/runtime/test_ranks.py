@@ -79,7 +79,7 @@ def test_what_two_axes_gather_is_under_way_before_its_use(four: list[dict[str, A
         assert found["bucketed"][key] < EXACT
     stretches = " ".join(logs[0]).split("product")
     assert [stretch.split() for stretch in stretches] == [
-        ["begin0", "begin0", "wait0", "begin1", "wait1", "wait0", "begin1", "begin0"],
+        ["begin0", "begin0", "begin0", "wait0", "begin1", "wait1", "wait0", "begin1"],
         ["wait1", "wait0", "begin1"],  # the second bucket: its last gather had the first product to hide behind
         ["wait1"],
         [],
