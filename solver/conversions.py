@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Paid:
     """Flows of one tensor that pay together, on the grid of all ports and wanted layouts of its source.
 
-    `numbers`: the variables of each flow, -1 for none; `regathers`: which ports are of parameters gathered again.
+    `numbers`: the variables of each flow, -1 for none; `forward`, `backward`: seconds by axis, as `Prices` has them;
+    `regathers`: which ports are of parameters gathered again.
     """
 
     flows: Sequence[Flow]
@@ -34,7 +35,7 @@ class Paid:
     @property
     def costly(self) -> Array:
         """The pairs that cost something."""
-        return (self.forward > 0) | (self.backward > 0)
+        return (self.forward > 0).any(axis=0) | (self.backward > 0).any(axis=0)
 
 
 def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
@@ -45,18 +46,18 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
     model.flows += [flow for some in flows for flow in some]
     whole = _on_one_grid(model, flows)
     for part in _parts(model, whole):
-        shared = np.full(part[0].forward.shape, -1)
+        shared = np.full(part[0].costly.shape, -1)
         for tensor, paid in zip(tensors, part, strict=True):
             if tensor.kind == "each":
                 for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
                     at = (numbers >= 0) & paid.costly
-                    model.pay_conversion(tensor, numbers[at], paid.forward[at], paid.backward[at], flow.use.times)
+                    model.pay_conversion(tensor, numbers[at], paid.forward[:, at], paid.backward[:, at], flow.use.times)
             elif paid.flows and sharing and tensor in outside:
                 _pay_shared(model, tensor, paid, shared)
             elif paid.flows:
                 at, variables = _any(model, paid)
                 count = model.conversions(tensor)
-                model.pay_conversion(tensor, variables, paid.forward[at], paid.backward[at], count)
+                model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], count)
     for tensor, paid in zip(tensors, whole, strict=True):
         for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
             _pay_regather(model, flow, numbers, paid)
@@ -123,7 +124,7 @@ def _pay_shared(model: Model, tensor: Tensor, paid: Paid, shared: Array) -> None
     at, variables = _any(model, paid)
     new = at & (shared < 0)
     shared[new] = model.program.variables("p", int(new.sum()))
-    model.pay_conversion(tensor, shared[new], paid.forward[new], paid.backward[new], 1.0)
+    model.pay_conversion(tensor, shared[new], paid.forward[:, new], paid.backward[:, new], 1.0)
     terms: list[tuple[int, float]] = []
     right = 0.0
     if tensor.kind != "plain" and tensor.stage in model.recomputed:
@@ -141,5 +142,5 @@ def _pay_regather(model: Model, flow: Flow, numbers: Array, paid: Paid) -> None:
     if flow.use.index not in problem.memory.saved(reader.node)[0]:
         return
     at = (numbers >= 0) & paid.regathers[:, None]
-    seconds = problem.memory.micro_batches * paid.forward[at]
+    seconds = problem.memory.micro_batches * paid.forward[:, at]
     model.pay_again(flow.tensor, numbers[at], model.conversions(flow.tensor) * seconds)

@@ -58,7 +58,7 @@ class Model:
     recomputed: dict[int, list[int]] = field(default_factory=dict)  # r of a recomputable stage, by level
     any_recomputed: dict[int, list[int]] = field(default_factory=dict)  # q
     seconds: Linear = field(default_factory=Linear)  # the objective, in seconds
-    movable: dict[tuple[str, int], Linear] = field(default_factory=dict)  # part of it, by kind and stretch
+    movable: dict[tuple[str, int, int], Linear] = field(default_factory=dict)  # part of it: kind, stretch, axis
     overlap: Overlap | None = None
     bare: bool = False  # without conversions of activations, where each is possible: less than all that a plan needs
 
@@ -252,21 +252,22 @@ class Model:
         return self._tables[ref]
 
     def pay_again(self, tensor: Tensor, variables: Array, seconds: Array) -> None:
-        """Add seconds for converting a tensor again in backward, as a regather or in a replay."""
-        self.seconds.add(variables, seconds)
+        """Add seconds (by axis, as `Prices` has them) for converting again in backward: a regather, or a replay."""
+        self.seconds.add(variables, seconds.sum(axis=0))
         self._movable("again", tensor, variables, seconds)
 
     def _movable(self, kind: str, tensor: Tensor, variables: Array, seconds: Array) -> None:
         """Note what could hide behind compute: what moves parameters and their gradients."""
         node = self.problem.ops[tensor.source].node
-        if np.any(seconds) and self.problem.memory.is_parameter(node):
-            terms = self.movable.setdefault((kind, self.problem.grouping.stretch(node)), Linear())
-            terms.add(variables, seconds)
+        if self.problem.memory.is_parameter(node):
+            for axis in np.flatnonzero(seconds.any(axis=1)).tolist():
+                terms = self.movable.setdefault((kind, self.problem.grouping.stretch(node), axis), Linear())
+                terms.add(variables, seconds[axis])
 
     def pay_conversion(self, tensor: Tensor, variables: Array, forward: Array, backward: Array, count: float) -> None:
         """Add `count` conversions of a tensor; gradients of parameters move once a step, all else per micro-batch."""
         many = self.problem.memory.micro_batches
         times = 1 if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node) else many
-        self.seconds.add(variables, count * (many * forward + times * backward))
+        self.seconds.add(variables, count * (many * forward + times * backward).sum(axis=0))
         self._movable("gathers", tensor, variables, count * many * forward)
         self._movable("reductions", tensor, variables, count * times * backward)

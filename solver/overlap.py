@@ -28,11 +28,11 @@ class Overlap:
 
     def seconds(self, values: Array) -> float:
         """What is hidden where the program's variables have these values, at its largest."""
-        movable = Movable(len(self.stretches))
-        for (kind, c), terms in self.model.movable.items():
-            getattr(movable, kind)[c] = _value(terms, values)
+        movable = {axis: Movable(len(self.stretches)) for _, _, axis in self.model.movable}
+        for (kind, c, axis), terms in self.model.movable.items():
+            getattr(movable[axis], kind)[c] = _value(terms, values)
         forward, backward = ([_value(terms, values) for terms in some] for some in (self.forward, self.backward))
-        return hidden_seconds(self.stretches, movable, forward, backward, self.micro_batches, self.part)
+        return hidden_seconds(self.stretches, list(movable.values()), forward, backward, self.micro_batches, self.part)
 
     def _compute(self) -> None:
         problem = self.model.problem
@@ -46,20 +46,25 @@ class Overlap:
                     target.add(variable, count * seconds)
 
     def _rows(self) -> list[int]:
-        """Variables g_c and b, whose sum is hidden."""
+        """Variables g_c and b of every axis, whose sum is hidden."""
+        pairs = zip(self.forward, self.backward, strict=True)
+        compute = [(self._of(forward), self._of(backward)) for forward, backward in pairs]
+        axes = sorted({axis for _, _, axis in self.model.movable})
+        return [variable for axis in axes for variable in self._rows_of(axis, compute)]
+
+    def _rows_of(self, axis: int, compute: Sequence[tuple[int | None, int | None]]) -> list[int]:
         hidden: list[int] = []
         again: list[int] = []
         reduced: int | None = None
         before: list[int] = []
-        for c, stretch in enumerate(self.stretches):
+        for c, (stretch, (forward, backward)) in enumerate(zip(self.stretches, compute, strict=True)):
             own = 1 - 1 / (stretch.count * stretch.buckets)
-            forward, backward = self._of(self.forward[c]), self._of(self.backward[c])
-            for kind, compute, found in (("gathers", forward, hidden), ("again", backward, again)):
-                moved = self._saving(kind, c)
-                if moved is not None and compute is not None and own:
-                    limits = [[(moved, 1.0)], [(compute, self.micro_batches * own)]]
+            for kind, behind, found in (("gathers", forward, hidden), ("again", backward, again)):
+                moved = self._saving(kind, c, axis)
+                if moved is not None and behind is not None and own:
+                    limits = [[(moved, 1.0)], [(behind, self.micro_batches * own)]]
                     found.append(self._least(limits))
-            moved = self._saving("reductions", c)
+            moved = self._saving("reductions", c, axis)
             if moved is not None:
                 sooner = [(b, 1.0) for b in before]
                 late = [(backward, own)] if backward is not None else []
@@ -78,9 +83,9 @@ class Overlap:
             hidden.append(self._least([[(v, 1.0) for v in both], [(b, float(self.micro_batches)) for b in before]]))
         return hidden
 
-    def _saving(self, kind: str, c: int) -> int | None:
-        """What the collectives of one kind of a stretch save at most."""
-        terms = self.model.movable.get((kind, c))
+    def _saving(self, kind: str, c: int, axis: int) -> int | None:
+        """What the collectives of one kind of a stretch over one axis save at most."""
+        terms = self.model.movable.get((kind, c, axis))
         return self._of(terms, self.part) if terms is not None else None
 
     def _of(self, expression: Linear, part: float = 1.0) -> int | None:

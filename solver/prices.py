@@ -22,7 +22,8 @@ from autopar.solver.linear import Array
 class Prices:
     """Of conversions from each of some layouts (rows) into each of others (columns).
 
-    Seconds forward and backward, and how many collectives these are; `possible`: whether there is a way.
+    Seconds forward and backward (of a parameter by mesh axis, else one row for all), and how many collectives these
+    are; `possible`: whether there is a way.
     """
 
     forward: Array
@@ -33,9 +34,11 @@ class Prices:
 
     def at(self, rows: Array, columns: Array) -> Prices:
         """Those of some layouts."""
-        at = np.ix_(rows, columns)
-        kinds = self.forward, self.backward, self.forward_collectives, self.backward_collectives, self.possible
-        return Prices(*(kind[at] for kind in kinds))
+        at = rows[:, None], columns[None, :]
+        kinds = self.forward_collectives, self.backward_collectives, self.possible
+        return Prices(
+            self.forward[(slice(None), *at)], self.backward[(slice(None), *at)], *(kind[at] for kind in kinds)
+        )
 
 
 @dataclass
@@ -88,16 +91,23 @@ class PriceTable:
         each = np.zeros((len(paths.axis) + 1, 6))  # the last at -1: no step
         each[:-1, :3] = self._parts(paths.axis, paths.forward, self.itemsize)
         each[:-1, 3:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize)
-        totals = each[paths.numbers].sum(axis=2)
-        fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 2, 0)
+        totals = np.stack([one[paths.numbers].sum(axis=2) for one in self._by_axis(paths.axis, each)])
+        fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 3, 0)
         self._ways = self._all_ways(paths)
         return Prices(
             calls * fixed + moving,
             calls * back_fixed + back_moving,
-            forward_live.astype(np.int64),
-            back_live.astype(np.int64),
+            forward_live.sum(axis=0).astype(np.int64),
+            back_live.sum(axis=0).astype(np.int64),
             paths.found,
         )
+
+    def _by_axis(self, axes: Array, each: Array) -> list[Array]:
+        """What each step has, by axis for parameters, whose collectives are on their way at once on several."""
+        if self.grouping is None:
+            return [each]
+        of = np.append(axes, -1)[:, None]
+        return [np.where(of == axis, each, 0.0) for axis in range(len(self.cluster.axes))]
 
     def _all_ways(self, paths: Paths) -> tuple[Array, Array, Array, Array]:
         """The fields of `Way` for each pair."""

@@ -127,7 +127,7 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
         dropped = paid.regathers[:, None] & drops
         wanted = (numbers >= 0) & paid.costly
         if not again:
-            wanted &= (paid.forward > 0) & (bool(level) | dropped)
+            wanted &= (paid.forward > 0).any(axis=0) & (bool(level) | dropped)
         if not wanted.any():
             continue
         if len(paid.flows) == 1 and not again:
@@ -136,30 +136,30 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
         counts = np.full(numbers.shape, -1)
         counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]), level or model.depth(tensor.stage))
         less = wanted & dropped
-        model.pay_again(tensor, counts[less], -many * paid.forward[less])
+        model.pay_again(tensor, counts[less], -many * paid.forward[:, less])
         if level:
             repeated.append(counts)
         if again:
             fresh.append(counts)
     if repeated:
         at, variables = largest(model.program, repeated)
-        model.pay_again(tensor, variables, many * paid.forward[at])
+        model.pay_again(tensor, variables, many * paid.forward[:, at])
     if fresh:
         at, variables = largest(model.program, fresh)
-        model.pay_conversion(tensor, variables, paid.forward[at], paid.backward[at], 1.0)
+        model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], 1.0)
 
 
 def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array, level: int) -> None:
-    """Replays of a tensor with one use: pairs of equal price share a count."""
-    wanted = wanted & (seconds != 0)
+    """Replays of a tensor with one use: pairs of equal prices share a count."""
+    wanted = wanted & (seconds != 0).any(axis=0)
     if not wanted.any():
         return
-    order = np.argsort(seconds[wanted], kind="stable")
-    each, variables = seconds[wanted][order], numbers[wanted][order]
-    new = np.diff(each) > 1e-12 * np.abs(each[1:])  # equal but for the order of their sums
+    order = np.lexsort(seconds[:, wanted])
+    each, variables = seconds[:, wanted][:, order], numbers[wanted][order]
+    new = (np.abs(np.diff(each)) > 1e-12 * np.abs(each[:, 1:])).any(axis=0)  # equal but for the order of their sums
     starts = np.concatenate([[0], np.flatnonzero(new) + 1])
     counts = replays(model, flow, np.split(variables, starts[1:]), level)
-    model.pay_again(flow.tensor, counts, model.problem.memory.micro_batches * each[starts])
+    model.pay_again(flow.tensor, counts, model.problem.memory.micro_batches * each[:, starts])
 
 
 def largest(

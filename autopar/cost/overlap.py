@@ -1,9 +1,10 @@
 """What hides behind compute: gathers of parameters and reductions of their gradients, never more than there is time.
 
 While a collective runs, compute goes on at `device.overlap` of its rate, so that a second of communication saves that
-part of a second, as long as there is compute. By stretch c of the graph (`autopar.cost.buckets`; m groups of n buckets
-each), with forward and backward compute F and B of one micro-batch of k, and what gathers G and (again) A, and
-reductions R of a step could save::
+part of a second, as long as there is compute. Each mesh axis has links and a stream of its own, and what moves over one
+hides behind the same compute as what moves over another. By axis, and by stretch c of the graph
+(`autopar.cost.buckets`; m groups of n buckets each), with forward and backward compute F and B of one micro-batch of k,
+and what gathers G and (again) A, and reductions R of a step could save::
 
     g_c <= G_c      g_c <= k (1 - 1 / m n) F_c                     the first bucket has nothing before it
     a_c <= A_c      a_c <= k (1 - 1 / m n) B_c
@@ -12,7 +13,7 @@ reductions R of a step could save::
     t_c <= B_1 + ... + B_(c-1) + (1 - 1 / n) B_c / m + (1 - 1 / m) R_c     (of the first group: R_c / m)
     b   <= t_last + sum a_c         b <= k sum B_c                 both hide behind the same backward
 
-Hidden are sum g_c + b, at their largest. `autopar.solver.overlap` states the same rows.
+Hidden are sum g_c + b, at their largest, of all axes together. `autopar.solver.overlap` states the same rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from autopar.cost.buckets import Stretch
 
 @dataclass
 class Movable:
-    """Seconds a step by stretch: gathers forward, gathers again in backward, reductions."""
+    """Seconds a step over one axis by stretch: gathers forward, gathers again in backward, reductions."""
 
     stretches: int
     gathers: list[float] = field(default_factory=list)
@@ -38,21 +39,33 @@ class Movable:
 
 def hidden_seconds(
     stretches: Sequence[Stretch],
-    movable: Movable,
+    movable: Sequence[Movable],
     forward: Sequence[float],
     backward: Sequence[float],
     micro_batches: int,
     overlap: float = 1.0,
 ) -> float:
-    """Seconds that communication saves behind compute; `forward` and `backward`: compute by stretch.
+    """Seconds that communication saves behind compute.
 
-    `overlap`: what of a second of communication compute can use.
+    `movable`: by axis; `forward` and `backward`: compute by stretch; `overlap`: what of a second of communication
+    compute can use.
 
     >>> movable = Movable(2)
     >>> movable.reductions = [1.0, 1.0]
-    >>> hidden_seconds([Stretch(0, 1, 1), Stretch(5, 1, 1)], movable, [3.0, 3.0], [0.5, 6.0], 1)
+    >>> hidden_seconds([Stretch(0, 1, 1), Stretch(5, 1, 1)], [movable], [3.0, 3.0], [0.5, 6.0], 1)
     0.5
     """
+    return sum(_on_one_axis(stretches, one, forward, backward, micro_batches, overlap) for one in movable)
+
+
+def _on_one_axis(
+    stretches: Sequence[Stretch],
+    movable: Movable,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    micro_batches: int,
+    overlap: float,
+) -> float:
     gathers = again = before = reduced = 0.0
     for c, stretch in enumerate(stretches):
         own = 1 - 1 / (stretch.count * stretch.buckets)

@@ -110,14 +110,14 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a plan moves in one step: its collectives, its buckets, and by stretch what could hide behind compute.
+    """What a plan moves in one step: its collectives, its buckets, and by axis what could hide behind compute.
 
     `transfers`: the collectives of one micro-batch, the last one, one by one.
     """
 
     collectives: tuple[Collective, ...]
     buckets: tuple[Bucket, ...]
-    movable: Movable
+    movable: tuple[Movable, ...]
     transfers: tuple[Transfer, ...] = ()
 
 
@@ -165,7 +165,7 @@ class _Walk:
         self.seconds: defaultdict[Call, float] = defaultdict(float)
         self.conversions: dict[tuple[TensorRef, Layout, int | None], Conversion] = {}
         self.paid: set[tuple[TensorRef, Layout, int | None]] = set()
-        self.movable = Movable(len(grouping.stretches))
+        self.movable = tuple(Movable(len(grouping.stretches)) for _ in cluster.axes)
         self.last: dict[tuple[TensorRef, Layout], fx.Node] = {}  # outside segments, that keeps a parameter
         self.transfers: list[Transfer] = []
 
@@ -280,7 +280,8 @@ class _Walk:
                 seconds += copies_seconds(moves[0].kind, size, axis, self.cluster.device)
                 self.seconds[key] += count * times * seconds
                 together += times * seconds
-                getattr(self.movable, kind)[self.grouping.stretch(one.ref.node)] += count * times * seconds
+                movable = getattr(self.movable[moves[0].axis], kind)
+                movable[self.grouping.stretch(one.ref.node)] += count * times * seconds
             at = max(readers, key=self.position.__getitem__) if due == "again" else readers[0]
             number = int(cause.rpartition(" ")[2])
             self.transfers.append(Transfer(at, due, *key[:3], together, cause, number))

@@ -22,26 +22,26 @@ def _drawn(draw: random.Random) -> tuple[list[Stretch], Movable, list[float], li
 @pytest.mark.parametrize("seed", range(50))
 def test_never_more_than_there_is(seed: int) -> None:
     stretches, movable, forward, backward, many = _drawn(random.Random(seed))
-    hidden = hidden_seconds(stretches, movable, forward, backward, many)
+    hidden = hidden_seconds(stretches, [movable], forward, backward, many)
     moved = sum(movable.gathers) + sum(movable.again) + sum(movable.reductions)
     assert 0 <= hidden <= min(moved, many * (sum(forward) + sum(backward))) + 1e-12
     nothing = [0.0] * len(stretches)
-    assert hidden_seconds(stretches, movable, nothing, nothing, many) == 0
-    assert hidden_seconds(stretches, Movable(len(stretches)), forward, backward, many) == 0
+    assert hidden_seconds(stretches, [movable], nothing, nothing, many) == 0
+    assert hidden_seconds(stretches, [Movable(len(stretches))], forward, backward, many) == 0
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_more_compute_hides_more_and_more_traffic_never_takes_less_time(seed: int) -> None:
     draw = random.Random(seed)
     stretches, movable, forward, backward, many = _drawn(draw)
-    hidden = hidden_seconds(stretches, movable, forward, backward, many)
+    hidden = hidden_seconds(stretches, [movable], forward, backward, many)
     c = draw.randrange(len(stretches))
     backward[c] += 1.0
-    assert hidden_seconds(stretches, movable, forward, backward, many) >= hidden - 1e-12
+    assert hidden_seconds(stretches, [movable], forward, backward, many) >= hidden - 1e-12
     backward[c] -= 1.0
     for kind in (movable.gathers, movable.again, movable.reductions):
         kind[c] += 1.0
-        more = hidden_seconds(stretches, movable, forward, backward, many)
+        more = hidden_seconds(stretches, [movable], forward, backward, many)
         assert more <= hidden + 1.0 + 1e-12
         kind[c] -= 1.0
 
@@ -50,14 +50,21 @@ def test_the_last_reduction_is_seen() -> None:
     """One stretch of four blocks: each hides behind the blocks before it, the first block's behind nothing."""
     movable = Movable(1)
     movable.reductions[0] = 4.0
-    assert hidden_seconds([Stretch(0, 4, 1)], movable, [0.0], [40.0], 1) == pytest.approx(3.0)
-    assert hidden_seconds([Stretch(0, 4, 1)], movable, [0.0], [2.0], 1) == pytest.approx(1.5)
+    assert hidden_seconds([Stretch(0, 4, 1)], [movable], [0.0], [40.0], 1) == pytest.approx(3.0)
+    assert hidden_seconds([Stretch(0, 4, 1)], [movable], [0.0], [2.0], 1) == pytest.approx(1.5)
 
 
 def test_what_compute_cannot_use_of_the_device_stays() -> None:
     """Beside a second of communication compute gets 0.8 seconds done: that much is saved, and no more."""
     movable = Movable(1)
     movable.gathers[0] = 2.0
-    assert hidden_seconds([Stretch(0, 100, 1)], movable, [40.0], [0.0], 1, 0.8) == pytest.approx(1.6)
-    assert hidden_seconds([Stretch(0, 100, 1)], movable, [1.0], [0.0], 1, 0.8) == pytest.approx(0.99)
-    assert hidden_seconds([Stretch(0, 100, 1)], movable, [40.0], [0.0], 1, 0.0) == 0.0
+    assert hidden_seconds([Stretch(0, 100, 1)], [movable], [40.0], [0.0], 1, 0.8) == pytest.approx(1.6)
+    assert hidden_seconds([Stretch(0, 100, 1)], [movable], [1.0], [0.0], 1, 0.8) == pytest.approx(0.99)
+    assert hidden_seconds([Stretch(0, 100, 1)], [movable], [40.0], [0.0], 1, 0.0) == 0.0
+
+
+def test_two_axes_hide_behind_the_same_compute() -> None:
+    """Each has a stream of its own; what one of them cannot hide, the other does not either."""
+    one, other = Movable(1), Movable(1)
+    one.gathers[0], other.gathers[0] = 2.0, 40.0
+    assert hidden_seconds([Stretch(0, 100, 1)], [one, other], [3.0], [0.0], 1) == pytest.approx(2.0 + 2.97)
