@@ -96,7 +96,7 @@ class SimulatedRanks:
         return torch.cat(pieces)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def simulated() -> Iterator[Callable[[Sequence[int]], SimulatedRanks]]:
     """Ranks of a mesh of the given shape, whose collectives stand in for the real ones."""
     with pytest.MonkeyPatch.context() as patch:

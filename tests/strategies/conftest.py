@@ -112,7 +112,7 @@ def _group(coordinate: Coordinate, axis: int) -> str:
     return f"{axis}:" + ",".join("*" if a == axis else str(c) for a, c in enumerate(coordinate))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[Simulated]:
     """Ranks whose collectives are simulated."""
     with pytest.MonkeyPatch.context() as patch:
