@@ -6,7 +6,7 @@ python scripts/bench/quality.py llama vit      # those whose name has one of the
 Meshes of 8, 64 and 512 devices; a batch that grows with them; bf16 compute with fp32 master weights, 70 GiB a device.
 Every scheme is itself the best plan in which the scheme holds, at the same prices and under the same budget. `ratio` is
 the chosen plan's seconds by the fastest scheme's that fits: below 1 is faster; by the cost model, and by the simulator,
-which plays all schemes' events.
+which plays all schemes' events. `apart`: the most that the two differ, of all these plans.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ def rows_of(name: str) -> Iterator[list[str]]:
         seconds = {scheme: plan.predicted.step_seconds for scheme, plan in made.items() if plan is not None}
         played = {scheme: simulated(prepared, plan).step_seconds for scheme, plan in made.items() if plan is not None}
         mine, mine_played = chosen.predicted.step_seconds, simulated(prepared, chosen).step_seconds
+        pairs = [(mine, mine_played), *((seconds[scheme], played[scheme]) for scheme in seconds)]
+        apart = max((predicted / other - 1 for predicted, other in pairs), key=abs)
         best = min(seconds, key=seconds.__getitem__, default=None)
         yield [
             name,
@@ -121,6 +123,7 @@ def rows_of(name: str) -> Iterator[list[str]]:
             best or "none fits",
             f"{mine / seconds[best]:.3f}" if best else "",
             f"{mine_played / min(played.values()):.3f}" if played else "",
+            f"{100 * apart:+.1f} %",
             " ".join(scheme for scheme, plan in made.items() if plan is None),
             f"{100 * chosen.certificate.gap:.2f} %",
             f"{time.process_time() - begun:.0f}",
@@ -129,14 +132,15 @@ def rows_of(name: str) -> Iterator[list[str]]:
 
 def main(words: list[str]) -> None:
     transformers.logging.set_verbosity_error()
-    head = ["model", "devices", "step", "peak", "best scheme", "ratio", "simulated", "do not fit", "gap", "CPU s"]
+    head = ["model", "devices", "step", "peak", "best scheme", "ratio", "simulated"]
+    head += ["apart", "do not fit", "gap", "CPU s"]
     rows = []
     for name in MODELS:
         if not words or any(word in name for word in words):
             for row in rows_of(name):
                 print(*row, sep="  ", file=sys.stderr, flush=True)
                 rows.append(row + [""] * (len(head) - len(row)))
-    print(*table(rows, "<>>><>><>>", head=head, indent=0), sep="\n")
+    print(*table(rows, "<>>><>>><>>", head=head, indent=0), sep="\n")
 
 
 if __name__ == "__main__":
