@@ -84,6 +84,14 @@ def test_objective_and_simulation_agree(mesh: tuple[int, ...], micro_batches: in
             assert (one[0] < other[0]) == (one[1] < other[1])
 
 
+def test_where_communication_takes_longer_than_compute_they_agree() -> None:
+    """What moves within nodes and between them is on its way at once."""
+    prepared = ready((32, 8), 1, layers=6)
+    for plan in plans(prepared, ("ddp", "fsdp", "hsdp", "")):
+        assert plan.predicted.comm_seconds > 1.5 * plan.predicted.compute_seconds
+        assert simulated(prepared, plan).step_seconds == pytest.approx(plan.predicted.step_seconds, rel=0.05)
+
+
 def check_streams(step: Simulated, plan: Plan) -> None:
     """Streams run one thing at a time, all that was announced, and the step is no less than any of them."""
     busy = step.busy_seconds()
