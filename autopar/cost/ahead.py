@@ -11,13 +11,13 @@ large as the one before it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
 _LAST, _EARLIER = 0.5, 1.5  # of a bucket's bytes; the results of earlier collectives take less memory
-_REACH = 2  # buckets by collectives that are looked at: many small ones do not add up to the time of a large one
+_REACH = 2  # buckets by collectives that are looked at: many smaller ones do not add up to the time of a large one
+_SMALL = 8  # a bucket of so much less than the largest before it does not count there
 
 
 class Gather(Protocol):
@@ -37,8 +37,13 @@ def due_ahead(here: Some, behind: Iterable[Some], longest: int, *, read: bool) -
 
     `longest`: the most collectives that any takes; `read`: whether the one before them, `here`, is there already.
     """
-    last, before = here.read_bytes, 0 if read else here.read_bytes
-    for one in itertools.islice(behind, _REACH * longest):
+    last = largest = here.read_bytes
+    before, seen = 0 if read else last, 0
+    for one in behind:
+        largest = max(largest, one.read_bytes)
+        seen += _SMALL * one.read_bytes > largest
+        if seen > _REACH * longest:
+            return
         size = max(1, last, one.read_bytes)
         later = max(0, 1 + math.floor((before / size - _LAST) / _EARLIER))  # of its collectives, that can wait
         if later < one.gathers:

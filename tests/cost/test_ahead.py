@@ -63,3 +63,17 @@ def test_a_small_one_has_the_time_of_the_one_before_it() -> None:
     buckets = [Read("a", 2, 1000), Read("b", 2, 1000), Read("norms", 2, 8), Read("c", 2, 1000)]
     assert ahead(buckets, 0) == {"b": 2, "norms": 1, "c": 1}
     assert ahead(buckets, 1) == {"norms": 2, "c": 2}
+
+
+def test_small_ones_do_not_hide_the_large_one_behind_them() -> None:
+    """Blocks of norms, weights in two collectives, and biases: all of the next weights has the time of a block."""
+    block = [Read("norms", 1, 20), Read("weights", 2, 60_000), Read("biases", 2, 30)]
+    buckets = [one._replace(name=f"{one.name} {i}") for i in range(4) for one in block]
+    found = ahead(buckets, 1)
+    assert found["weights 1"] == 2
+    assert found["weights 2"] == 1
+    assert "weights 3" not in found
+
+
+def test_many_small_ones_do_not_add_up() -> None:
+    assert "large" not in ahead([*(Read(str(i), 1, 10) for i in range(6)), Read("large", 1, 10_000)], 0)
