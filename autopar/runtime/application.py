@@ -24,6 +24,7 @@ from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.traces import Replan, Traced
+from autopar.runtime.whole_numbers import read_whole_numbers
 
 
 def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh, *, replan: Replan) -> nn.Module:
@@ -60,6 +61,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     leave_quietly()
     note_from_now_on()
     count_steps()
+    read_whole_numbers()
     return model
 
 

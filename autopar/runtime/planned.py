@@ -24,6 +24,7 @@ from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
+from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
@@ -119,6 +120,8 @@ class Planned:
         watched = transit is not None and lowered.route.again and torch.is_grad_enabled()
         with named(f"call of {self.user_class.__name__}"), transit.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
+        if not torch.compiler.is_compiling():
+            prepare_backward(outputs, held)
         beside_loss = torch.compiler.is_compiling() and any(map(_is_loss, outputs))
         whole = [self._whole(*pair, beside_loss) for pair in zip(outputs, lowered.outputs, strict=True)]
         return program.traced.rebuild(whole)
