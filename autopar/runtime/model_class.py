@@ -71,7 +71,7 @@ def _load(user_class: type[nn.Module]) -> Callable[..., None]:
         for name, parameter in self.named_parameters(remove_duplicate=False):
             if (value := state_dict.get(prefix + name)) is not None:
                 state_dict[prefix + name] = dealt_out(value, parameter)
-        user_class._load_from_state_dict(self, state_dict, prefix, *args, **kwargs)  # type: ignore[no-untyped-call]
+        user_class._load_from_state_dict(self, state_dict, prefix, *args, **kwargs)
 
     return load
 

@@ -30,6 +30,7 @@ from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
+from autopar.runtime.structure import Structure
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.transit import Transit
 
@@ -88,14 +89,15 @@ class Planned:
     def _forget_model(self) -> None:
         self.accumulation = Accumulation(self.micro_batches)
         self._alike = Alike(self._group)
-        self._modules: tuple[nn.Module, ...] = ()
+        self.structure: Structure | None = None
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the model, on this rank's part."""
-        if not self._modules:
-            self._modules = tuple(model.modules())
-        key = call_key(self._modules, args, kwargs)
+        if self.structure is None:
+            self.structure = Structure(model)
+        self.structure.check()
+        key = call_key(self.structure.modules, args, kwargs)
         if not torch.compiler.is_compiling():
             self._announce(model, key, args, kwargs)
         known = self._calls.get(key) if key is not None else None

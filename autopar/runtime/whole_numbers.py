@@ -11,7 +11,10 @@ import functools
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
+
+from autopar.runtime.failures import told
 
 
 @functools.cache
@@ -24,7 +27,14 @@ def read_whole_numbers() -> None:
     handlers.setdefault(torch.ops.aten._local_scalar_dense.default, _number)
 
 
-def _number(op: Any, args: tuple[DTensor], kwargs: Any) -> Any:
+def _number(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     (tensor,) = args
-    whole = all(placement.is_replicate() for placement in tensor.placements)
-    return op(tensor.to_local() if whole else tensor.full_tensor())
+    assert isinstance(tensor, DTensor)
+    if all(placement.is_replicate() for placement in tensor.placements):
+        return op_call(tensor.to_local())
+    try:
+        return op_call(tensor.full_tensor())
+    except RuntimeError as error:
+        raise told(
+            "a number that is read of a sharded tensor (`.item()`, `float()`), by every rank alike,", error
+        ) from error

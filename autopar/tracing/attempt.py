@@ -18,6 +18,7 @@ from autopar.tracing.attributes import Attributes
 from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
+from autopar.tracing.containers import flattened
 from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
 from autopar.tracing.experts import experts_as_one
@@ -36,7 +37,6 @@ from autopar.tracing.own_hooks import own_hooks_left_out
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
 from autopar.tracing.replaced import overrides_active
-from autopar.tracing.returned import flattened
 from autopar.tracing.scopes import ModuleCalls
 from autopar.tracing.set_order import sets_in_order
 from autopar.tracing.sizes import Traced as TracedNumbers
@@ -102,7 +102,7 @@ class Attempt:
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error
-            leaves, out_spec = flattened(returned)
+            leaves, out_spec = flattened(returned, "what forward returns")
             flat = tuple(self._output(leaf) for leaf in leaves)
             policy = self.options.policy
             attributes_set = left.attributes([self.model] if policy.functions else policy.failed)

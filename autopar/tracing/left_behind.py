@@ -53,6 +53,8 @@ class LeftBehind:
             now = {**vars(one.module), **one.module._buffers}
             for name, old in {**one.own, **one.buffers}.items():
                 new = now.get(name)
+                if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
+                    continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
                 tensors = isinstance(old, torch.Tensor) and new is not old
                 if tensors or (type(old) in _PLAIN and (type(new) is not type(old) or new != old)):
                     found.append(f"{one.path}.{name}" if one.path else name)
