@@ -105,11 +105,6 @@ class _Local(torch.autograd.Function):
 def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: str) -> torch.Tensor:
     """This rank's part of a parameter or buffer; `transit` brings its gradients (None in compiled graphs)."""
     if not isinstance(tensor, DTensor):
-        if isinstance(tensor, nn.Parameter) and not name.startswith("_constant_"):
-            raise InputError(
-                f"the parameter '{name}' was replaced after the model was planned, by one that is no DTensor: write "
-                "values into the one that there was, with copy_ or load_state_dict"
-            )
         return tensor
     if transit is None or not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor.to_local()

@@ -30,7 +30,7 @@ from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
-from autopar.runtime.structure import Structure
+from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.transit import Transit
 
@@ -116,6 +116,7 @@ class Planned:
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(model, program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
+        check_parameters(held, lowered.state)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()

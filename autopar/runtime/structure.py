@@ -1,8 +1,12 @@
-"""The modules of a planned model: which they are, and that none was replaced since it was planned."""
+"""The modules and parameters of a planned model: that none was replaced since it was planned."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError
 
@@ -26,3 +30,14 @@ class Structure:
                             f"the module '{path}' was replaced or removed after the model was planned, and calls would "
                             "go on with the old one: change the model first, then autoparallelize it"
                         )
+
+
+def check_parameters(state: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """Raise InputError if a parameter is no DTensor any more: ranks would train copies that differ."""
+    for tensor, name in zip(state, names, strict=True):
+        plain = isinstance(tensor, nn.Parameter) and not isinstance(tensor, DTensor)
+        if plain and not name.startswith("_constant_"):  # those hang on the model without being registered
+            raise InputError(
+                f"the parameter '{name}' was replaced after the model was planned, by one that is no DTensor: write "
+                "values into the one that there was, with copy_ or load_state_dict"
+            )
