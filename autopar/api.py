@@ -16,7 +16,7 @@ from autopar.code_version import code_version
 from autopar.collecting import collection_paused
 from autopar.comparison import alternatives
 from autopar.comparison import tradeoff as budget_ladder
-from autopar.errors import PlanMismatchError
+from autopar.errors import InputError, PlanMismatchError
 from autopar.layout import Layout
 from autopar.leaf_requests import split_requests
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
@@ -207,6 +207,10 @@ def autoparallelize(
     from autopar.runtime import apply, check_unplanned
     from autopar.runtime.agreement import agree, from_rank_zero
 
+    if not hasattr(device_mesh, "device_type"):
+        raise InputError(
+            f"device_mesh is of {type(device_mesh).__name__}: running needs a DeviceMesh, as init_device_mesh makes it"
+        )
     device = torch.device(device_mesh.device_type)
     error: Exception | None = None
     digests: dict[str, str] = {}

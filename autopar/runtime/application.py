@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, PlanMismatchError
 from autopar.graph import fingerprint
@@ -19,11 +20,18 @@ from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
-from autopar.runtime.parameters import distribute_state, tied_names, without_values
+from autopar.runtime.parameters import distribute_state, listed, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
+from autopar.runtime.structure import Structure
 from autopar.runtime.traces import Replan, Traced
+from autopar.runtime.whole_numbers import read_whole_numbers
+
+_WRAPPERS = {
+    **dict.fromkeys(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"), "pass what it wraps"),
+    "OptimizedModule": "pass the model itself, and compile what autoparallelize returns",
+}
 
 
 def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh, *, replan: Replan) -> nn.Module:
@@ -57,16 +65,29 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
+    planned.structure = Structure(model)
     leave_quietly()
     note_from_now_on()
     count_steps()
+    read_whole_numbers()
     return model
 
 
 def check_unplanned(model: nn.Module) -> None:
-    """Raise InputError for a model that runs a plan already."""
+    """Raise InputError for a model that runs a plan already, or that something else has laid hands on."""
     if hasattr(model, ATTRIBUTE):
         raise InputError("the model runs a plan already: build it anew to plan it anew")
+    kind = type(model).__name__
+    if kind in _WRAPPERS and type(model).__module__.startswith("torch."):
+        raise InputError(f"the model is wrapped in {kind}: {_WRAPPERS[kind]}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("the model is a scripted one, which cannot be traced: pass the module that was scripted")
+    names = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+    if names:
+        raise InputError(
+            f"{listed(names)} {'is a DTensor' if len(names) == 1 else 'are DTensors'} already (fully_shard and "
+            "parallelize_module make them): pass the model as it was built"
+        )
 
 
 def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from autopar.runtime.parameters import dealt_out
+
 ATTRIBUTE = "_autopar"
 """Name of the model's attribute that holds its `Planned`."""
 
@@ -37,6 +39,7 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     if not hasattr(user_class, "no_sync"):
         members["no_sync"] = no_sync
     members["zero_grad"] = _zero_grad(user_class)
+    members["_load_from_state_dict"] = _load(user_class)
     if callable(getattr(user_class, "generate", None)):
         members["generate"] = _generate(user_class)
     made: type[nn.Module] = type(user_class)(user_class.__name__, (user_class,), members)  # type: ignore[misc]
@@ -58,6 +61,19 @@ def _zero_grad(user_class: type[nn.Module]) -> Callable[..., None]:
         user_class.zero_grad(self, *args, **kwargs)
 
     return zero_grad
+
+
+def _load(user_class: type[nn.Module]) -> Callable[..., None]:
+    """How `load_state_dict` reads one module: plain tensors, as a file or a plain model has them, are dealt out."""
+
+    @functools.wraps(user_class._load_from_state_dict)
+    def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if (value := state_dict.get(prefix + name)) is not None:
+                state_dict[prefix + name] = dealt_out(value, parameter)
+        user_class._load_from_state_dict(self, state_dict, prefix, *args, **kwargs)
+
+    return load
 
 
 def _generate(user_class: Any) -> Callable[..., Any]:

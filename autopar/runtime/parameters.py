@@ -66,6 +66,19 @@ def distribute_state(
     return replaced
 
 
+def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A plain tensor of a parameter's shape as a DTensor that lies as the parameter; values are rank 0's.
+
+    Any other `value` is returned as it is: whether it fits is told by who copies it.
+    """
+    if isinstance(value, DTensor) or not isinstance(parameter, DTensor) or parameter.is_meta:
+        return value
+    if value.shape != parameter.shape or value.is_meta:
+        return value
+    here = value.detach().to(parameter.device)
+    return distribute_tensor(here, parameter.device_mesh, parameter.placements, src_data_rank=0)
+
+
 class _Local(torch.autograd.Function):
     """The local part of a parameter; its gradient is a DTensor that lies as the parameter does.
 

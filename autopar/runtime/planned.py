@@ -24,11 +24,13 @@ from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
+from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
+from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.transit import Transit
 
@@ -87,14 +89,15 @@ class Planned:
     def _forget_model(self) -> None:
         self.accumulation = Accumulation(self.micro_batches)
         self._alike = Alike(self._group)
-        self._modules: tuple[nn.Module, ...] = ()
+        self.structure: Structure | None = None
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the model, on this rank's part."""
-        if not self._modules:
-            self._modules = tuple(model.modules())
-        key = call_key(self._modules, args, kwargs)
+        if self.structure is None:
+            self.structure = Structure(model)
+        self.structure.check()
+        key = call_key(self.structure.modules, args, kwargs)
         if not torch.compiler.is_compiling():
             self._announce(model, key, args, kwargs)
         known = self._calls.get(key) if key is not None else None
@@ -113,12 +116,15 @@ class Planned:
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(model, program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
+        check_parameters(held, lowered.state)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
         watched = transit is not None and lowered.route.again and torch.is_grad_enabled()
         with named(f"call of {self.user_class.__name__}"), transit.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
+        if not torch.compiler.is_compiling():
+            prepare_backward(outputs, held)
         beside_loss = torch.compiler.is_compiling() and any(map(_is_loss, outputs))
         whole = [self._whole(*pair, beside_loss) for pair in zip(outputs, lowered.outputs, strict=True)]
         return program.traced.rebuild(whole)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
 from autopar.tracing import huggingface, matching, numbers_of_math
@@ -19,6 +18,7 @@ from autopar.tracing.attributes import Attributes
 from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
+from autopar.tracing.containers import flattened
 from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
 from autopar.tracing.experts import experts_as_one
@@ -29,9 +29,11 @@ from autopar.tracing.guards import take_guards
 from autopar.tracing.inference import inference_as_no_grad
 from autopar.tracing.inputs import Inputs
 from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.left_behind import LeftBehind
 from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
+from autopar.tracing.own_hooks import own_hooks_left_out
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
 from autopar.tracing.replaced import overrides_active
@@ -94,12 +96,16 @@ class Attempt:
         own_key = matching.key(self.inputs, (), self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
         placeholders = self._placeholders()
         with self._set_up():
+            left = LeftBehind(self.model)
             returned = self._call(placeholders)
+            left.write_buffers()
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error
-            leaves, out_spec = pytree.tree_flatten(returned)
+            leaves, out_spec = flattened(returned, "what forward returns")
             flat = tuple(self._output(leaf) for leaf in leaves)
+            policy = self.options.policy
+            attributes_set = left.attributes([self.model] if policy.functions else policy.failed)
         output = self.graph.output(flat)
         self.recorder.scope, self.recorder.region = (), ()
         self.recorder.annotate(output)
@@ -120,6 +126,7 @@ class Attempt:
             types=self.calls.types,
             failures=self.options.policy.reasons(self.model),
             assumptions=tuple(self.recorder.finite.places),
+            attributes_set=attributes_set,
             own_key=own_key,
         )
 
@@ -132,6 +139,7 @@ class Attempt:
             stack.enter_context(huggingface.prepared(self.model))
             stack.enter_context(sets_in_order(self.model))
             stack.enter_context(self.attributes.swapped())
+            stack.enter_context(own_hooks_left_out(self.model))
             stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))
             stack.enter_context(custom_functions(recorder))
             stack.enter_context(compiled_functions(recorder))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autopar.errors import UntraceableError
 from autopar.graph import VAL
 from autopar.tracing.attention import multi_head
 from autopar.tracing.sizes import traced
@@ -142,6 +143,16 @@ def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
         node.meta[VAL] = value_of(args[0])
 
 
+def _differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients of gradients would miss what other ranks have. It is no TraceError: as a leaf it would be no better."""
+    if func is torch.autograd.grad and not kwargs.get("create_graph"):
+        return recorder.record(func, *args, **kwargs)
+    raise UntraceableError(
+        f"{func.__name__}() inside forward asks for gradients that are differentiated again, which is not planned",
+        where=recorder.where(),
+    )
+
+
 HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     getter("shape"): _shape,
     Tensor.size: _size,
@@ -169,6 +180,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     torch.nn.functional.ctc_loss: _ctc_loss,
     torch.nn.functional.multi_head_attention_forward: multi_head,
     **dict.fromkeys(DATA_QUESTIONS, _ask),
+    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), _differentiates),
 }
 if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls
     HANDLERS[torch._grouped_mm] = _grouped_product

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.tracing.containers import flattened
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.known import Known
@@ -81,6 +82,9 @@ def gather(
     accepted = _extra_names(model, parameters)
     loss_names = _loss_names(loss_fn)
     for kind, given in (("meta_args", meta_args), ("concrete_args", concrete_args)):
+        if not isinstance(given, Mapping):
+            names = ", ".join(f"{name!r}: ..." for name in list(parameters)[:3])
+            raise ArgumentError(f"{kind} is of {type(given).__name__}: give values by name, as in {{{names}}}")
         for name in given:
             named = name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
             if not named and name not in loss_names and accepted is not None and name not in accepted:
@@ -122,7 +126,7 @@ def leaf_names(name: str, value: Any) -> list[str]:
 
 
 def _add(inputs: Inputs, name: str, value: Any) -> None:
-    leaves, spec = pytree.tree_flatten(value)
+    leaves, spec = flattened(value, f"argument {name!r}")
     tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
     if not tensors and (spec.is_leaf() or leaves):
         inputs.fixed[name] = value

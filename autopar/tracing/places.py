@@ -12,6 +12,7 @@ _OURS = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep,
     os.path.dirname(__file__) + os.sep,
 )
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _foreign: dict[str, bool] = {}
 
 
@@ -23,12 +24,12 @@ def is_users(filename: str) -> bool:
 
 
 def current() -> str:
-    """ "file:line" of the user's code that is running."""
+    """ "file:line" of the user's code that is running; "" where the planner itself is, as before and after forward."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
         if is_users(filename):
-            return f"{filename}:{frame.f_lineno}"
+            return "" if filename.startswith(_PACKAGE) else f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 

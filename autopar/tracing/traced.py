@@ -27,7 +27,8 @@ class Traced:
     `graph`: its output node holds a flat tuple. `root`: the module that `get_attr` and `call_module` names
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
-    `assumptions`: places where activations are taken to be finite. `own_key`: the key of the traced call itself.
+    `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
+    that forward has set anew. `own_key`: the key of the traced call itself.
     """
 
     graph: fx.Graph
@@ -40,6 +41,7 @@ class Traced:
     types: dict[str, type[nn.Module]] = field(default_factory=dict)
     failures: dict[nn.Module, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    attributes_set: tuple[str, ...] = ()
     own_key: Hashable = None
 
     @property

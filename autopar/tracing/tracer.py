@@ -87,6 +87,12 @@ def trace(
     )  # fmt: skip
     contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
     traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")
+    if traced.attributes_set:
+        warnings.warn(
+            f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
+            "make it a buffer, pass it as an argument, or return it",
+            stacklevel=2,
+        )
     if prove_sizes:
         traced.inputs = replace(inputs, sizes=_free_sizes(root, inputs, options, traced))
     return traced

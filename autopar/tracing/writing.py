@@ -154,4 +154,4 @@ class GraphWriter:
     def where(self) -> str:
         """The place in the user's model, for errors."""
         path = self.scope[-1][0] if self.scope else ""
-        return f"{path or 'the root module'}, {places.current()}"
+        return ", ".join(filter(None, [path or "the root module", places.current()]))

@@ -28,6 +28,12 @@ EXPECTED = {
     "one_rank_has_a_plan": ("PlanMismatchError", r"disagree about whether a plan is given"),
     "broken_forward": ("UntraceableError", r"worker\.py:\d+"),
     "early_optimizer": ("InputError", r"optimizer"),
+    "no_mesh": ("InputError", r"device_mesh is of int.*init_device_mesh"),
+    "examples_without_names": ("InputError", r"meta_args is of tuple.*\{'x': \.\.\."),
+    "wrapped_before": ("InputError", r"wrapped in DistributedDataParallel: pass what it wraps"),
+    "sharded_before": ("InputError", r"'up\.weight', .* are DTensors already \(fully_shard"),
+    "module_replaced": ("InputError", r"the module 'down' was replaced.* then autoparallelize"),
+    "parameter_replaced": ("InputError", r"'down\.bias' was replaced.*copy_"),
 }
 
 

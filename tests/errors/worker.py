@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import autopar
 
@@ -122,6 +123,38 @@ def early_optimizer(mesh: DeviceMesh) -> None:
     optimizer.step()
 
 
+def no_mesh(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(), {"x": X}, mesh.size())  # type: ignore[arg-type]
+
+
+def examples_without_names(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(), (X,), mesh)  # type: ignore[arg-type]
+
+
+def wrapped_before(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(nn.parallel.DistributedDataParallel(Net()), {"x": X}, mesh)
+
+
+def sharded_before(mesh: DeviceMesh) -> None:
+    model = Net()
+    fully_shard(model)
+    autopar.autoparallelize(model, {"x": X}, mesh)
+
+
+def module_replaced(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model(X)
+    model.down = nn.Linear(16, 4)
+    model(X)
+
+
+def parameter_replaced(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model(X)
+    model.down.bias = nn.Parameter(torch.zeros(4))
+    model(X)
+
+
 MISTAKES: list[Callable[[DeviceMesh], None]] = [
     budget_too_small,
     plan_of_another_model,
@@ -138,6 +171,12 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     one_rank_has_a_plan,
     broken_forward,
     early_optimizer,
+    no_mesh,
+    examples_without_names,
+    wrapped_before,
+    sharded_before,
+    module_replaced,
+    parameter_replaced,
 ]
 
 

@@ -146,3 +146,65 @@ def test_a_mixture_that_returns_its_routes_is_traced_alike_each_time():
     graphs = [trace(model, dict(input_ids=ids, labels=ids)).graph for _ in range(2)]
     first, second = ([(n.op, n.name, n.args and str(n.args)) for n in graph.nodes] for graph in graphs)
     assert first == second
+
+
+def test_hooks_of_the_model_itself_are_not_in_the_graph_and_those_of_its_modules_are():
+    model, x = mlp().eval(), torch.randn(5, 4)
+    model[0].register_forward_hook(lambda module, args, output: output + 1)
+    inside = model(x)
+    model.register_forward_hook(lambda module, args, output: output * 2)
+    model.register_forward_pre_hook(lambda module, args: (args[0] * 3,))
+    assert torch.equal(trace(model, dict(input=x), bias_addition_split=False).gm(x), inside)
+    assert len(model._forward_hooks) == len(model._forward_pre_hooks) == 1
+
+
+def test_pruned_weights_are_computed_in_the_graph():
+    from torch.nn.utils import prune
+
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    prune.random_unstructured(model, "weight", amount=0.5)
+    traced = trace(model, dict(input=x))
+    with torch.no_grad():
+        model.weight_orig.mul_(2)
+    assert torch.equal(traced.gm(x), model(x))
+
+
+class Counting(nn.Module):
+    """Its result depends on how often it was called; `seen` is set and not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls, self.seen = nn.Linear(2, 2), 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen = x.shape
+        return self.linear(x) * self.calls
+
+
+def test_numbers_that_forward_sets_are_told():
+    model = Counting()
+    with pytest.warns(UserWarning, match=r"forward sets calls, which .* make it a buffer"):
+        trace(model, dict(x=torch.randn(1, 2)))
+    assert model.calls == 0
+
+
+class Opaque:
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize("kind", [Opaque, lambda x: type("Items", (dict,), {})(x=x)])
+def test_tensors_in_other_objects_are_refused(kind):
+    class Taking(nn.Module):
+        def forward(self, batch):
+            return batch.x
+
+    class Returning(nn.Module):
+        def forward(self, x):
+            return kind(x + 1)
+
+    with pytest.raises(InputError, match=r"argument 'batch' has tensors in an object of (Opaque|Items)"):
+        trace(Taking(), dict(batch=kind(torch.ones(2))))
+    with pytest.raises(InputError, match=r"what forward returns has tensors in an object of (Opaque|Items)"):
+        trace(Returning(), dict(x=torch.ones(2)))

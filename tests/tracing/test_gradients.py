@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from tiny_models import TEXT, llama, run
 from torch import nn
 
+from autopar.errors import UntraceableError
 from autopar.graph import VAL
 from autopar.tracing import trace
 
@@ -118,3 +119,25 @@ def test_checkpointed_layers_of_transformers_are_regions(reentrant):
     for layer in range(2):
         assert {n.meta["region"] for n in traced.under(f"model.layers.{layer}")} == {(layer,)}
     assert traced.graph.output_node().meta["region"] == ()
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_gradients_are_refused(create_graph):
+    """Energies and forces: the loss of a derivative would be differentiated by parameters that lie in parts."""
+
+    class Force(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+
+        def forward(self, x):
+            energy = self.linear(x).tanh().sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=create_graph)
+            return force.square().sum()
+
+    model, x = Force(), torch.randn(5, 3, requires_grad=True)
+    if create_graph:
+        with pytest.raises(UntraceableError, match=r"inside forward asks for gradients.*test_gradients.py:\d+"):
+            trace(model, dict(x=x), unsupported="leaf")
+    else:
+        assert torch.equal(trace(model, dict(x=x)).gm(x), model(x))

@@ -1,0 +1,61 @@
+"""What a forward leaves in the model: buffers that it binds anew are written, other attributes cannot be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+_PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+
+
+@dataclass(frozen=True)
+class _Before:
+    path: str
+    module: nn.Module
+    own: dict[str, Any]
+    buffers: dict[str, torch.Tensor | None]
+
+
+class LeftBehind:
+    """The attributes of a model's modules before a traced call, to be compared with those after it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._before = [_Before(p, m, dict(vars(m)), dict(m._buffers)) for p, m in model.named_modules()]
+
+    def write_buffers(self) -> None:
+        """Write what a buffer was bound to into the buffer, as the last ops of the call.
+
+        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes.
+        """
+        for one in self._before:
+            for name, old in one.buffers.items():
+                new = one.module._buffers.get(name)
+                if old is None or new is None or new is old or (new.shape, new.dtype) != (old.shape, old.dtype):
+                    continue
+                with torch.no_grad():
+                    old.copy_(new)
+                one.module._buffers[name] = old
+
+    def attributes(self, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
+        """Names of numbers and tensors that were there before and are others now: a graph has what they were.
+
+        Not those of `leaves`, whose own code runs at each call.
+        """
+        found = []
+        as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
+        for one in self._before:
+            if id(one.module) in as_they_are:
+                continue
+            now = {**vars(one.module), **one.module._buffers}
+            for name, old in {**one.own, **one.buffers}.items():
+                new = now.get(name)
+                if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
+                    continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
+                tensors = isinstance(old, torch.Tensor) and new is not old
+                if tensors or (type(old) in _PLAIN and (type(new) is not type(old) or new != old)):
+                    found.append(f"{one.path}.{name}" if one.path else name)
+        return tuple(found)

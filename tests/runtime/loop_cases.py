@@ -1,0 +1,160 @@
+"""What training loops do beside calling the model, each on real ranks; compared with the same loop in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autopar
+
+
+class Net(nn.Module):
+    """Two layers, and a mean of what it saw that its forward binds anew at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.mean: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.down(torch.relu(self.up(x)))
+        self.mean = 0.5 * self.mean + result.detach().mean(0)
+        return ((result - self.mean) ** 2).mean()
+
+
+@dataclass
+class Result:
+    loss: torch.Tensor
+    rows: int
+
+
+class Returning(Net):
+    def forward(self, x: torch.Tensor) -> Result:  # type: ignore[override]
+        return Result(super().forward(x), x.shape[0])
+
+
+ROWS = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+Prepare = Callable[[nn.Module], nn.Module]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def trained(prepare: Prepare, loss: Callable[[nn.Module], torch.Tensor], kind: type[Net] = Net) -> list[torch.Tensor]:
+    """Losses of three steps, then the parameters and buffers."""
+    torch.manual_seed(3)
+    model = prepare(kind().double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(3):
+        found = loss(model)
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(whole(found.detach()))
+    return [*losses, *(whole(value.detach()) for value in model.state_dict().values())]
+
+
+def buffers_bound_anew(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS))
+
+
+def hooks_of_the_model(prepare: Prepare) -> list[torch.Tensor]:
+    """Made before and after planning, one that changes the result and one that needs its value."""
+    seen: list[float] = []
+
+    def hooked(model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+        model = prepare(model)
+        model.register_forward_hook(lambda module, args, output: output * 2)
+        model.register_forward_hook(lambda module, args, output: seen.append(output.item()))
+        return model
+
+    found = trained(hooked, lambda model: model(ROWS if len(seen) < 2 else ROWS[:4]))
+    return [*found, torch.tensor(seen)]
+
+
+def numbers_of_parameters(prepare: Prepare) -> list[torch.Tensor]:
+    """Norms, as loops log them and some optimizers use them."""
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        norms = sum(parameter.detach().norm().item() for parameter in model.parameters())
+        return model(ROWS) * norms
+
+    return trained(prepare, loss)
+
+
+def penalty_in_the_loop(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS) + 0.1 * sum(p.abs().sum() for p in model.parameters()))
+
+
+def weights_of_a_plain_model(prepare: Prepare) -> list[torch.Tensor]:
+    def loaded(model: nn.Module) -> nn.Module:
+        model = prepare(model)
+        torch.manual_seed(dist.get_rank() + 5 if isinstance(model.up.weight, DTensor) else 5)  # rank 0's count
+        model.load_state_dict(Net().double().state_dict())
+        return model
+
+    return trained(loaded, lambda model: model(ROWS))
+
+
+def dataclass_returned(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS).loss * model(ROWS).rows, Returning)
+
+
+def step_before_backward(prepare: Prepare) -> list[torch.Tensor]:
+    """Autograd refuses to go on with weights that forward did not have."""
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        found = model(ROWS)
+        with torch.no_grad():
+            model.down.weight.mul_(2)
+        try:
+            found.backward()
+        except RuntimeError as error:
+            if "in place" not in str(error) and "inplace" not in str(error):
+                raise
+            return sum(whole(p).sum() for p in model.parameters())
+        raise AssertionError("no error")
+
+    return trained(prepare, loss)
+
+
+PRESETS = ("ddp", "fsdp", "tp")
+KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
+    buffers_bound_anew,
+    hooks_of_the_model,
+    numbers_of_parameters,
+    penalty_in_the_loop,
+    weights_of_a_plain_model,
+    dataclass_returned,
+    step_before_backward,
+)
+
+
+def _case(kind: Callable[[Prepare], list[torch.Tensor]], preset: str) -> Callable[[], float]:
+    def planned(model: nn.Module) -> nn.Module:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return autopar.autoparallelize(model, {"x": ROWS}, mesh, constraints=preset)
+
+    def case() -> float:
+        pairs = zip(kind(planned), kind(lambda model: model), strict=True)
+        worst = torch.stack([(mine - right).abs().max() for mine, right in pairs]).max()
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        return worst.item()
+
+    return case
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{kind.__name__}-{preset}": _case(kind, preset) for kind in KINDS for preset in PRESETS}
+}
