@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autopar.solver.engines import highs_model
+from autopar.solver.engines import pass_to
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
@@ -19,7 +19,7 @@ _FURTHER = 1.01  # of a cutoff: how far such a question goes, since columns that
 _ALL = 2**31 - 1
 _CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
 Start = Literal["basis", "nothing", "plain", "doubtful"]
-Basis = tuple[Array, list[Any], Array, list[Any]]  # columns and how they stand, rows and how they stand
+Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
 ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
 _NOTHING = 1e-9  # of a proof's largest number
 
@@ -85,12 +85,11 @@ class Held:
             status = self._solve(_ALL if patient else _ANEW, time_limit)
         if first and not doubtful:
             self._anew = int(self._engine.getInfo().simplex_iteration_count)
-        basis = self._engine.getBasis()
-        if status in ("Optimal", "Infeasible") and basis.valid:
-            self._column_status[self._columns] = basis.col_status
-            self._row_status[self._rows] = basis.row_status
-        if status == "Optimal":  # and not where it is cut off
-            self.basis = self._columns, basis.col_status, self._rows, basis.row_status
+        basis = self._engine.getBasis() if status in ("Optimal", "Infeasible") else None  # not where it is cut off
+        if basis is not None and basis.valid:
+            found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
+            self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
+            self.basis = found if status == "Optimal" else self.basis
         return status
 
     def _tune(self, *, changed: bool, doubtful: bool) -> None:
@@ -139,4 +138,4 @@ class Held:
     def _pass(self, inside: Array) -> None:
         part = Part(self._matrix, inside, self._matrix.awake(inside))
         self._columns, self._rows = part.columns, part.rows
-        self._engine.passModel(highs_model(part, integer=False))
+        pass_to(self._engine, part, integer=False)
