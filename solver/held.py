@@ -37,6 +37,7 @@ class Held:
             self._engine.setOptionValue(option, value)
         self._column_status = np.empty(matrix.columns, dtype=object)
         self._row_status = np.empty(matrix.lines, dtype=object)
+        self._stands = False  # whether there is a basis to start from
         self.stand(None)
         self.basis: Basis | None = None  # of the last answer
         self._anew = 0  # iterations of the last start from nothing
@@ -49,6 +50,7 @@ class Held:
         if basis is not None:
             columns, of_columns, rows, of_rows = basis
             self._column_status[columns], self._row_status[rows] = of_columns, of_rows
+            self._stands = True
 
     def run(
         self,
@@ -65,14 +67,14 @@ class Held:
         it is likely that HiGHS stops above `cutoff` (`doubtful`), for some iterations. Only a `patient` question may
         take more than some from a basis.
         """
-        first, doubtful = start != "basis" or not len(self._columns), start == "doubtful"
+        first, doubtful = start != "basis" or not self._stands, start == "doubtful"
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff * (_FURTHER if doubtful else 1.0))
         if not first:
             basis = self._highspy.HighsBasis()
             basis.col_status = self._column_status[self._columns].tolist()
             basis.row_status = self._row_status[self._rows].tolist()
-            basis.valid = True
+            basis.valid = basis.alien = True
             self._engine.setBasis(basis)
         self._tune(changed=first and start not in ("plain", "doubtful"), doubtful=doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
@@ -89,6 +91,7 @@ class Held:
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
             self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
+            self._stands = True
             self.basis = found if status == "Optimal" else self.basis
         return status
 
