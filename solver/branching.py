@@ -34,7 +34,8 @@ from autopar.solver.wholes import Wholes
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
-_ROUND = 3  # cuts by choices after which a relaxation is rounded again
+_ROUND = 3  # cuts by choices after which a relaxation is rounded again, where that takes long
+_CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
 
 Heap = list[tuple[float, int, Outcome]]
 
@@ -50,6 +51,7 @@ class Branching:
         self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
         self.heap: Heap = []
         self.order = itertools.count()
+        self.cuts = 0
 
     def run(self, root: Outcome) -> Outcome:
         wholes, heap = self.wholes, self.heap
@@ -78,7 +80,7 @@ class Branching:
                 done = self._is_done(child)
                 large = done and wholes.is_large(child)
                 if done and not large and self._as_good(child, node):
-                    wholes.solve(child)  # its solution may make the other boxes needless
+                    cut.append((child, self._finish(child)))  # its solution may make the other boxes needless
                 else:
                     self._push(child)
                 if large:
@@ -163,11 +165,15 @@ class Branching:
     def _dive(self, root: Outcome) -> None:
         """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
         for highest in (False, True):
+            if self.wholes.best is not None:
+                return
             counts: dict[int, tuple[float, float]] = {}
             for count, whether in self.program.early:
                 most = self.boxes.range({}, count)[1]
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
+            if not self.slow and (node := self._part(root, counts)).status == "optimal":
+                self.wholes.round(node)
             self.wholes.first(root, counts)
 
     @cached_property
@@ -182,6 +188,8 @@ class Branching:
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
         wholes, node, left = self.wholes, box, list[Outcome]()
+        if wholes.best is None and not self.slow:
+            wholes.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
                 break
@@ -190,13 +198,15 @@ class Branching:
             if left and not wholes.has_many(box):
                 wholes.solve(box)
                 return []
-            parts = self.choices.split(node) if wholes.has_many(node) else None
+            many = self.cuts < _CUTS and wholes.has_many(node)
+            parts = self.choices.split(node) if many else None
             if parts is None:
                 wholes.solve(node)
                 break
+            self.cuts += not self.slow
             left.append(replace(node, status="waiting", counts=parts[1]))
             node = self._part(node, parts[0])
-            if node.status == "optimal" and depth % _ROUND == 0:
+            if node.status == "optimal" and (depth % _ROUND == 0 or not self.slow):
                 wholes.round(node)
         return left
 

@@ -12,6 +12,7 @@ from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
+_OF_ANOTHER = 5_000  # and where no start from nothing was made, as from the basis of another program
 _IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
 _CLOSING = 10_000  # and of one that is to reach a cutoff
@@ -71,14 +72,14 @@ class Held:
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff * (_FURTHER if doubtful else 1.0))
         if not first:
-            basis = self._highspy.HighsBasis()
-            basis.col_status = self._column_status[self._columns].tolist()
-            basis.row_status = self._row_status[self._rows].tolist()
-            basis.valid = basis.alien = True
-            self._engine.setBasis(basis)
+            start_basis = self._highspy.HighsBasis()
+            start_basis.col_status = self._column_status[self._columns].tolist()
+            start_basis.row_status = self._row_status[self._rows].tolist()
+            start_basis.valid = start_basis.alien = True  # HiGHS mends one of too few or too many
+            self._engine.setBasis(start_basis)
         self._tune(changed=first and start not in ("plain", "doubtful"), doubtful=doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
-        most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew))
+        most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
         status = self._solve(_CLOSING if doubtful else most, time_limit)
         if status == LIMIT and not first:
             first = True  # where it needs more, a start from nothing is faster

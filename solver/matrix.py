@@ -166,7 +166,7 @@ class Matrix:
         return inside
 
     def awake(self, inside: Array) -> Array:
-        """The rows that a program of these columns has: those that say something of them, or that nothing could meet."""
+        """The rows that a program of these columns has: without those that say nothing of them."""
         said = np.zeros(self.lines, dtype=bool)
         said[self.row[inside[self.column]]] = True
         rows = np.ones(self.lines, dtype=bool)

@@ -129,9 +129,7 @@ def _judged(found: Outcome, gap: float) -> Outcome:
     return replace(found, status="optimal" if near else "feasible")
 
 
-def _of_part(
-    part: Shrunk, basis: Basis | None, best: Outcome | None, solver: str, gap: float, clock: Clock
-) -> Outcome:
+def _of_part(part: Shrunk, basis: Basis | None, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
     """The best solution of a part of a program, which has the best known one of the whole; `basis`: of the whole."""
     known = None if best is None else replace(best, values=best.values[part.columns])
     if known is not None and clock.left(True) <= 0:
