@@ -51,12 +51,14 @@ class Branching:
         self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
         self.heap: Heap = []
         self.order = itertools.count()
+        self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
         self.cuts = 0
+        self.plunge: Outcome | None = None  # the box that is split next
 
     def run(self, root: Outcome) -> Outcome:
         wholes, heap = self.wholes, self.heap
         dived, splits = False, 0
-        cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
+        cut = self.cut
         self._push(root)
         while wholes.left() > 0 or wholes.best is None:
             if not heap or wholes.closed(heap[0][0]):
@@ -69,7 +71,7 @@ class Branching:
                 self._push(self._part(node, node.counts))
                 continue
             if self._is_done(node):
-                cut.append((node, self._finish(node)))
+                self._close(node)
                 continue
             splits += 1
             for bounds in self.boxes.split(node, (0.0 if wholes.best is None else 0.5) if self.slow else None):
@@ -80,7 +82,7 @@ class Branching:
                 done = self._is_done(child)
                 large = done and wholes.is_large(child)
                 if done and not large and self._as_good(child, node):
-                    cut.append((child, self._finish(child)))  # its solution may make the other boxes needless
+                    self._close(child)  # its solution may make the other boxes needless
                 else:
                     self._push(child)
                 if large:
@@ -104,7 +106,10 @@ class Branching:
     def _next(self) -> Outcome:
         """The box of least bound; where that is done, rather one that is done too and has the best solution in it."""
         first, best = self.heap[0], self.wholes.best
-        if self.slow and best is not None and self._is_done(first[2]):
+        if self.plunge is not None:
+            first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
+            self.plunge = None
+        elif self.slow and best is not None and self._is_done(first[2]):
             first = next((e for e in self.heap if self._is_done(e[2]) and _has(e[2].counts, best.values)), first)
         self.heap.remove(first)
         heapify(self.heap)
@@ -182,6 +187,17 @@ class Branching:
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
+    def _close(self, box: Outcome) -> None:
+        """Solve a box that is done, or note what is left of it."""
+        parts = self._finish(box)
+        if self.slow:
+            self.cut.append((box, parts))
+            return
+        for part in parts:
+            self._push(part)
+        if parts and parts[-1].status == "optimal" and not self.wholes.closed(parts[-1].objective):
+            self.plunge = parts[-1]  # all that is likely of the box: a good solution may be near
+
     def _finish(self, box: Outcome) -> list[Outcome]:
         """Solve a box that is done, or cut it by choices, and its likelier part again; what is left of it.
 
@@ -192,8 +208,12 @@ class Branching:
             wholes.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
-                break
-            if wholes.closed(node.objective) or (left and (wholes.left() <= 0 or not self._is_done(node))):
+                if self.slow or not left:
+                    break
+                other = left.pop()  # which is the box now
+                node = self._part(other, other.counts)
+                continue
+            if wholes.closed(node.objective) or (depth > 1 and (wholes.left() <= 0 or not self._is_done(node))):
                 return [*left, node]
             if left and not wholes.has_many(box):
                 wholes.solve(box)
