@@ -209,8 +209,7 @@ class Program:
             return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
         if status != "optimal":
             return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
-        value = relaxation.objective
-        found = relaxation.values, value, value, relaxation.reduced, relaxation, bounds, relaxation.basis
+        found = relaxation.values, *[relaxation.objective] * 2, relaxation.reduced, relaxation, bounds, relaxation.basis
         return Outcome("optimal", *found, relaxation.duals)
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:

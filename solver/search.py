@@ -82,7 +82,7 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
         if choices[kept].sum() > most * choices.sum():
             return None
         part = part_of(program, kept)
-        root = _rooted(part, basis, solver, clock, close=_LOOSE)
+        root = _rooted(part, basis, solver, clock.patience - clock.gone, clock, close=_LOOSE)
         if root.status != "optimal" or root.basis is None:
             return None
         basis = part.of_whole(root.basis)
@@ -134,7 +134,7 @@ def _of_part(part: Shrunk, basis: Basis | None, best: Outcome | None, solver: st
     known = None if best is None else replace(best, values=best.values[part.columns])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
-    root = _rooted(part, basis, solver, clock)
+    root = _rooted(part, basis, solver, clock.left(known is not None), clock)
     if root.status == "optimal":
         return Branching(part.program, solver, gap, clock, known).run(root)
     if known is not None:  # nothing better is in this part, or it takes too long to tell
@@ -144,9 +144,10 @@ def _of_part(part: Shrunk, basis: Basis | None, best: Outcome | None, solver: st
     return root
 
 
-def _rooted(part: Shrunk, basis: Basis | None, solver: str, clock: Clock, close: float | None = None) -> Outcome:
-    """The relaxation of a part, from a basis of the whole if there is one."""
+def _rooted(
+    part: Shrunk, basis: Basis | None, solver: str, left: float, clock: Clock, close: float | None = None
+) -> Outcome:
+    """The relaxation of a part, from a basis of the whole if there is one, in the seconds that are `left`."""
     program, start = part.program, None if basis is None else part.basis(basis)
     everything = len(program.names) <= wholes.FEW and close is None
-    left = clock.patience - clock.gone
     return program.relax(solver, left, {}, clock.limit / 2, everything=everything, close=close, basis=start)
