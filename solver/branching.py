@@ -205,7 +205,7 @@ class Branching:
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
         wholes, node, left = self.wholes, box, list[Outcome]()
-        if wholes.best is None and not self.slow:
+        if wholes.best is None and not self.slow and self.program.as_whole(box) is None:
             wholes.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):

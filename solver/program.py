@@ -209,8 +209,8 @@ class Program:
             return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
         if status != "optimal":
             return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
-        found = relaxation.values, *[relaxation.objective] * 2, relaxation.reduced, relaxation, bounds, relaxation.basis
-        return Outcome("optimal", *found, relaxation.duals)
+        some, value = relaxation, relaxation.objective
+        return Outcome("optimal", some.values, value, value, some.reduced, some, bounds, some.basis, some.duals)
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """A relaxation as a solution, where all that must be whole is so already."""
