@@ -9,7 +9,8 @@ node whose counts are all fixed is solved in whole numbers, and one of several w
 
 Where such a box is still too large for that, it is cut by choices (`autopar.solver.choices`). The likelier part is cut
 again, and its relaxation rounded: the good solution that this finds makes most boxes small enough, so that the other
-parts are looked at last.
+parts are looked at last. In a small program a relaxation and its rounding take a tenth of the time of whole numbers, so
+that every box is rounded and cut like this first, and what is left of one is gone on with until a solution is found.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
@@ -34,7 +35,8 @@ from autopar.solver.wholes import Wholes
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
-_ROUND = 3  # cuts by choices after which a relaxation is rounded again
+_ROUND = 3  # cuts by choices after which a relaxation is rounded again, where that takes long
+_CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
 
 Heap = list[tuple[float, int, Outcome]]
 
@@ -50,11 +52,14 @@ class Branching:
         self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
         self.heap: Heap = []
         self.order = itertools.count()
+        self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
+        self.cuts = 0
+        self.plunge: Outcome | None = None  # the box that is split next
 
     def run(self, root: Outcome) -> Outcome:
         wholes, heap = self.wholes, self.heap
         dived, splits = False, 0
-        cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
+        cut = self.cut
         self._push(root)
         while wholes.left() > 0 or wholes.best is None:
             if not heap or wholes.closed(heap[0][0]):
@@ -67,7 +72,7 @@ class Branching:
                 self._push(self._part(node, node.counts))
                 continue
             if self._is_done(node):
-                cut.append((node, self._finish(node)))
+                self._close(node)
                 continue
             splits += 1
             for bounds in self.boxes.split(node, (0.0 if wholes.best is None else 0.5) if self.slow else None):
@@ -78,7 +83,7 @@ class Branching:
                 done = self._is_done(child)
                 large = done and wholes.is_large(child)
                 if done and not large and self._as_good(child, node):
-                    wholes.solve(child)  # its solution may make the other boxes needless
+                    self._close(child)  # its solution may make the other boxes needless
                 else:
                     self._push(child)
                 if large:
@@ -102,7 +107,10 @@ class Branching:
     def _next(self) -> Outcome:
         """The box of least bound; where that is done, rather one that is done too and has the best solution in it."""
         first, best = self.heap[0], self.wholes.best
-        if self.slow and best is not None and self._is_done(first[2]):
+        if self.plunge is not None:
+            first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
+            self.plunge = None
+        elif self.slow and best is not None and self._is_done(first[2]):
             first = next((e for e in self.heap if self._is_done(e[2]) and _has(e[2].counts, best.values)), first)
         self.heap.remove(first)
         heapify(self.heap)
@@ -163,11 +171,15 @@ class Branching:
     def _dive(self, root: Outcome) -> None:
         """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
         for highest in (False, True):
+            if self.wholes.best is not None:
+                return
             counts: dict[int, tuple[float, float]] = {}
             for count, whether in self.program.early:
                 most = self.boxes.range({}, count)[1]
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
+            if not self.slow and (node := self._part(root, counts)).status == "optimal":
+                self.wholes.round(node)
             self.wholes.first(root, counts)
 
     @cached_property
@@ -176,27 +188,46 @@ class Branching:
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
+    def _close(self, box: Outcome) -> None:
+        """Solve a box that is done, or note what is left of it."""
+        parts = self._finish(box)
+        if self.slow:
+            self.cut.append((box, parts))
+            return
+        for part in parts:
+            self._push(part)
+        if parts and parts[-1].status == "optimal" and not self.wholes.closed(parts[-1].objective):
+            self.plunge = parts[-1]  # all that is likely of the box: a good solution may be near
+
     def _finish(self, box: Outcome) -> list[Outcome]:
         """Solve a box that is done, or cut it by choices, and its likelier part again; what is left of it.
 
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
         wholes, node, left = self.wholes, box, list[Outcome]()
+        if wholes.best is None and not self.slow and self.program.as_whole(box) is None:
+            wholes.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
-                break
-            if wholes.closed(node.objective) or (left and (wholes.left() <= 0 or not self._is_done(node))):
+                if self.slow or not left:
+                    break
+                other = left.pop()  # which is the box now
+                node = self._part(other, other.counts)
+                continue
+            if wholes.closed(node.objective) or (depth > 1 and (wholes.left() <= 0 or not self._is_done(node))):
                 return [*left, node]
             if left and not wholes.has_many(box):
                 wholes.solve(box)
                 return []
-            parts = self.choices.split(node) if wholes.has_many(node) else None
+            many = self.cuts < _CUTS and wholes.has_many(node)
+            parts = self.choices.split(node) if many else None
             if parts is None:
                 wholes.solve(node)
                 break
+            self.cuts += not self.slow
             left.append(replace(node, status="waiting", counts=parts[1]))
             node = self._part(node, parts[0])
-            if node.status == "optimal" and depth % _ROUND == 0:
+            if node.status == "optimal" and (depth % _ROUND == 0 or not self.slow):
                 wholes.round(node)
         return left
 

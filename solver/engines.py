@@ -35,29 +35,31 @@ class BulkHiGHS(pulp.HiGHS):
         for i, variable in enumerate(lp.variables()):
             variable.index = i
         assert lp.part is not None
-        lp.solverModel.passModel(highs_model(lp.part, integer=self.mip))
+        pass_to(lp.solverModel, lp.part, integer=self.mip)
 
 
-def highs_model(part: Part, *, integer: bool) -> Any:
-    """Some columns and rows of a program as HiGHS takes them."""
+def pass_to(highs: Any, part: Part, *, integer: bool) -> None:
+    """Give HiGHS some columns and rows of a program, as arrays that it reads without Python's lists between."""
     import highspy  # here, since CBC does without
 
     matrix, columns, rows = part.matrix, part.columns, part.rows
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = len(columns), len(rows)
-    model.col_cost_ = matrix.cost[columns]
-    model.col_lower_, model.col_upper_ = matrix.lower[columns], matrix.upper[columns]
-    model.row_lower_, model.row_upper_ = matrix.least[rows], matrix.most[rows]
-    arrays = model.a_matrix_
-    arrays.format_ = highspy.MatrixFormat.kRowwise
-    arrays.num_col_, arrays.num_row_ = len(columns), len(rows)
-    arrays.start_ = np.concatenate([[0], np.cumsum(part.lengths)]).astype(np.int32)
-    arrays.index_ = part.index.astype(np.int32)
-    arrays.value_ = matrix.value[part.entries]
-    if integer:
-        kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
-        model.integrality_ = [kinds[whether] for whether in matrix.integer[columns].tolist()]
-    return model
+    highs.passModel(
+        len(columns),
+        len(rows),
+        len(part.entries),
+        int(highspy.MatrixFormat.kRowwise),
+        int(highspy.ObjSense.kMinimize),
+        0.0,
+        matrix.cost[columns],
+        matrix.lower[columns],
+        matrix.upper[columns],
+        matrix.least[rows],
+        matrix.most[rows],
+        (np.cumsum(part.lengths) - part.lengths).astype(np.int32),
+        part.index.astype(np.int32),
+        matrix.value[part.entries],
+        (matrix.integer[columns] & integer).astype(np.int32),  # HiGHS's numbers: 0 continuous, 1 integer
+    )
 
 
 def is_highs(solver: str) -> bool:

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autopar.solver.engines import highs_model
+from autopar.solver.engines import pass_to
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
+_OF_ANOTHER = 5_000  # and where no start from nothing was made, as from the basis of another program
 _IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
 _CLOSING = 10_000  # and of one that is to reach a cutoff
@@ -19,7 +20,7 @@ _FURTHER = 1.01  # of a cutoff: how far such a question goes, since columns that
 _ALL = 2**31 - 1
 _CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
 Start = Literal["basis", "nothing", "plain", "doubtful"]
-Basis = tuple[Array, list[Any], Array, list[Any]]  # columns and how they stand, rows and how they stand
+Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
 ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
 _NOTHING = 1e-9  # of a proof's largest number
 
@@ -37,6 +38,7 @@ class Held:
             self._engine.setOptionValue(option, value)
         self._column_status = np.empty(matrix.columns, dtype=object)
         self._row_status = np.empty(matrix.lines, dtype=object)
+        self._stands = False  # whether there is a basis to start from
         self.stand(None)
         self.basis: Basis | None = None  # of the last answer
         self._anew = 0  # iterations of the last start from nothing
@@ -49,6 +51,7 @@ class Held:
         if basis is not None:
             columns, of_columns, rows, of_rows = basis
             self._column_status[columns], self._row_status[rows] = of_columns, of_rows
+            self._stands = True
 
     def run(
         self,
@@ -65,18 +68,18 @@ class Held:
         it is likely that HiGHS stops above `cutoff` (`doubtful`), for some iterations. Only a `patient` question may
         take more than some from a basis.
         """
-        first, doubtful = start != "basis" or not len(self._columns), start == "doubtful"
+        first, doubtful = start != "basis" or not self._stands, start == "doubtful"
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff * (_FURTHER if doubtful else 1.0))
         if not first:
-            basis = self._highspy.HighsBasis()
-            basis.col_status = self._column_status[self._columns].tolist()
-            basis.row_status = self._row_status[self._rows].tolist()
-            basis.valid = True
-            self._engine.setBasis(basis)
+            start_basis = self._highspy.HighsBasis()
+            start_basis.col_status = self._column_status[self._columns].tolist()
+            start_basis.row_status = self._row_status[self._rows].tolist()
+            start_basis.valid = start_basis.alien = True  # HiGHS mends one of too few or too many
+            self._engine.setBasis(start_basis)
         self._tune(changed=first and start not in ("plain", "doubtful"), doubtful=doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
-        most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew))
+        most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
         status = self._solve(_CLOSING if doubtful else most, time_limit)
         if status == LIMIT and not first:
             first = True  # where it needs more, a start from nothing is faster
@@ -85,12 +88,12 @@ class Held:
             status = self._solve(_ALL if patient else _ANEW, time_limit)
         if first and not doubtful:
             self._anew = int(self._engine.getInfo().simplex_iteration_count)
-        basis = self._engine.getBasis()
-        if status in ("Optimal", "Infeasible") and basis.valid:
-            self._column_status[self._columns] = basis.col_status
-            self._row_status[self._rows] = basis.row_status
-        if status == "Optimal":  # and not where it is cut off
-            self.basis = self._columns, basis.col_status, self._rows, basis.row_status
+        basis = self._engine.getBasis() if status in ("Optimal", "Infeasible") else None  # not where it is cut off
+        if basis is not None and basis.valid:
+            found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
+            self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
+            self._stands = True
+            self.basis = found if status == "Optimal" else self.basis
         return status
 
     def _tune(self, *, changed: bool, doubtful: bool) -> None:
@@ -139,4 +142,4 @@ class Held:
     def _pass(self, inside: Array) -> None:
         part = Part(self._matrix, inside, self._matrix.awake(inside))
         self._columns, self._rows = part.columns, part.rows
-        self._engine.passModel(highs_model(part, integer=False))
+        pass_to(self._engine, part, integer=False)

@@ -166,12 +166,14 @@ class Matrix:
         return inside
 
     def awake(self, inside: Array) -> Array:
-        """The rows that a program of these columns has."""
+        """The rows that a program of these columns has: without those that say nothing of them."""
+        said = np.zeros(self.lines, dtype=bool)
+        said[self.row[inside[self.column]]] = True
         rows = np.ones(self.lines, dtype=bool)
         rows[self.implications.rows] = inside[self.implications.small]
         rows[self.products.rows] = inside[self.products.z]
         rows[self.products.floors] = inside[self.products.z] & self.floored
-        return rows | ~self.dormant
+        return (rows | ~self.dormant) & (said | (self.least > 0) | (self.most < 0))
 
     def cheapest(self, many: int) -> Array:
         """For every end of every flow, the so many cheapest that leave it or arrive there; and what is not optional."""

@@ -158,13 +158,14 @@ class Program:
         *,
         everything: bool = False,
         close: float | None = None,
+        basis: Basis | None = None,
     ) -> Outcome:
         """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
         was too short. `everything`: with all columns from the start; `close`: what a bound may miss, relatively."""
         if not is_highs(solver):
             return self._optimise(solver, np.arange(len(self.names)), False, time_limit, 0.0, bounds)
         relaxation = Relaxation(self.matrix(), everything=everything)
-        return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close)
+        return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
 
     def relax_again(
         self,
@@ -208,9 +209,8 @@ class Program:
             return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
         if status != "optimal":
             return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
-        value = relaxation.objective
-        found = relaxation.values, value, value, relaxation.reduced, relaxation, bounds, relaxation.basis
-        return Outcome("optimal", *found, relaxation.duals)
+        some, value = relaxation, relaxation.objective
+        return Outcome("optimal", some.values, value, value, some.reduced, some, bounds, some.basis, some.duals)
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """A relaxation as a solution, where all that must be whole is so already."""

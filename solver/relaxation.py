@@ -62,6 +62,7 @@ class Relaxation:
         self.matrix.bound(bounds)
         if basis is not None:
             self._held.stand(basis)
+            self.inside[basis[0]] = True
         start: Start = "doubtful" if doubtful and cutoff < math.inf else "plain" if close == math.inf else "basis"
         while True:
             gone, was = cpu_seconds() - begun, start

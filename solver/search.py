@@ -23,15 +23,16 @@ from autopar.solver import wholes
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
 from autopar.solver.engines import is_highs
+from autopar.solver.held import Basis
 from autopar.solver.linear import Array
 from autopar.solver.outcome import Outcome
 from autopar.solver.program import Program
-from autopar.solver.shrunk import part_of, within
+from autopar.solver.shrunk import Shrunk, part_of, within
 
 _LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
 _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
 _SMALL = 0.5  # of the columns of a relaxation: a part that has more is no faster than the program itself
-_COSTS = 5e-2  # what a budget is first thought to cost, relatively
+_COSTS = 7e-2  # what a budget is first thought to cost, relatively
 _ABOVE = 2e-2  # how much more than the relaxation of a part its solutions cost, relatively
 _MOST = 0.6, 0.85  # of the choices, at first and later: a part that has more is not worth a relaxation of its own
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
@@ -75,19 +76,20 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
     rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
     if rough.status != "optimal":
         return None
-    choices, limit = np.array(program.integer), rough.objective + _COSTS * abs(rough.objective)
+    choices, limit, basis = np.array(program.integer), rough.objective + _COSTS * abs(rough.objective), None
     for most in itertools.chain(_MOST, itertools.repeat(_MOST[-1])):
         kept = within(program, rough, limit)
         if choices[kept].sum() > most * choices.sum():
             return None
         part = part_of(program, kept)
-        root = part.relax(solver, clock.patience - clock.gone, {}, clock.limit / 2, close=_LOOSE)
-        if root.status != "optimal":
+        root = _rooted(part, basis, solver, clock.patience - clock.gone, clock, close=_LOOSE)
+        if root.status != "optimal" or root.basis is None:
             return None
+        basis = part.of_whole(root.basis)
         if root.objective + _PARTS[0] * abs(root.objective) <= limit:
             break
         limit = max(limit, root.objective + _ABOVE * abs(root.objective))
-    found = _by_parts(part, root, solver, gap, clock)
+    found = _by_parts(part.program, root, solver, gap, clock)
     if not len(found.values) or found.objective > limit:
         return None
     return _judged(_of_whole(program, kept, found, limit), gap)
@@ -102,7 +104,7 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
         relaxation = root.relaxation
         if relaxation is not None and len(kept) > max(wholes.FEW, _SMALL * int(relaxation.inside.sum())):
             return Branching(program, solver, gap, clock, best).run(root)
-        found = _of_part(part_of(program, kept), kept, best, solver, gap, clock)
+        found = _of_part(part_of(program, kept), root.basis, best, solver, gap, clock)
         if len(found.values):
             found = _of_whole(program, kept, found, limit)
             judged = _judged(found, gap)
@@ -127,17 +129,25 @@ def _judged(found: Outcome, gap: float) -> Outcome:
     return replace(found, status="optimal" if near else "feasible")
 
 
-def _of_part(part: Program, kept: Array, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
-    """The best solution of a part of a program, which has the best known one of the whole."""
-    known = None if best is None else replace(best, values=best.values[kept])
+def _of_part(part: Shrunk, basis: Basis | None, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
+    """The best solution of a part of a program, which has the best known one of the whole; `basis`: of the whole."""
+    known = None if best is None else replace(best, values=best.values[part.columns])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
-    everything = len(part.names) <= wholes.FEW
-    root = part.relax(solver, clock.left(known is not None), {}, clock.limit / 2, everything=everything)
+    root = _rooted(part, basis, solver, clock.left(known is not None), clock)
     if root.status == "optimal":
-        return Branching(part, solver, gap, clock, known).run(root)
+        return Branching(part.program, solver, gap, clock, known).run(root)
     if known is not None:  # nothing better is in this part, or it takes too long to tell
         return replace(known, status="feasible", bound=math.inf if root.status == "infeasible" else known.bound)
     if root.status == "stopped":
         raise clock.too_short()
     return root
+
+
+def _rooted(
+    part: Shrunk, basis: Basis | None, solver: str, left: float, clock: Clock, close: float | None = None
+) -> Outcome:
+    """The relaxation of a part, from a basis of the whole if there is one, in the seconds that are `left`."""
+    program, start = part.program, None if basis is None else part.basis(basis)
+    everything = len(program.names) <= wholes.FEW and close is None
+    return program.relax(solver, left, {}, clock.limit / 2, everything=everything, close=close, basis=start)

@@ -9,13 +9,36 @@ no columns to be priced and are solved many times faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.solver.held import Basis
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
 from autopar.solver.outcome import Outcome
 from autopar.solver.program import Product, Program
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A part of a program, with the numbers that its columns and lines have there, in order."""
+
+    program: Program
+    columns: Array
+    lines: Array
+
+    def basis(self, whole: Basis) -> Basis:
+        """What a basis of the program says of the part."""
+        columns, of_columns, lines, of_lines = whole
+        mine, its = np.isin(columns, self.columns), np.isin(lines, self.lines)
+        places = np.searchsorted(self.columns, columns[mine]), np.searchsorted(self.lines, lines[its])
+        return places[0], of_columns[mine], places[1], of_lines[its]
+
+    def of_whole(self, basis: Basis) -> Basis:
+        """A basis of the part as one of the program."""
+        columns, of_columns, lines, of_lines = basis
+        return self.columns[columns], of_columns, self.lines[lines], of_lines
 
 
 def within(program: Program, root: Outcome, limit: float) -> Array:
@@ -28,7 +51,7 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
     return np.flatnonzero(matrix.with_company(kept))
 
 
-def part_of(program: Program, kept: Array) -> Program:
+def part_of(program: Program, kept: Array) -> Shrunk:
     """The program of these variables, numbered in their order; the others are 0.
 
     They have to be kept together with what is there for their sake (`Matrix.with_company`).
@@ -49,7 +72,7 @@ def part_of(program: Program, kept: Array) -> Program:
     line = np.cumsum(needed) - 1
     entries, there = Entries(), needed[row]
     entries.many(line[row[there]], place[column[there]], value[there])
-    return Program(
+    part = Program(
         names=[program.names[v] for v in kept],
         lower=[program.lower[v] for v in kept],
         upper=[program.upper[v] for v in kept],
@@ -72,6 +95,7 @@ def part_of(program: Program, kept: Array) -> Program:
             for rows, small, big, alone in program.implied
         ],
     )
+    return Shrunk(part, kept, np.flatnonzero(needed))
 
 
 def _placed(pairs: Sequence[tuple[int, int]], place: Array) -> list[tuple[int, int]]:

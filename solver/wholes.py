@@ -19,7 +19,7 @@ from autopar.solver.program import Program
 from autopar.solver.shrunk import without_zeros
 
 FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
-_FLOWS = 15_000  # flows with which whole numbers of a box are solved at once
+_FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once, of a large program or not
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
@@ -50,11 +50,12 @@ class Wholes:
         return self.slow and len(self.kept(node, self.near(node))) > FEW
 
     def has_many(self, node: Outcome) -> bool:
-        """Whether a box has too many variables for whole numbers, once there is a solution."""
-        if not self.slow or self.best is None or node.status != "optimal" or node.relaxation is None:
+        """Whether a box has too many variables for whole numbers, once there is a solution: cuts are faster."""
+        if self.best is None or node.status != "optimal" or node.relaxation is None:
             return False
         kept = self.kept(node, self.enough())
-        return int(np.isin(kept, self.program.matrix().flows[:, 0]).sum()) > _FLOWS
+        flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
+        return flows > (_FLOWS if self.slow else _FEW_FLOWS)
 
     def round(self, node: Outcome) -> None:
         """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""

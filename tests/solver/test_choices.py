@@ -73,11 +73,15 @@ def _groups(asked: Program) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("first", [pytest.param(s, marks=pytest.mark.slow if s else []) for s in range(0, 100, 10)])
-def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", [0, 20_000], ids=["large", "small"])
+def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
+    few: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten graphs, in which every box is cut by choices until its relaxation is whole."""
     cuts, split = [], Choices.split
-    for module, name, value in ((wholes, "FEW", 0), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
+    for module, name, value in ((wholes, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(branching, "_CUTS", 1_000_000)
     monkeypatch.setattr(wholes.Wholes, "has_many", lambda _, node: node.status == "optimal")
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(found := split(*some)) or found)
     for seed in range(first, first + 10):
