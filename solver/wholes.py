@@ -68,10 +68,14 @@ class Wholes:
         if len(found.values) and (self.best is None or found.objective < self.best.objective):
             self.best = found
 
-    def solve(self, node: Outcome) -> None:
-        """The best solution of a box that is done, if it is better than the best so far by more than the gap."""
+    def solve(self, node: Outcome, least: float = -math.inf) -> None:
+        """The best solution of a box that is done, if it is better than the best so far by more than the gap.
+
+        `least`: a bound that is known of it, where that is more than its relaxation.
+        """
+        least = max(least, node.objective)
         if self._solved_by_itself(node):
-            self.proven = min(self.proven, node.objective)
+            self.proven = min(self.proven, least)
             return
         few = len(self.program.names) <= FEW
         margin = math.inf if few else self.near(node) - node.objective
@@ -91,9 +95,9 @@ class Wholes:
             if found.status == "stopped":
                 if self.best is None:
                     continue
-                self.proven = min(self.proven, node.objective)
+                self.proven = min(self.proven, least)
                 return
-            bound = max(node.objective, min(found.bound, enough if everything else limit))
+            bound = max(least, min(found.bound, enough if everything else limit))
             done = everything or limit >= enough or (self.best is not None and self.closed(bound))
             if done or mine <= limit or found.status == "feasible" or (self.best and self.left() <= 0):
                 self.proven = min(self.proven, bound)
