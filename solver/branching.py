@@ -12,8 +12,8 @@ again, and its relaxation rounded: the good solution that this finds makes most 
 parts are looked at last. In a small program a relaxation and its rounding take a tenth of the time of whole numbers, so
 that every box is rounded and cut like this first, and what is left of one is gone on with until a solution is found.
 
-Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all that
-is left after some cuts is then solved at once.
+Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all
+that is left after some cuts is then solved at once.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
