@@ -111,9 +111,8 @@ class Branching:
 
     def _left(self) -> list[float]:
         """The bounds of the boxes that are left."""
-        return [objective for objective, _, _ in self.heap] + [
-            part.objective for _, parts in self.cut for part in parts
-        ]
+        parts = [part for _, some in self.cut for part in some]
+        return [objective for objective, _, _ in self.heap] + [part.objective for part in parts]
 
     def _push(self, node: Outcome) -> None:
         if node.status not in ("closed", "infeasible"):
