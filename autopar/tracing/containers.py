@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import ArgumentError
+from autopar.tracing.known import Known
 
 
 def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
@@ -33,7 +34,7 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
 
 def _holds_tensors(leaf: Any) -> bool:
     """Whether items or attributes of a leaf are tensors, or dataclasses with tensors, or containers of them."""
-    if isinstance(leaf, (torch.Tensor, type)) or type(leaf).__module__ == "builtins":
+    if isinstance(leaf, (torch.Tensor, Known, type)) or type(leaf).__module__ == "builtins":
         return False
     held: list[Any] = []
     if isinstance(leaf, Mapping):

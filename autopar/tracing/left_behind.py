@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ class LeftBehind:
     def attributes(self, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
         """Names of numbers and tensors that were there before and are others now: a graph has what they were.
 
-        Not those of `leaves`, whose own code runs at each call.
+        Not those of `leaves`, whose own code runs at each call; nor those of installed packages, which note there what
+        follows from the shapes of a call (a window that fits the image), not what goes on from call to call.
         """
         found = []
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
         for one in self._before:
-            if id(one.module) in as_they_are:
+            if id(one.module) in as_they_are or _is_installed(type(one.module)):
                 continue
             now = {**vars(one.module), **one.module._buffers}
             for name, old in {**one.own, **one.buffers}.items():
@@ -59,3 +63,8 @@ class LeftBehind:
                 if tensors or (type(old) in _PLAIN and (type(new) is not type(old) or new != old)):
                     found.append(f"{one.path}.{name}" if one.path else name)
         return tuple(found)
+
+
+def _is_installed(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not _INSTALLED.isdisjoint(Path(file).parts)
