@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
@@ -28,6 +27,7 @@ from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.places import is_installed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
 
 LossFunction = Callable[..., torch.Tensor]
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ def _raised_at(model: nn.Module, error: Exception) -> str:
     places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     outside = [(file, line) for file, line in places if not file.startswith((*libraries, "<"))]
     homes = {getattr(sys.modules.get(type(m).__module__), "__file__", None) for m in model.modules()}
-    own = [(file, line) for file, line in outside if file in homes or _INSTALLED.isdisjoint(Path(file).parts)]
+    own = [(file, line) for file, line in outside if file in homes or not is_installed(file)]
     file, line = (own or outside or [("", None)])[-1]
     return f"{file}:{line}" if file else ""
 

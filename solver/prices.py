@@ -34,11 +34,8 @@ class Prices:
 
     def at(self, rows: Array, columns: Array) -> Prices:
         """Those of some layouts."""
-        at = rows[:, None], columns[None, :]
-        kinds = self.forward_collectives, self.backward_collectives, self.possible
-        return Prices(
-            self.forward[(slice(None), *at)], self.backward[(slice(None), *at)], *(kind[at] for kind in kinds)
-        )
+        kinds = self.forward, self.backward, self.forward_collectives, self.backward_collectives, self.possible
+        return Prices(*(kind[..., rows[:, None], columns] for kind in kinds))
 
 
 @dataclass

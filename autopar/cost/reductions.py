@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 SMALL = 8
-"""A bucket of so much less than another one begins together with it: a gather before, a reduction after it."""
+"""A bucket of so many times fewer bytes than another is small beside it: in its time nothing of the other hides."""
 HELD = 2
 """The last of several collectives may hold, all together, a bucket's bytes by this."""
 

@@ -200,14 +200,15 @@ class _Simulation:
 
     def _gather(self, which: tuple[str, int], route: Sequence[tuple[str, int]]) -> None:
         """Wait for a bucket, and begin what those after it need by now."""
-        here, *behind = [self._gathered(one) for one in route[route.index(which) :]]
+        behind = route[route.index(which) + 1 :]
         one = self.begun.pop(which) if which in self.begun else self._begin(which)
-        self._go_ahead(here, behind, read=False)
+        self._go_ahead(which, behind, read=False)
         self._finish(one)
-        self._go_ahead(here, behind, read=True)
+        self._go_ahead(which, behind, read=True)
 
-    def _go_ahead(self, here: _Gathered, behind: Sequence[_Gathered], *, read: bool) -> None:
-        for one, collectives in due_ahead(here, behind, self.longest, read=read):
+    def _go_ahead(self, which: tuple[str, int], behind: Sequence[tuple[str, int]], *, read: bool) -> None:
+        here, after = self._gathered(which), map(self._gathered, behind)
+        for one, collectives in due_ahead(here, after, self.longest, read=read):
             if one.which not in self.begun:
                 self.begun[one.which] = self._begin(one.which)
             else:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from autopar.tracing import places
+
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
@@ -67,4 +67,4 @@ class LeftBehind:
 
 def _is_installed(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not _INSTALLED.isdisjoint(Path(file).parts)
+    return file is not None and places.is_installed(file)

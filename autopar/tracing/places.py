@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
 
 import torch
@@ -13,7 +14,13 @@ _OURS = (
     os.path.dirname(__file__) + os.sep,
 )
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _foreign: dict[str, bool] = {}
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file is one of an installed package."""
+    return not _INSTALLED.isdisjoint(Path(filename).parts)
 
 
 def is_users(filename: str) -> bool:

@@ -64,7 +64,7 @@ def test_what_compute_cannot_use_of_the_device_stays() -> None:
 
 
 def test_two_axes_hide_behind_the_same_compute() -> None:
-    """Each has a stream of its own; what one of them cannot hide, the other does not either."""
+    """Each has a stream of its own, and hides what there is compute for, whatever the other hides."""
     one, other = Movable(1), Movable(1)
     one.gathers[0], other.gathers[0] = 2.0, 40.0
     assert hidden_seconds([Stretch(0, 100, 1)], [one, other], [3.0], [0.0], 1) == pytest.approx(2.0 + 2.97)

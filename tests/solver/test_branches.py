@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from toys import Stack, cluster, on_meta, toy
 
-from autopar.solver import search, wholes
+from autopar.solver import branching, search, wholes
 from autopar.solver.model import Model
+from autopar.solver.outcome import Outcome
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.solution import read_solution
@@ -59,6 +62,31 @@ def test_large_programs_have_the_same_optimum(
         assert found[0].status == found[1].status == "optimal"
         assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
+
+
+def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some splits that tell nothing; here after the first one behind a solution."""
+    at_once: list[float] = []
+
+    class Watched(wholes.Wholes):
+        def solve(self, node: Outcome, least: float = -math.inf) -> None:
+            at_once.extend([least] if least > -math.inf else [])
+            super().solve(node, least)
+
+    monkeypatch.setattr(branching, "Wholes", Watched)
+    monkeypatch.setattr(branching, "_BLIND", 1)
+    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(2, 2, seed=1))
+    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    for part in (0.9, 0.6, 0.3, 0.02):
+        found = []
+        for splits in (16, 0):
+            monkeypatch.setattr(branching, "_SPLITS", splits)
+            model = Model(problem.problem())
+            Rows(model, least + part * (most - least))
+            found.append(run(model, "highs", 60.0, 1e-7))
+        assert found[0].status == found[1].status == "optimal"
+        assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
+    assert at_once, "nothing was left to be solved at once"
 
 
 def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:
