@@ -56,6 +56,9 @@ class Axis:
     several devices in a node, as every one of them then crosses the network. None: the same as `bytes_per_s`.
     `gather_bytes_per_s`, `scatter_bytes_per_s`: rates of all-gather and reduce-scatter where they were measured, with
     the copies that cut tensors into pieces and join them. None: `bytes_per_s`, without copies.
+    `tree_seconds` is the way up a tree over a group's nodes (all-reduce goes up and down); `gather_tree_seconds` the
+    latency of the trees by which a group with one device in each node gathers or scatters. None: there are rings alone
+    (`autopar.cost.collectives`).
     """
 
     name: str
@@ -66,6 +69,8 @@ class Axis:
     all_to_all_bytes_per_s: float | None = None
     gather_bytes_per_s: float | None = None
     scatter_bytes_per_s: float | None = None
+    tree_seconds: float | None = None
+    gather_tree_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,17 @@ class Node:
             return Axis(name, size, self.latency_seconds, self.bytes_per_s, self.launch_seconds)
         ring = min(self.bytes_per_s, self.network_bytes_per_s / max(ring_out.values()))
         each = min(self.bytes_per_s, self.network_bytes_per_s / max(all_to_all_out.values()))
-        return Axis(name, size, self._latency(groups), ring, self.launch_seconds, min(ring, each))
+        tree, gather_tree = self._trees(groups)
+        return Axis(
+            name,
+            size,
+            self._latency(groups),
+            ring,
+            self.launch_seconds,
+            min(ring, each),
+            tree_seconds=tree,
+            gather_tree_seconds=gather_tree,
+        )
 
     def _latency(self, groups: Sequence[Sequence[int]]) -> float:
         """Mean over the hops of the ring that has the most hops between nodes."""
@@ -121,6 +136,18 @@ class Node:
             most = max(most, sum(a != b for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True)))
         size = len(groups[0])
         return (most * self.network_latency_seconds + (size - most) * self.latency_seconds) / size
+
+    def _trees(self, groups: Sequence[Sequence[int]]) -> tuple[float, float | None]:
+        """`tree_seconds` and `gather_tree_seconds` of the group that spans the most nodes.
+
+        As NCCL's own tuning has them (ncclTopoTuneModel in src/graph/tuning.cc): a chain within each node, then a
+        binary tree over the nodes; trees that gather have a part that grows with the devices, 2.8 microseconds each.
+        """
+        spanned = [Counter(rank // self.devices for rank in group) for group in groups]
+        depth = math.ceil(math.log2(max(len(nodes) for nodes in spanned))) * self.network_latency_seconds
+        inside = max(max(nodes.values()) for nodes in spanned) - 1
+        tree = inside * self.latency_seconds + depth
+        return tree, depth + 2.8e-6 * len(groups[0]) if inside == 0 else None
 
 
 def _groups(shape: Sequence[int], ranks: Sequence[int]) -> list[list[list[int]]]:

@@ -13,6 +13,7 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory, without_data
 from autopar.cost.seconds import node_seconds
@@ -126,6 +127,7 @@ class Restated:
             cluster.device.kind,
             any(collective.phase == "backward" for collective in plan.collectives)
             or plan.predicted.optimizer_seconds > 0,
+            bucket_bytes=bucket_bytes(cluster),
         )
         pins = [pin for pin in split_requests(plan.constraints)[1] if pin.strip() not in PRESETS]
         marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal

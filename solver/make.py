@@ -12,6 +12,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError
@@ -74,7 +75,15 @@ def make_plan(
     budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
     memory = StepMemory(
-        graph, parameters, cluster.shape, precision, optimizer, micro_batches, cluster.device.kind, train
+        graph,
+        parameters,
+        cluster.shape,
+        precision,
+        optimizer,
+        micro_batches,
+        cluster.device.kind,
+        train,
+        bucket_bytes=bucket_bytes(cluster),
     )
     restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
     marks = restricted.marks

@@ -10,7 +10,7 @@ import numpy as np
 from autopar.all_paths import KINDS, Paths, Sends, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
-from autopar.cost.collectives import collective_seconds, copies_seconds
+from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
 from autopar.cost.moving import Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -133,7 +133,8 @@ class PriceTable:
         return found
 
     def _collective(self, kind: CollectiveKind, axis: Axis, size: int) -> tuple[float, float, float]:
-        moving = collective_seconds(kind, size, axis, 0.0)
-        if self.grouping is not None:
-            moving += copies_seconds(kind, size, axis, self.cluster.device)
-        return collective_seconds(kind, 0, axis), moving, 1.0
+        """Seconds whatever its bytes, those of its bytes, and one collective; of an activation all are fixed."""
+        if self.grouping is None:
+            return collective_seconds(kind, size, axis), 0.0, 1.0
+        fixed, per_byte = bucket_terms(kind, axis, self.grouping.full_bytes)
+        return fixed, size * per_byte + copies_seconds(kind, size, axis, self.cluster.device), 1.0

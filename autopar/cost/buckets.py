@@ -1,14 +1,14 @@
 """Buckets: which parameters' collectives run as one, and what part of a bucket each parameter accounts for.
 
 A bucket lies within one region of the graph (a repeated block, or what lies between), or, where blocks are smaller than
-`LEAST_BYTES` and not recomputed, within several neighbouring blocks of a repeat. Its members are converted by
-collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first uses them.
-What exceeds `BUCKET_BYTES` is cut into buckets of about that size.
+`LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat. Its members are converted
+by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first uses them.
+What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
-or its bytes over `BUCKET_BYTES` where that is more. Where all of them move alike, the parts add up to the buckets that
-run; where they move in several ways, or small blocks are recomputed, some latency is not counted.
+or its bytes over those of a bucket where that is more. Where all of them move alike, the parts add up to the buckets
+that run; where they move in several ways, or small blocks are recomputed, some latency is not counted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from autopar.cost.blocks import Repeat, regions
+from autopar.cost.bucket_size import LEAST_PART
 from autopar.cost.memory import StepMemory
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -31,12 +32,6 @@ from autopar.reshard import Move
 
 if TYPE_CHECKING:
     from autopar.cost.moving import Moving
-
-BUCKET_BYTES = 64 << 20
-"""Large enough that latency is a small part of the time, small enough that the last reduction, which nothing hides,
-is too."""
-LEAST_BYTES = 25 << 20
-"""What the blocks of one bucket have at least, as in DistributedDataParallel, if there are so many."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,7 @@ class Grouping:
         self._parts: dict[fx.Node, float] = {}
         self._home: dict[fx.Node, int] = {}  # region in which a parameter is read first
         self._memory = memory
+        self.full_bytes = memory.bucket_bytes
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
         self.moved: dict[tuple[object, ...], Moving] = {}  # what `autopar.cost.moving` has told already
         filled: dict[int, list[fx.Node]] = {}
@@ -81,8 +77,9 @@ class Grouping:
         for i, row in enumerate(rows):
             blocks = repeats[row.repeat].count if row.repeat is not None else 1
             if row.repeat is None or row.instance == 0:
-                together = min(blocks, max(1, LEAST_BYTES // total[i]))
-                self.stretches.append(Stretch(row.first, -(-blocks // together), max(1, total[i] // BUCKET_BYTES)))
+                together = min(blocks, max(1, int(LEAST_PART * self.full_bytes) // total[i]))
+                buckets = max(1, total[i] // self.full_bytes)
+                self.stretches.append(Stretch(row.first, -(-blocks // together), buckets))
             stretch = self.stretches[-1]
             self._stretch.append(len(self.stretches) - 1)
             self._group.append((len(self.stretches) - 1, row.instance // together))
@@ -138,7 +135,7 @@ class Grouping:
 
     def calls(self, ref: TensorRef, wanted: Layout) -> float:
         """How many collectives, mostly a part of one, the conversion of a parameter accounts for."""
-        return max(self.part(ref.node), self._memory.local_bytes(ref, wanted) / BUCKET_BYTES)
+        return max(self.part(ref.node), self._memory.local_bytes(ref, wanted) / self.full_bytes)
 
     def form(self, ref: TensorRef) -> tuple[object, ...]:
         """Equal for parameters of which equal layouts take equal bytes on their way."""
@@ -206,7 +203,7 @@ def group(
     for members in alike.values():
         sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
         total = max(1, sum(sizes))
-        count = max(1, total // BUCKET_BYTES)
+        count = max(1, total // memory.bucket_bytes)
         cut = [Grouped() for _ in range(count)]
         before = 0
         for one, size in zip(members, sizes, strict=True):

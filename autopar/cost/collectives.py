@@ -12,44 +12,90 @@ all_reduce      2 (n - 1) / n B           2 (n - 1)
 all_to_all      (n - 1) / n B             n - 1
 ==============  ========================  ===========================
 
-It follows that, for one and the same tensor, reduce_scatter <= all_reduce <= reduce_scatter + all_gather.
+Over many nodes the hops of a ring take longer than its bytes, and NCCL takes trees (`Axis.tree_seconds`,
+`Axis.gather_tree_seconds`), whose depth is the logarithm of the nodes. Here as there (ncclTopoTuneModel in NCCL's
+src/graph/tuning.cc) the faster way runs: for all_reduce a double binary tree, which sends 2 B at 0.9 of the ring's rate
+(Sanders, Speck and Traeff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009); for all_gather
+and reduce_scatter, where a group has one device in each node, parallel aggregated trees, which send what a ring
+sends at 0.75 of its rate (Jeaugey, PAT: a new algorithm for all-gather and reduce-scatter operations at scale, 2025).
+
+It follows that, for one and the same tensor, all_reduce <= reduce_scatter + all_gather; and, where rings are the
+fastest, reduce_scatter <= all_reduce. Over hundreds of nodes a small all_reduce is the faster one.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from autopar.cluster import Axis, Device
 from autopar.errors import InputError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_TREE_RATE = 0.9
+_GATHER_TREE_RATE = 0.75
+_LATENCY = 0.5  # of the time that a bucket's bytes take, the time at most that it waits for its hops
 
 
-def collective_seconds(kind: str, input_bytes: float, axis: Axis, calls: float = 1.0) -> float:
+def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
     """Seconds from start to end of one collective, when nothing else uses the axis.
 
-    `input_bytes` is what one device hands in: all_gather's shard, the whole (local) tensor otherwise. `calls`: into how
-    many collectives it is cut; less than 1 for a part of one (`autopar.cost.buckets`).
+    `input_bytes` is what one device hands in: all_gather's shard, the whole (local) tensor otherwise.
     An axis of one device moves nothing and takes no time.
 
     >>> axis = Axis("tp", 8, latency_seconds=0.0, bytes_per_s=100e9)
     >>> collective_seconds("all_reduce", 800e6, axis), collective_seconds("all_gather", 100e6, axis)
     (0.014, 0.007)
     """
-    n = axis.size
-    if n == 1:
-        return 0.0
-    rounds, sent = n - 1, (n - 1) / n * input_bytes
-    rate = axis.bytes_per_s
-    if kind == "all_reduce":
-        rounds, sent = 2 * rounds, 2 * sent
-    elif kind == "all_gather":
-        sent, rate = (n - 1) * input_bytes, axis.gather_bytes_per_s or rate
-    elif kind == "all_to_all":
-        rate = axis.all_to_all_bytes_per_s or rate
-    elif kind == "reduce_scatter":
-        rate = axis.scatter_bytes_per_s or rate
-    else:
+    return min(fixed + input_bytes * per_byte for fixed, per_byte in _algorithms(kind, axis))
+
+
+def bucket_terms(kind: str, axis: Axis, bucket_bytes: int) -> tuple[float, float]:
+    """Seconds of a bucket's collective, and further seconds for each byte that a device hands in.
+
+    A bucket is priced by its members (`autopar.cost.buckets`), so its seconds must be linear in their bytes: the
+    algorithm is that which is fastest for a bucket of full size, `bucket_bytes` on each device when it is gathered.
+
+    >>> bucket_terms("all_reduce", Axis("dp", 4, 1e-5, 1e9, launch_seconds=1e-4), 64 << 20)
+    (0.00016, 1.5e-09)
+    """
+    handed = bucket_bytes / axis.size if kind == "all_gather" else bucket_bytes
+    return min(_algorithms(kind, axis), key=lambda terms: terms[0] + handed * terms[1])
+
+
+def gather_fills(axis: Axis) -> float:
+    """The bytes of a bucket in whose all-gather at most a third of the time is latency.
+
+    >>> round(gather_fills(Axis("dp", 512, 1e-5, 1e9)) / 1e6, 1)
+    10.2
+    """
+    return min(fixed / (_LATENCY * per_byte / axis.size) for fixed, per_byte in _algorithms("all_gather", axis))
+
+
+@lru_cache(maxsize=256)
+def _algorithms(kind: str, axis: Axis) -> tuple[tuple[float, float], ...]:
+    """Of each way to run a collective: seconds that any of them takes, and seconds a byte that a device hands in."""
+    if kind not in KINDS:
         raise InputError(f"collective {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    return calls * (axis.launch_seconds + rounds * axis.latency_seconds) + sent / rate
+    n, launch, rate = axis.size, axis.launch_seconds, axis.bytes_per_s
+    if n == 1:
+        return ((0.0, 0.0),)
+    hops = (n - 1) * axis.latency_seconds
+    if kind == "all_reduce":
+        found = [(launch + 2 * hops, 2 * (n - 1) / n / rate)]
+        if axis.tree_seconds is not None:
+            found.append((launch + 2 * axis.tree_seconds, 2 / (_TREE_RATE * rate)))
+        return tuple(found)
+    own = {
+        "all_gather": axis.gather_bytes_per_s,
+        "reduce_scatter": axis.scatter_bytes_per_s,
+        "all_to_all": axis.all_to_all_bytes_per_s,
+    }[kind]
+    rate = own or rate
+    sent = n - 1 if kind == "all_gather" else (n - 1) / n
+    found = [(launch + hops, sent / rate)]
+    if kind != "all_to_all" and axis.gather_tree_seconds is not None:
+        found.append((launch + axis.gather_tree_seconds, sent / (_GATHER_TREE_RATE * rate)))
+    return tuple(found)
 
 
 def copies_seconds(kind: str, input_bytes: float, axis: Axis, device: Device) -> float:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx, nn
 
+from autopar.cost.bucket_size import BUCKET_BYTES
 from autopar.cost.cuts import in_storage
 from autopar.cost.found import Found
 from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
@@ -68,6 +69,7 @@ class StepMemory:
     `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
     `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
     blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answers are the same without.
+    `bucket_bytes`: what a bucket of parameters has (`autopar.cost.bucket_size`).
     """
 
     graph: fx.Graph
@@ -79,6 +81,7 @@ class StepMemory:
     device_kind: str
     train: bool = True
     repeats: tuple[Repeat, ...] = ()
+    bucket_bytes: int = BUCKET_BYTES
 
     @property
     def allocator_bytes(self) -> int:

@@ -19,7 +19,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.buckets import Conversion, Grouped, Grouping, group
-from autopar.cost.collectives import collective_seconds, copies_seconds
+from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
 from autopar.cost.memory import StepMemory
 from autopar.cost.overlap import Movable
 from autopar.graph import COST, TensorRef, tensor_of
@@ -276,7 +276,8 @@ class _Walk:
             self.count[key] += count
             for size, one, times in zip(sizes, members, uses, strict=True):
                 axis, calls = self.cluster.axes[moves[0].axis], self.grouping.calls(one.ref, one.wanted)
-                seconds = collective_seconds(moves[0].kind, size, axis, calls)
+                fixed, per_byte = bucket_terms(moves[0].kind, axis, self.memory.bucket_bytes)
+                seconds = calls * fixed + size * per_byte
                 seconds += copies_seconds(moves[0].kind, size, axis, self.cluster.device)
                 self.seconds[key] += count * times * seconds
                 together += times * seconds

@@ -11,6 +11,7 @@ from torch import nn
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import find_repeats
+from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import predict, seconds_of
@@ -42,6 +43,11 @@ def with_flat_buffers(cluster: Cluster) -> Cluster:
     return replace(cluster, axes=axes)
 
 
+def before_gather_trees(cluster: Cluster) -> Cluster:
+    """The cluster for runs before NCCL 2.23 of 2024, which gathered and scattered in rings alone."""
+    return replace(cluster, axes=tuple(replace(axis, gather_tree_seconds=None) for axis in cluster.axes))
+
+
 def price(
     model: nn.Module,
     batch: int,
@@ -67,7 +73,14 @@ def price(
     prepared = prepare(model, traced, request, watch)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     memory = StepMemory(
-        traced.graph, parameters, cluster.shape, request.precision, "adamw", micro_batches, cluster.device.kind
+        traced.graph,
+        parameters,
+        cluster.shape,
+        request.precision,
+        "adamw",
+        micro_batches,
+        cluster.device.kind,
+        bucket_bytes=bucket_bytes(cluster),
     )
     restricted = restrict(_using(prepared.strategies, memory, used_as or {}), memory, constraints)
     marks = restricted.marks

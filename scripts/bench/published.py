@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from given_plans import Priced, price, with_flat_buffers
+from given_plans import Priced, before_gather_trees, price, with_flat_buffers
 from published_models import GPT, llama
 from torch import nn
 
@@ -79,14 +79,12 @@ def _megatron(
 
 
 _HIDES_LESS = "DeepSpeed of 2021, for its order alone: its gathers hide less behind compute"
-_LATENCY = (
-    "DeepSpeed of 2021, for its order alone: it gathers whole parameters, where buckets of 64 MiB pay the latency of a "
-    "ring of a thousand devices much more often"
-)
+
+_WHOLE = "no dim of its weights divides by the devices, so the plan priced here keeps whole copies, which do not fit"
 
 
 def _zero(layers: int, width: int, heads: int, devices: int, per_device: int) -> Run:
-    note = _HIDES_LESS if per_device > 2 else _LATENCY
+    note = _WHOLE if 4 * width % devices else _HIDES_LESS
     model = gpt(layers, width, heads)
     return Run(model, layers, "a100", (devices,), ("fsdp",), devices * per_device, replays=("blocks.{}",), note=note)
 
@@ -152,7 +150,8 @@ def priced(run: Run, model: nn.Module | None = None, layers: int | None = None) 
         model = model or run.model()
     layers = layers or run.layers
     paths = [path.format(i) for i in range(round(run.replayed_layers * layers)) for path in run.replays]
-    cluster = with_flat_buffers(Cluster.preset(run.preset, run.mesh, between_nodes=run.network))
+    preset = Cluster.preset(run.preset, run.mesh, between_nodes=run.network)
+    cluster = before_gather_trees(with_flat_buffers(preset))  # all of them ran before 2024, or within a few nodes
     return price(
         model,
         run.batch,

@@ -2,17 +2,19 @@
 
 import csv
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.cluster import Axis, Cluster, Node
-from autopar.cost.collectives import KINDS, collective_seconds, copies_seconds
+from autopar.cost.collectives import KINDS, bucket_terms, collective_seconds, copies_seconds
 from autopar.errors import InputError
 from autopar.presets import PRESETS
 
 MEASURED = Axis("x", 4, 1e-5, 2e9, 5e-4, 1.3e9, gather_bytes_per_s=1.1e9, scatter_bytes_per_s=1e9)
 AXES = [axis for name in PRESETS for axis in Cluster.preset(name, (4, 2, 8)).axes] + [MEASURED]
+WIDE = [axis for shape in [(64,), (64, 8), (2048, 8), (4096,)] for axis in Cluster.preset("h100", shape).axes]
 SIZES = [0, 1, 1 << 10, 1 << 20, 1 << 30]
 
 
@@ -40,18 +42,54 @@ def test_larger_presets_never_take_less_time(kind: str, preset: str) -> None:
 
 
 def test_all_reduce_lies_between_its_halves() -> None:
-    for axis, total in itertools.product(AXES, SIZES):
+    """Its scattering half may be the slower one where an all-reduce has trees and a reduce-scatter none, or worse."""
+    for axis, total in itertools.product([*AXES, *WIDE], SIZES):
         scatter = collective_seconds("reduce_scatter", total, axis)
         gather = collective_seconds("all_gather", total / axis.size, axis)
         whole = collective_seconds("all_reduce", total, axis)
-        assert scatter <= whole <= (scatter + gather) * (1 + 1e-12)
+        assert whole <= (scatter + gather) * (1 + 1e-12)
+        assert scatter <= whole or axis in WIDE
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_within_a_node_is_never_slower_than_one_across(kind: str) -> None:
+    """But for small all-reduces: eight nodes are a tree, in a node NCCL has a chain of eight devices."""
     for preset, total in itertools.product(PRESETS, SIZES):
         across, inside = Cluster.preset(preset, (8, 8)).axes
-        assert collective_seconds(kind, total, inside) <= collective_seconds(kind, total, across)
+        if kind != "all_reduce" or total >= 1 << 20:
+            assert collective_seconds(kind, total, inside) <= collective_seconds(kind, total, across)
+
+
+def test_latency_grows_with_the_depth_of_trees_as_in_nccl() -> None:
+    """What ncclTopoTuneModel gives for these groups, with the latencies of hops that the preset has."""
+    node = PRESETS["h100-80"][1]
+    across, inside = node.network_latency_seconds, node.latency_seconds
+    flat, (nodes, _) = Cluster.preset("h100", (16384,)).axes[0], Cluster.preset("h100", (2048, 8)).axes
+    launch = node.launch_seconds
+    assert collective_seconds("all_reduce", 0, flat) == pytest.approx(launch + 2 * (7 * inside + 11 * across))
+    assert collective_seconds("all_reduce", 0, nodes) == pytest.approx(launch + 2 * 11 * across)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert collective_seconds(kind, 0, nodes) == pytest.approx(launch + 11 * across + 2048 * 2.8e-6)
+        ring = launch + 14336 * inside + 2048 * across - across
+        assert collective_seconds(kind, 0, flat) == pytest.approx(ring, rel=1e-3)  # several devices a node: no trees
+
+
+def test_a_few_nodes_send_in_rings() -> None:
+    for size in (2, 4):
+        axis = Cluster.preset("h100", (size, 8)).axes[0]
+        ring = replace(axis, tree_seconds=None, gather_tree_seconds=None)
+        for kind, total in itertools.product(KINDS, [*SIZES, 1 << 22]):
+            if total > 1 << 20 or kind != "all_reduce":
+                assert collective_seconds(kind, total, axis) == collective_seconds(kind, total, ring)
+
+
+def test_a_bucket_costs_what_its_collective_does() -> None:
+    """The terms are those of a full bucket, and a smaller one is never taken for cheaper than it is."""
+    for kind, axis in itertools.product(KINDS, [*AXES, *WIDE]):
+        fixed, per_byte = bucket_terms(kind, axis, 64 << 20)
+        full = (64 << 20) / (axis.size if kind == "all_gather" else 1)
+        assert fixed + full * per_byte == collective_seconds(kind, full, axis)
+        assert all(fixed + b * per_byte >= collective_seconds(kind, b, axis) for b in SIZES)
 
 
 def test_two_of_a_half_never_take_less_than_one_whole() -> None:

@@ -11,6 +11,7 @@ from toys import Toy
 
 from autopar import Cluster
 from autopar.cost.blocks import find_repeats
+from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.memory import StepMemory
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.solver.constraints import Restricted
@@ -112,5 +113,6 @@ def toy_of(asked: Prepared) -> Toy:
         request.optimizer,
         request.micro_batches,
         request.cluster.device.kind,
+        bucket_bytes=bucket_bytes(request.cluster),
     )
     return Toy(memory, Restricted(dict(asked.strategies)), request.cluster, find_repeats(graph))

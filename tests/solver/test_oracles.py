@@ -10,7 +10,6 @@ import torch
 from random_graphs import every_plan
 from toys import Beside, Random, Stack, Toy, cluster, on_meta, toy
 
-from autopar.cost import buckets
 from autopar.plans import Prediction
 from autopar.solver.model import Model
 from autopar.solver.running import run
@@ -60,10 +59,10 @@ def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_optimum_where_communication_hides(seed: int, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimum_where_communication_hides(seed: int, micro_batches: int) -> None:
     """Buckets of some elements, so that reductions begin before the end of backward."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
     problem = _random(seed, (2,), micro_batches)
+    problem.memory = replace(problem.memory, bucket_bytes=64)
     problem.cluster = replace(problem.cluster, device=replace(problem.cluster.device, overlap=0.7))
     plans = _every_prediction(problem)
     assert any(p.hidden_seconds for p in plans)
