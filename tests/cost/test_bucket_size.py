@@ -1,0 +1,35 @@
+"""Buckets grow with the latency of the axes that they can move over, and plans are made of such buckets."""
+
+import torch
+from torch import nn
+
+from autopar import Cluster, Plan, plan
+from autopar.cost.bucket_size import BUCKET_BYTES, bucket_bytes
+from autopar.cost.collectives import collective_seconds
+
+FLAT = [(64,), (128,), (256,), (512,)]
+
+
+def test_latency_is_a_third_at_most_of_a_full_bucket_that_memory_has_room_for() -> None:
+    for shape in FLAT:
+        cluster = Cluster.preset("h100", shape)
+        axis, size = cluster.axes[0], bucket_bytes(cluster)
+        latency = collective_seconds("all_gather", 0, axis) / collective_seconds("all_gather", size / axis.size, axis)
+        assert size > BUCKET_BYTES
+        assert latency <= 1 / 3 + 1e-6 or size == cluster.device.memory_bytes // 128
+
+
+def test_buckets_stay_small_where_one_axis_is_quick() -> None:
+    assert {bucket_bytes(Cluster.preset("h100", shape)) for shape in [(1,), (8,), (2048, 8)]} == {BUCKET_BYTES}
+
+
+def _of_many_layers(shape: tuple[int, ...]) -> Plan:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(2048, 2048, bias=False), nn.ReLU()) for _ in range(32)))
+        batch = torch.empty(8192, 2048)
+    return plan(model, {"input": batch}, Cluster.preset("h100", shape), constraints=("fsdp", "recompute:* = never"))
+
+
+def test_one_collective_moves_more_layers_over_many_nodes() -> None:
+    """32 layers of 8 MiB (bfloat16): 3 of them are the most in 25 MiB, 30 in 25/64 of 628 MiB."""
+    assert [len(_of_many_layers(shape).buckets) for shape in [(8,), (512,)]] == [11, 2]
