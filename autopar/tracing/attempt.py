@@ -39,6 +39,7 @@ from autopar.tracing.regions import checkpoint_regions
 from autopar.tracing.replaced import overrides_active
 from autopar.tracing.scopes import ModuleCalls
 from autopar.tracing.set_order import sets_in_order
+from autopar.tracing.sharing import place_shared_attributes
 from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.traced import Traced
 from autopar.tracing.unknown import UnknownNumber, checks_noted
@@ -115,6 +116,7 @@ class Attempt:
         guards = take_guards(self.graph)
         remove_dead_nodes(self.graph)
         merge_equal_constants(self.graph)
+        place_shared_attributes(self.graph)
         return Traced(
             self.graph,
             self.model,

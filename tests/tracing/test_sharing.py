@@ -1,0 +1,135 @@
+"""What several modules read stands before the first of them; what one module reads stays where it reads it."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from autopar.cost.blocks import find_repeats
+from autopar.graph import REGION, SCOPE
+from autopar.tracing import trace
+
+Tensor = torch.Tensor
+BLOCKS, WIDTH = 4, 6
+
+
+class Mixing(nn.Module):
+    """A part of a block that reads what it is given, and what is its own twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.register_buffer("own", torch.rand(WIDTH))
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        y: Tensor = self.product(x)
+        return (y * angles.cos() + y * angles.sin() + self.own).exp() * self.own
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mixing = nn.LayerNorm(WIDTH), Mixing()
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        mixed: Tensor = self.mixing(self.norm(x), angles)
+        return x + mixed
+
+
+class Rotary(nn.Module):
+    """Blocks that are given a buffer of the model; `twice`: the model reads it before they do."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.twice = twice
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.register_buffer("angles", torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sin()
+        if self.twice:
+            x = x + self.angles
+        for block in self.blocks:
+            x = block(x, self.angles)
+        return x.square().sum()
+
+
+def traced(model: nn.Module) -> list[fx.Node]:
+    return list(trace(model, {"x": torch.rand(3, WIDTH)}).graph.nodes)
+
+
+def place(nodes: list[fx.Node], name: str) -> int:
+    return next(i for i, node in enumerate(nodes) if node.target == name)
+
+
+def first_of(nodes: list[fx.Node], path: str) -> int:
+    """Where the first node that was made in a module stands."""
+    return next(i for i, node in enumerate(nodes) if any(path == p for p, _ in node.meta.get(SCOPE, ())))
+
+
+def test_blocks_that_are_given_a_buffer_are_equal_from_the_first_on() -> None:
+    (repeat,) = find_repeats(trace(Rotary(), {"x": torch.rand(3, WIDTH)}).graph)
+    assert repeat.count == BLOCKS
+
+
+def test_it_stands_right_before_the_first_module_that_not_all_readers_are_in() -> None:
+    nodes = traced(Rotary())
+    assert place(nodes, "angles") == first_of(nodes, "blocks.0") - 1
+    assert nodes[place(nodes, "angles")].meta[SCOPE] == ()
+
+
+def test_what_one_module_reads_stays() -> None:
+    nodes = traced(Rotary())
+    for block in range(BLOCKS):
+        own = place(nodes, f"blocks.{block}.mixing.own")
+        assert nodes[own].next in nodes[own].users
+        assert nodes[own].meta[SCOPE][-1][0] == f"blocks.{block}.mixing"
+
+
+def test_what_the_model_reads_first_stays() -> None:
+    nodes = traced(Rotary(twice=True))
+    assert nodes[place(nodes, "angles")].next in nodes[place(nodes, "angles")].users
+
+
+def test_the_graph_computes_what_the_model_does() -> None:
+    for model in (Rotary(), Rotary(twice=True)):
+        x = torch.rand(3, WIDTH)
+        assert torch.equal(trace(model, {"x": x}).gm(x=x), model(x))
+
+
+def test_several_of_them_keep_their_order() -> None:
+    class Two(Rotary):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("more", torch.rand(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(block(x, self.angles), self.more)
+            return x.square().sum()
+
+    nodes = traced(Two())
+    assert (place(nodes, "angles"), place(nodes, "more")) == (1, 2)
+
+
+def test_it_is_in_no_checkpoint_region_that_not_all_readers_are_in() -> None:
+    class Checkpointed(Rotary):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, self.angles, use_reentrant=False)
+            return x.square().sum()
+
+    nodes = traced(Checkpointed())
+    assert nodes[place(nodes, "angles")].meta[REGION] == ()
+    assert nodes[place(nodes, "blocks.0.mixing.own")].meta[REGION] == (0,)
+
+
+def test_a_parameter_of_all_blocks_is_one_too() -> None:
+    class Scaled(Rotary):
+        def __init__(self) -> None:
+            super().__init__()
+            self.angles = nn.Parameter(self._buffers.pop("angles"))
+
+    (repeat,) = find_repeats(trace(Scaled(), {"x": torch.rand(3, WIDTH)}).graph)
+    assert repeat.count == BLOCKS
