@@ -25,6 +25,7 @@ from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure
+from autopar.runtime.submodules import refuse_calls
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_numbers import read_whole_numbers
 
@@ -66,6 +67,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
     planned.structure = Structure(model)
+    refuse_calls(model)
     leave_quietly()
     note_from_now_on()
     count_steps()
