@@ -20,7 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from autopar.errors import InputError
 from autopar.runtime.failures import told
-from autopar.runtime.standing import Meeting, absence, listed_ranks, mine, note_from_now_on, others, period_seconds
+from autopar.runtime.standing import Meeting, absence, listing, mine, note_from_now_on, others, period_seconds
 
 _WARNING_SECONDS = 20.0
 _EVEN_TIME = timedelta(seconds=30)  # for who waits longer than the first to come: that one answers for all
@@ -103,7 +103,7 @@ _rooms: WeakKeyDictionary[dist.ProcessGroup, _Room] = WeakKeyDictionary()
 def _late() -> str:
     """The ranks that have not come, as far as their notes tell."""
     late = [rank for rank, note in others().items() if note.meeting.number < mine.meeting.number]
-    return listed_ranks(late).lower() if late else "the others"
+    return listing(late).lower() if late else "the others"
 
 
 def _timeout_of(world: dist.ProcessGroup) -> timedelta:

@@ -62,9 +62,9 @@ def no_sync(self: nn.Module) -> Iterator[None]:
 
 def _not_pickled(self: nn.Module, protocol: Any) -> Any:
     raise InputError(
-        "a planned model cannot be pickled (torch.save(model), multiprocessing): it holds one rank's shards and process "
-        "groups. On every rank, autopar.export_full_state(model, folder) writes its weights for any model to load, and "
-        "autopar.save_checkpoint what training needs to go on"
+        "a planned model cannot be pickled (torch.save(model), multiprocessing): it holds one rank's shards and "
+        "process groups. On every rank, autopar.export_full_state(model, folder) writes its weights for any model to "
+        "load, and autopar.save_checkpoint what training needs to go on"
     )
 
 

@@ -163,14 +163,14 @@ def compared(notes: Mapping[int, Standing]) -> str:
             note = there[min(there)]
             ended = " and ended" if note.ended else _silence(note)
             return (
-                f"{listed_ranks(there)} made {word}{note.call.number} calls of planned models{ended}, and this rank is in "
+                f"{listing(there)} made {word}{note.call.number} calls of planned models{ended}, and this rank is in "
                 f"its {ordinal(mine.call.number)}: every rank must make the same calls, of equally many batches "
                 "(autopar.sampler deals those out)"
             )
     silent = {rank: note for rank, note in notes.items() if note.ended or _silence(note)}
     if silent:
         note = silent[min(silent)]
-        return f"{listed_ranks(silent)} made as many calls as this rank ({mine.call.number}){_silence(note) or ' and ended'}"
+        return f"{listing(silent)} made as many calls as this rank ({mine.call.number}){_silence(note) or ' and ended'}"
     return f"All ranks have made equally many calls of planned models ({mine.call.number})"
 
 
@@ -202,9 +202,9 @@ def _silence(note: Standing) -> str:
     return f" and was last heard of {passed:.0f} s ago" if passed > _SILENT_PERIODS * period_seconds() else ""
 
 
-def listed_ranks(ranks: Iterable[int], most: int = 4) -> str:
+def listing(ranks: Iterable[int], most: int = 4) -> str:
     """
-    >>> listed_ranks([3]), listed_ranks([1, 2, 3, 5, 8])
+    >>> listing([3]), listing([1, 2, 3, 5, 8])
     ('Rank 3', 'Ranks 1, 2, 3, 5 and 1 more')
     """
     every = sorted(ranks)

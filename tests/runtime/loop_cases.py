@@ -41,6 +41,23 @@ class Returning(Net):
         return Result(super().forward(x), x.shape[0])
 
 
+class Batched(Net):
+    """Layers under `torch.vmap`, where their gradients have to move as anywhere else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: (self.down(torch.relu(self.up(row))) ** 2).sum())(x).mean()
+
+
+class Counting(Net):
+    """Rows weighted by how many are of their kind, and by what those hold together."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.down(torch.relu(self.up(x)))
+        kind = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).int()
+        count, held = torch.bincount(kind, minlength=5), kind.bincount(result[:, 0].detach(), minlength=4)
+        return (result**2 * (0.1 * count[kind] + 0.1 * held[kind]).unsqueeze(1)).mean()
+
+
 ROWS = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 Prepare = Callable[[nn.Module], nn.Module]
 
@@ -111,6 +128,14 @@ def dataclass_returned(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS).loss * model(ROWS).rows, Returning)
 
 
+def layers_under_vmap(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Batched)
+
+
+def counts_of_kinds(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Counting)
+
+
 def step_before_backward(prepare: Prepare) -> list[torch.Tensor]:
     """Autograd refuses to go on with weights that forward did not have."""
 
@@ -137,6 +162,8 @@ KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
     penalty_in_the_loop,
     weights_of_a_plain_model,
     dataclass_returned,
+    layers_under_vmap,
+    counts_of_kinds,
     step_before_backward,
 )
 
