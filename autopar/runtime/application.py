@@ -20,6 +20,7 @@ from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
+from autopar.runtime.optimizers import refuse_unfit
 from autopar.runtime.parameters import distribute_state, listed, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
@@ -71,6 +72,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     leave_quietly()
     note_from_now_on()
     count_steps()
+    refuse_unfit()
     read_whole_numbers()
     return model
 

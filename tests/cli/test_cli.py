@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,12 @@ def test_the_users_line_is_named(folder: Path, capsys: pytest.CaptureFixture[str
 def test_a_file_that_python_cannot_read_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("unreadable.py").write_text("import torch\ndef model(:\n")
     refused(capsys, ["plan", "unreadable:model", "--mesh", "2"], "unreadable.py:2]")
+
+
+def test_the_package_itself_can_be_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `python -m autopar`."""
+    monkeypatch.setattr(sys, "argv", ["autopar", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("autopar", run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("autopar ")

@@ -35,6 +35,8 @@ EXPECTED = {
     "wrapped_before": ("InputError", r"wrapped in DistributedDataParallel: pass what it wraps"),
     "sharded_before": ("InputError", r"'up\.weight', .* are DTensors already \(fully_shard"),
     "module_replaced": ("InputError", r"the module 'down' was replaced.* then autoparallelize"),
+    "weights_tied_late": ("InputError", r"'down\.weight' was replaced.*lies as \[Shard\(dim=0\)\].*tie weights before"),
+    "optimizer_for_plain_tensors": ("InputError", r"torch's Adafactor cannot update sharded.*autopar\.Adafactor"),
     "submodule_called": ("InputError", r"the submodule 'up' of a planned model was called on its own.*call the model"),
     "model_pickled": ("InputError", r"cannot be pickled.*export_full_state"),
     "parameter_replaced": ("InputError", r"'down\.bias' was replaced.*copy_"),

@@ -42,6 +42,14 @@ class Net(nn.Module):
         return self.down(torch.relu(self.up(x.view(8, 16)))).pow(2).mean() * scale
 
 
+class Tied(Net):
+    """Its layers could have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(16, 16)
+
+
 X = torch.ones(8, 16)
 
 
@@ -171,6 +179,22 @@ def parameter_replaced(mesh: DeviceMesh) -> None:
     model(X)
 
 
+def weights_tied_late(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(
+        Tied(), {"x": X}, mesh, constraints=["param:up.weight = S0", "param:down.weight = S1"]
+    )
+    model(X)
+    model.down.weight = model.up.weight
+    model(X)
+
+
+def optimizer_for_plain_tensors(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh, constraints="fsdp", optimizer="adafactor")
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(X).backward()
+    optimizer.step()
+
+
 def submodule_called(mesh: DeviceMesh) -> None:
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
     model.up(X)
@@ -204,6 +228,8 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     sharded_before,
     module_replaced,
     parameter_replaced,
+    weights_tied_late,
+    optimizer_for_plain_tensors,
     submodule_called,
     model_pickled,
 ]
