@@ -79,13 +79,18 @@ class _Room:
             found = absence(others(), certain=waited < _WARNING_SECONDS)
             if not found and waited < _WARNING_SECONDS:
                 continue
-            here = f"{self._store.add(f'{door}/here', 0)} of {dist.get_world_size()} ranks came to {call}"
-            rule = f"every rank must call it, so take it out of `if rank == {dist.get_rank()}:` and the like"
-            if found or waited > self._patience.total_seconds():
-                reason = found or f"{_late()} did not come in {waited:.0f} s"
-                self._decide(door, f"{here}, and {reason}: {rule}")
+            late = found or waited > self._patience.total_seconds()
+            if late or not is_told:
+                reason = found or f"have waited {waited:.0f} s for {_late()}"
+                here = self._store.add(f"{door}/here", 0)
+                text = (
+                    f"{here} of {dist.get_world_size()} ranks came to {call}, and {reason}: "
+                    f"every rank must call it, so take it out of `if rank == {dist.get_rank()}:` and the like"
+                )
+            if late:
+                self._decide(door, text)
             elif not is_told:
-                warnings.warn(f"{here} and have waited {waited:.0f} s for {_late()}: {rule}", stacklevel=5)
+                warnings.warn(text, stacklevel=5)
                 is_told = True
 
     def _comes(self, door: str) -> bool:
