@@ -22,6 +22,7 @@ from autopar.tracing import known
 
 if TYPE_CHECKING:
     from autopar.pretrained import from_pretrained
+    from autopar.runtime.adafactor import Adafactor
     from autopar.runtime.batches import local_batch, sampler
     from autopar.runtime.carried import plan_of
     from autopar.runtime.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Adafactor",
     "AutoparError",
     "Checkpoint",
     "CheckpointError",
@@ -67,6 +69,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "Adafactor": "runtime.adafactor",
     "Checkpoint": "runtime.checkpoints",
     "latest_checkpoint": "runtime.checkpoints",
     "load_checkpoint": "runtime.checkpoints",

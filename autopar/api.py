@@ -28,6 +28,7 @@ from autopar.planning import (
     Stopwatch,
     check_fingerprints,
     fingerprints,
+    options_of,
     prepare,
     request_of,
     trace_for,
@@ -242,6 +243,7 @@ def autoparallelize(
             check_fingerprints(plan, digests)
         digests["the code (autopar, torch, Python or the files of the model's classes)"] = code_version(model)
         digests["whether a plan is given"] = str(plan is not None)
+        digests.update(options_of(request))
     except Exception as problem:  # every rank must learn of it before any of them waits for a collective
         error = problem
     agree(device, digests, error)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +25,7 @@ from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaf_tensors import show_leaf_tensors
-from autopar.tracing.places import is_installed
+from autopar.tracing.places import raised_at
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -114,6 +112,19 @@ def request_of(
     )
 
 
+def options_of(request: Request) -> dict[str, str]:
+    """The options as they were understood, by their names in `plan`: what every rank must have given alike.
+
+    The model's graph shows `loss_fn`.
+    """
+    compared = {"memory_budget": request.memory_budget_bytes, "precision": request.precision.to_dict()}
+    names = ("micro_batches", "optimizer", "constraints", "inputs", "time_limit", "compiled")
+    return {
+        f"the option {name} ({value} here)": repr(value)
+        for name, value in {**compared, **{name: getattr(request, name) for name in names}}.items()
+    }
+
+
 def trace_for(
     model: nn.Module,
     meta_args: Mapping[str, Any],
@@ -148,7 +159,7 @@ def trace_for(
         except Exception as error:
             raise UntraceableError(
                 f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}",
-                where=_raised_at(model, error),
+                where=raised_at(error, _homes(model)),
             ) from error
         show_leaf_tensors(traced, request.precision.compute)
         check_requests(model, traced.graph, request.constraints)
@@ -157,19 +168,10 @@ def trace_for(
     return traced
 
 
-def _raised_at(model: nn.Module, error: Exception) -> str:
-    """ "file:line" of the innermost frame in the model's own code, or else in any that is neither torch's nor ours.
-
-    The model's own code is where its modules are defined, and all that is not installed: what a library's config or
-    cache raises is asked for there.
-    """
-    libraries = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
-    places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    outside = [(file, line) for file, line in places if not file.startswith((*libraries, "<"))]
-    homes = {getattr(sys.modules.get(type(m).__module__), "__file__", None) for m in model.modules()}
-    own = [(file, line) for file, line in outside if file in homes or not is_installed(file)]
-    file, line = (own or outside or [("", None)])[-1]
-    return f"{file}:{line}" if file else ""
+def _homes(model: nn.Module) -> set[str]:
+    """The files in which the model's modules are defined."""
+    files = (getattr(sys.modules.get(type(m).__module__), "__file__", None) for m in model.modules())
+    return {file for file in files if file is not None}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autopar.errors import InputError
+from autopar.tracing.places import raised_at
 from autopar.zoo import ZOO
 
 _POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # how architectures name learned positions
@@ -220,7 +221,7 @@ def _close(name: str, known: list[str]) -> str:
 
 
 def told(error: Exception) -> str:
-    """An error of code that is not ours on one line, with its place."""
+    """An error of code that is not ours on one line, with its place: the user's line, if any, that led to it."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" [at {frames[-1].filename}:{frames[-1].lineno}]" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    place = raised_at(error) or (f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place and f' [at {place}]'}"

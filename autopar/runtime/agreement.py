@@ -17,7 +17,7 @@ from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.runtime.failures import told
 
-_ITEMS = 8  # digests that one call can compare
+_ITEMS = 16  # digests that one call can compare
 _MESSAGE_BYTES = 2048
 # Sets that a forward makes are traced in one order; those that a constructor makes are not.
 _SET_ORDER = "; a model whose constructor goes over a set needs one PYTHONHASHSEED in the environment of all ranks"

@@ -20,11 +20,13 @@ from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
+from autopar.runtime.optimizers import refuse_unfit
 from autopar.runtime.parameters import distribute_state, listed, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure
+from autopar.runtime.submodules import refuse_calls
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_numbers import read_whole_numbers
 
@@ -66,9 +68,11 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
     planned.structure = Structure(model)
+    refuse_calls(model)
     leave_quietly()
     note_from_now_on()
     count_steps()
+    refuse_unfit()
     read_whole_numbers()
     return model
 

@@ -18,6 +18,7 @@ from autopar.errors import InputError
 from autopar.runtime.agreement import agree
 from autopar.runtime.gathering import whole_on_rank_zero
 from autopar.runtime.loading import stored_tensors, tied_groups
+from autopar.runtime.meeting import meet
 from autopar.runtime.model_class import ATTRIBUTE
 from autopar.runtime.parameters import check_values
 from autopar.sizes import parse_bytes
@@ -50,6 +51,8 @@ def export_full_state(
     planned = getattr(model, ATTRIBUTE, None)
     device = planned.rank.device if planned is not None else torch.device("cpu")
     together = planned is not None and dist.is_initialized()
+    if together:
+        meet("export_full_state")
     writes = not dist.is_initialized() or dist.get_rank() == 0
     error: Exception | None = None
     files: list[_File] = []

@@ -17,6 +17,7 @@ from autopar.errors import InputError
 from autopar.runtime.agreement import agree
 from autopar.runtime.carried import planned_of
 from autopar.runtime.materialising import set_value, tensor_at
+from autopar.runtime.meeting import meet
 from autopar.runtime.parameters import listed
 from autopar.runtime.pieces import cut, ranges_of
 from autopar.runtime.planned import Planned
@@ -41,6 +42,7 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     ranks see other files.
     """
     planned = planned_of(model)
+    meet("load_weights")
     device = planned.rank.device
     error: Exception | None = None
     read_bytes, seen = 0, ""

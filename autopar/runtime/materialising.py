@@ -15,6 +15,7 @@ from torch import nn
 from autopar.errors import InputError
 from autopar.runtime.agreement import agree
 from autopar.runtime.carried import planned_of
+from autopar.runtime.meeting import meet
 from autopar.runtime.parameters import listed, plain_parameters, replace_parameter, tied_names, without_values
 from autopar.runtime.pieces import cut, ranges_of, stored_as
 from autopar.runtime.planned import Planned
@@ -47,6 +48,7 @@ def materialise(
     constructor goes on; PlanMismatchError where constructors differ between ranks.
     """
     planned = planned_of(model)
+    meet("materialise")
     home = planned.rank.device
     drawn_on = torch.device(device) if device is not None else home
     missing = set(without_values(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from autopar.errors import InputError
 from autopar.runtime.parameters import dealt_out
 
 ATTRIBUTE = "_autopar"
@@ -38,6 +40,10 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     }
     if not hasattr(user_class, "no_sync"):
         members["no_sync"] = no_sync
+    members["__reduce_ex__"] = _not_pickled
+    for name, how in (("__deepcopy__", copy.deepcopy), ("__copy__", lambda state, memo: dict(state))):
+        if not hasattr(user_class, name):
+            members[name] = _copied(how)
     members["zero_grad"] = _zero_grad(user_class)
     members["_load_from_state_dict"] = _load(user_class)
     if callable(getattr(user_class, "generate", None)):
@@ -52,6 +58,28 @@ def no_sync(self: nn.Module) -> Iterator[None]:
     of the first backward outside. Once it was used, the plan's `micro_batches` no longer counts."""
     with getattr(self, ATTRIBUTE).accumulation.no_sync():
         yield
+
+
+def _not_pickled(self: nn.Module, protocol: Any) -> Any:
+    raise InputError(
+        "a planned model cannot be pickled (torch.save(model), multiprocessing): it holds one rank's shards and "
+        "process groups. On every rank, autopar.export_full_state(model, folder) writes its weights for any model to "
+        "load, and autopar.save_checkpoint what training needs to go on"
+    )
+
+
+def _copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[..., nn.Module]:
+    """A copy as `copy` makes it where nothing says how; `how`: the copy of the state."""
+
+    def copied(self: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+        memo = {} if memo is None else memo
+        made: nn.Module = type(self).__new__(type(self))
+        memo[id(self)] = made
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        made.__setstate__(how(state, memo))
+        return made
+
+    return copied
 
 
 def _zero_grad(user_class: type[nn.Module]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Program:
     plan: Plan
     lowered: Lowered
     checked: bool = False
+    state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
 
 
 class Planned:
@@ -116,7 +117,7 @@ class Planned:
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(model, program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
-        check_parameters(held, lowered.state)
+        check_parameters(held, lowered.state, self.storage, program.state)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()

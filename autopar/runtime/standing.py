@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -34,12 +34,24 @@ class Call(NamedTuple):
     digest: int = 0
 
 
+class Meeting(NamedTuple):
+    """The last call that waits for all ranks (`autopar.runtime.meeting`): the how many-th, and its name."""
+
+    number: int = 0
+    call: str = ""
+
+
 @dataclass
 class Standing:
-    """One rank's note. `steps`: calls of `optimizer.step()` that ended; `time`: of the note, seconds of the epoch;
-    `ended`: whether the process left Python."""
+    """One rank's note. `begun`: collectives of the default process group that were started; `steps`: calls of
+    `optimizer.step()` that ended; `time`: of the note, seconds of the epoch; `ended`: whether the process left Python.
 
+    In the order in which a rank's note reads them: a note with a later call or collective has what went before it.
+    """
+
+    begun: int = 0
     call: Call = field(default_factory=Call)
+    meeting: Meeting = field(default_factory=Meeting)
     steps: int = 0
     time: float = 0.0
     ended: bool = False
@@ -89,7 +101,7 @@ class Notes:
                 return
 
     def _write(self) -> None:
-        mine.time = time.time()
+        mine.begun, mine.time = _begun(), time.time()
         self._store.set(_key(self._rank), json.dumps(asdict(mine)))
 
 
@@ -99,7 +111,16 @@ def _key(rank: int) -> str:
 
 def _read(note: bytes) -> Standing:
     fields = json.loads(note)
-    return Standing(**{**fields, "call": Call(*fields["call"])})
+    return Standing(**{**fields, "call": Call(*fields["call"]), "meeting": Meeting(*fields["meeting"])})
+
+
+def _begun() -> int:
+    """Collectives of the default group that this process has started."""
+    world: Any = dist.group.WORLD  # torch's stubs do not know what this asks for
+    try:
+        return int(world._get_sequence_number_for_group()) if world is not None else 0
+    except RuntimeError:  # a backend that does not count
+        return 0
 
 
 _notes: list[Notes] = []
@@ -142,15 +163,38 @@ def compared(notes: Mapping[int, Standing]) -> str:
             note = there[min(there)]
             ended = " and ended" if note.ended else _silence(note)
             return (
-                f"{_listed(there)} made {word}{note.call.number} calls of planned models{ended}, and this rank is in "
+                f"{listing(there)} made {word}{note.call.number} calls of planned models{ended}, and this rank is in "
                 f"its {ordinal(mine.call.number)}: every rank must make the same calls, of equally many batches "
                 "(autopar.sampler deals those out)"
             )
     silent = {rank: note for rank, note in notes.items() if note.ended or _silence(note)}
     if silent:
         note = silent[min(silent)]
-        return f"{_listed(silent)} made as many calls as this rank ({mine.call.number}){_silence(note) or ' and ended'}"
+        return f"{listing(silent)} made as many calls as this rank ({mine.call.number}){_silence(note) or ' and ended'}"
     return f"All ranks have made equally many calls of planned models ({mine.call.number})"
+
+
+def absence(notes: Mapping[int, Standing], *, certain: bool) -> str:
+    """Of the ranks that have not come to this rank's meeting the first that will not, and why; "" where none shows.
+
+    `certain`: only what no rank does before it comes. Else also a collective of the default group that this rank has
+    not begun, which may be one between two ranks alone.
+    """
+    begun = _begun()
+    for rank, note in sorted(notes.items()):
+        if note.meeting == mine.meeting:
+            continue
+        if note.meeting.number == mine.meeting.number:
+            return f"rank {rank} to {note.meeting.call}"
+        if note.call.number > mine.call.number:
+            return f"rank {rank} went on to its {ordinal(note.call.number)} call of planned models"
+        if note.ended:
+            return f"rank {rank} ended"
+        if note.begun > begun and not certain:
+            return (
+                f"rank {rank} waits in a collective that this rank has not begun, such as torch.distributed.barrier()"
+            )
+    return ""
 
 
 def _silence(note: Standing) -> str:
@@ -158,9 +202,9 @@ def _silence(note: Standing) -> str:
     return f" and was last heard of {passed:.0f} s ago" if passed > _SILENT_PERIODS * period_seconds() else ""
 
 
-def _listed(ranks: Iterable[int], most: int = 4) -> str:
+def listing(ranks: Iterable[int], most: int = 4) -> str:
     """
-    >>> _listed([3]), _listed([1, 2, 3, 5, 8])
+    >>> listing([3]), listing([1, 2, 3, 5, 8])
     ('Rank 3', 'Ranks 1, 2, 3, 5 and 1 more')
     """
     every = sorted(ranks)

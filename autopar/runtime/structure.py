@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError
+from autopar.layout import Layout
+from autopar.runtime.parameters import placements
 
 
 class Structure:
@@ -32,12 +35,28 @@ class Structure:
                         )
 
 
-def check_parameters(state: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Raise InputError if a parameter is no DTensor any more: ranks would train copies that differ."""
+def check_parameters(
+    state: list[torch.Tensor], names: Sequence[str], storage: Mapping[str, Layout], before: list[torch.Tensor]
+) -> None:
+    """Raise InputError if a parameter was replaced by one that is no DTensor, or that lies otherwise than planned.
+
+    Ranks would train copies that differ, or take some shard for another. `before`: what was checked last; it becomes
+    `state`, and where it is that nothing is looked at again.
+    """
+    compiling = torch.compiler.is_compiling()
+    if not compiling and len(before) == len(state) and all(map(operator.is_, state, before)):
+        return
     for tensor, name in zip(state, names, strict=True):
+        if isinstance(tensor, DTensor) and name in storage and tensor.placements != placements(storage[name]):
+            raise InputError(
+                f"the parameter '{name}' was replaced after the model was planned, by one that lies as "
+                f"{list(tensor.placements)}, not as planned ({storage[name]}): tie weights before autoparallelize"
+            )
         plain = isinstance(tensor, nn.Parameter) and not isinstance(tensor, DTensor)
         if plain and not name.startswith("_constant_"):  # those hang on the model without being registered
             raise InputError(
                 f"the parameter '{name}' was replaced after the model was planned, by one that is no DTensor: write "
                 "values into the one that there was, with copy_ or load_state_dict"
             )
+    if not compiling:
+        before[:] = state

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch._functorch.apis  # where `torch.vmap` looks up what it calls
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autopar.graph import VAL
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.values import META
@@ -27,7 +29,27 @@ class _Below(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("device") == META:  # the batching makes tensors where those it sees are
             kwargs = {**kwargs, "device": self.recorder.device}
-        return self.recorder.record(func, *args, **kwargs)
+        result = self.recorder.record(func, *args, **kwargs)
+        if torch.is_grad_enabled() and func is not torch.ops.aten.detach.default and self._requires_grad(args, kwargs):
+            self._require_grad(result)
+        return result
+
+    def _requires_grad(self, *arguments: Any) -> bool:
+        return any(self._value(t).requires_grad for t in self._tensors(arguments))
+
+    def _require_grad(self, result: Any) -> None:
+        """Below autograd nothing says that a result has a gradient; where it has, the graph must move it."""
+        for tensor in self._tensors(result):
+            if tensor.is_floating_point() or tensor.is_complex():
+                self._value(tensor).requires_grad_()
+
+    def _tensors(self, value: Any) -> list[torch.Tensor]:
+        return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and id(t) in self.recorder.nodes]
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the annotation of the tensor's node keeps."""
+        value: torch.Tensor = self.recorder.nodes[id(tensor)].meta[VAL]
+        return value
 
 
 @contextlib.contextmanager

@@ -124,7 +124,10 @@ def _call(
         return originals[function](*args, **kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     path = ".".join(filter(None, [recorder.scope[-1][0] if recorder.scope else "", _name(function)]))
-    outputs, flops, read = _tried(recorder, path, originals[function], leaves, spec)
+    try:
+        outputs, flops, read = _tried(recorder, path, originals[function], leaves, spec)
+    except TraceError as error:
+        raise TraceError(f"{reason}. Nor can it be one op: {error.message}", where=error.where) from error
     may_read = {id(tensor) for tensor in (*read, *reachable(function, leaves[0] if leaves else None, originals))}
     own = (*root.named_parameters(), *root.named_buffers())
     names = {name: tensor for name, tensor in own if id(tensor) in may_read}

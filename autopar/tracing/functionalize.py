@@ -15,7 +15,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.graph import KNOWN, VAL, input_nodes, output_tensors
+from autopar.errors import UntraceableError
+from autopar.graph import KNOWN, PLACE, VAL, input_nodes, output_tensors
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
 
@@ -49,6 +50,10 @@ def pure_overload(target: Any) -> Any:
     return getattr(packet, target._overloadname, None) if name.endswith("_") else None
 
 
+def _stored(node: fx.Node) -> int | None:
+    return storage_of(node.meta[VAL])
+
+
 class _Functionalization:
     def __init__(self, graph: fx.Graph, writers: list[fx.Node]) -> None:
         self.graph = graph
@@ -74,6 +79,7 @@ class _Functionalization:
             self.arguments[node] = (node.args, node.kwargs)
 
     def run(self) -> None:
+        self._check_parameters()
         for node in list(self.graph.nodes):
             with self.graph.inserting_before(node):
                 if node in self.writers:
@@ -89,6 +95,20 @@ class _Functionalization:
         for node in reversed(list(self.graph.nodes)):
             if node in self.writers:
                 self.graph.erase_node(node)
+
+    def _check_parameters(self) -> None:
+        """Raise UntraceableError where a parameter is written: calls read copies that are gathered, and drop them."""
+        for storage, node in self.base.items():
+            if node.op == "get_attr" and isinstance(node.meta[VAL], torch.nn.Parameter):
+                writer = next(
+                    w for w in self.graph.nodes if w in self.writers and storage in map(_stored, w.meta[WRITES])
+                )
+                raise UntraceableError(
+                    f"forward writes into the parameter '{node.target}': write after optimizer.step(), under "
+                    "torch.no_grad(), or make it a buffer where it is not trained, or compute with a new tensor "
+                    "(weight.clamp(-1, 1) in place of weight.clamp_(-1, 1))",
+                    where=writer.meta.get(PLACE, ""),
+                )
 
     def now(self, node: fx.Node) -> fx.Node:
         """The node that at this point holds what `node` stands for."""

@@ -11,7 +11,7 @@ from autopar.errors import UntraceableError
 from autopar.graph import VAL
 from autopar.tracing.attention import multi_head
 from autopar.tracing.sizes import traced
-from autopar.tracing.targets import DATA_QUESTIONS, getter
+from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.values import value_of
 
 if TYPE_CHECKING:
@@ -153,6 +153,48 @@ def _differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> An
     )
 
 
+def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`max_norm` scales rows of the weight in place, which no plan of its shards does."""
+    most = args[3] if len(args) > 3 else kwargs.get("max_norm")
+    if most is None:
+        return recorder.record(func, *args, **kwargs)
+    raise UntraceableError(
+        f"{func.__name__} with max_norm={most} writes into its weight in forward: leave max_norm out, and after each "
+        "optimizer.step(), under torch.no_grad(), scale the rows: "
+        f"weight.mul_(({most} / weight.norm(dim=1, keepdim=True)).clamp(max=1))",
+        where=recorder.where(),
+    )
+
+
+def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """With `minlength` as many bins as that, into which ones (or weights) are added; a larger value is an error."""
+    given = {**dict(zip(("input", "weights", "minlength"), args, strict=False)), **kwargs}
+    values, weights, bins = given["input"], given.get("weights"), given.get("minlength", 0)
+    if recorder.known.can_tell([t for t in (values, weights) if t is not None]):
+        return recorder.record(func, *args, **kwargs)
+    if not bins:
+        raise recorder.unknown(
+            "bincount() has as many bins as its largest value says, which is data",
+            mend="give their number, minlength=N; a value of N or more is then an error when the model runs",
+        )
+    if weights is None:
+        added = recorder.record(torch.ones_like, values, dtype=torch.int64)
+    else:  # as torch has it: no gradient, and what is not of single precision in double
+        added = recorder.record(Tensor.detach, weights)
+        if weights.dtype not in (torch.float32, torch.float64):
+            added = recorder.record(Tensor.to, added, torch.float64)
+    index = values if values.dtype == torch.int64 else recorder.record(Tensor.to, values, torch.int64)
+    return recorder.record(Tensor.scatter_add, recorder.record(Tensor.new_zeros, added, (bins,)), 0, index, added)
+
+
+def _packed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    raise recorder.unknown(
+        "pack_padded_sequence() cuts rows where lengths say, which are data",
+        mend="run the recurrent layer on the padded batch, which up to each row's length is the same (in one "
+        "direction), and leave the padding out of the loss or take last outputs with gather; or let it be a leaf",
+    )
+
+
 HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     getter("shape"): _shape,
     Tensor.size: _size,
@@ -179,13 +221,28 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.ctc_loss: _ctc_loss,
     torch.nn.functional.multi_head_attention_forward: multi_head,
+    **dict.fromkeys((torch.nn.functional.embedding, torch.nn.functional.embedding_bag), _embedding),
+    **dict.fromkeys(methods("bincount"), _bincount),
+    torch._VF._pack_padded_sequence: _packed,
     **dict.fromkeys(DATA_QUESTIONS, _ask),
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), _differentiates),
 }
 if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls
     HANDLERS[torch._grouped_mm] = _grouped_product
-# What stands in the graph for the functions that run in its place on data-free tensors.
-WRITTEN_AS = {
+_ATEN = torch.ops.aten
+# What stands in the graph for the functions that run in its place on data-free tensors; and for operators, which are
+# seen below vmap, the methods that take the same arguments: those have rules.
+WRITTEN_AS: dict[Any, Any] = {
+    _ATEN.view.default: Tensor.view,
+    _ATEN._unsafe_view.default: Tensor.view,
+    _ATEN.expand.default: Tensor.expand,
+    _ATEN.unsqueeze.default: Tensor.unsqueeze,
+    _ATEN.squeeze.dim: Tensor.squeeze,
+    _ATEN.squeeze.dims: Tensor.squeeze,
+    _ATEN.transpose.int: Tensor.transpose,
+    _ATEN.permute.default: Tensor.permute,
+    _ATEN.sum.dim_IntList: Tensor.sum,
+    _ATEN.mean.dim: Tensor.mean,
     _attention_like_the_query: torch.nn.functional.scaled_dot_product_attention,
     _ctc_loss_without_data: torch.nn.functional.ctc_loss,
     _grouped_product_of_any_dtype: getattr(torch, "_grouped_mm", None),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Collection
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -39,6 +41,21 @@ def current() -> str:
             return "" if filename.startswith(_PACKAGE) else f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def raised_at(error: BaseException, homes: Collection[str] = ()) -> str:
+    """ "file:line" of the innermost frame in the user's own code, or else in any that is neither torch's nor ours.
+
+    The user's own code is `homes` (of a model: the files of its modules), and all that is not installed: what a
+    library's config or cache raises is asked for there. Of a SyntaxError it is the line that cannot be read.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    places = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    outside = [(file, line) for file, line in places if not file.startswith((_OURS[0], _PACKAGE, "<"))]
+    own = [(file, line) for file, line in outside if file in homes or not is_installed(file)]
+    file, line = (own or outside or [("", None)])[-1]
+    return f"{file}:{line}" if file else ""
 
 
 def callers(depth: int = 3) -> tuple[CodeType, ...]:

@@ -49,6 +49,9 @@ def alone():
 def text():
     return "a model"
 
+def misbuilt():
+    return nn.Linear("8", 8), {}
+
 def broken():
     raise ValueError("no such thing")
 """

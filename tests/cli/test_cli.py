@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,28 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     process.wait()
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [("fails_when_called", 'raise KeyError("nothing here")'), ("misbuilt", 'nn.Linear("8", 8)')],
+)
+def test_the_users_line_is_named(folder: Path, capsys: pytest.CaptureFixture[str], function: str, line: str) -> None:
+    """And not the one in torch that raised."""
+    assert _run("plan", f"users_models:{function}", "--mesh", "2", "--cluster", "cpu") == 2
+    number = next(i for i, text in enumerate(Path("users_models.py").read_text().splitlines(), 1) if line in text)
+    assert f"users_models.py:{number}]" in capsys.readouterr().err
+
+
+def test_a_file_that_python_cannot_read_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("unreadable.py").write_text("import torch\ndef model(:\n")
+    refused(capsys, ["plan", "unreadable:model", "--mesh", "2"], "unreadable.py:2]")
+
+
+def test_the_package_itself_can_be_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `python -m autopar`."""
+    monkeypatch.setattr(sys, "argv", ["autopar", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("autopar", run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("autopar ")

@@ -26,6 +26,8 @@ EXPECTED = {
     "one_rank_fails": ("InputError|PlanMismatchError", r"rank|'y'"),
     "one_rank_has_other_code": ("PlanMismatchError", r"disagree about the code \(autopar, torch"),
     "one_rank_has_a_plan": ("PlanMismatchError", r"disagree about whether a plan is given"),
+    "one_rank_has_other_options": ("PlanMismatchError", r"disagree about the option memory_budget \(\d+ here\)"),
+    "ranks_at_different_calls": ("InputError", r"1 of 2 ranks came to (save|latest)_checkpoint, and rank \d to"),
     "broken_forward": ("UntraceableError", r"worker\.py:\d+"),
     "early_optimizer": ("InputError", r"optimizer"),
     "no_mesh": ("InputError", r"device_mesh is of int.*init_device_mesh"),
@@ -33,6 +35,10 @@ EXPECTED = {
     "wrapped_before": ("InputError", r"wrapped in DistributedDataParallel: pass what it wraps"),
     "sharded_before": ("InputError", r"'up\.weight', .* are DTensors already \(fully_shard"),
     "module_replaced": ("InputError", r"the module 'down' was replaced.* then autoparallelize"),
+    "weights_tied_late": ("InputError", r"'down\.weight' was replaced.*lies as \[Shard\(dim=0\)\].*tie weights before"),
+    "optimizer_for_plain_tensors": ("InputError", r"torch's Adafactor cannot update sharded.*autopar\.Adafactor"),
+    "submodule_called": ("InputError", r"the submodule 'up' of a planned model was called on its own.*call the model"),
+    "model_pickled": ("InputError", r"cannot be pickled.*export_full_state"),
     "parameter_replaced": ("InputError", r"'down\.bias' was replaced.*copy_"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import io
 import json
 import sys
 import tempfile
@@ -39,6 +40,14 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return self.down(torch.relu(self.up(x.view(8, 16)))).pow(2).mean() * scale
+
+
+class Tied(Net):
+    """Its layers could have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(16, 16)
 
 
 X = torch.ones(8, 16)
@@ -112,6 +121,21 @@ def one_rank_has_a_plan(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan if dist.get_rank() else None)
 
 
+def one_rank_has_other_options(mesh: DeviceMesh) -> None:
+    """Those of rank 0 would hold for all."""
+    autopar.autoparallelize(Net(), {"x": X}, mesh, memory_budget=["1GiB", "2GiB"][dist.get_rank()])
+
+
+def ranks_at_different_calls(mesh: DeviceMesh) -> None:
+    """One saves, the other looks for what was saved: their collectives would take each other's data."""
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    with tempfile.TemporaryDirectory() as folder:
+        if dist.get_rank() == 0:
+            autopar.save_checkpoint(model, None, folder, step=1)
+        else:
+            autopar.latest_checkpoint(folder)
+
+
 def broken_forward(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Mismatched(), {"x": X}, mesh)
 
@@ -155,6 +179,31 @@ def parameter_replaced(mesh: DeviceMesh) -> None:
     model(X)
 
 
+def weights_tied_late(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(
+        Tied(), {"x": X}, mesh, constraints=["param:up.weight = S0", "param:down.weight = S1"]
+    )
+    model(X)
+    model.down.weight = model.up.weight
+    model(X)
+
+
+def optimizer_for_plain_tensors(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh, constraints="fsdp", optimizer="adafactor")
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(X).backward()
+    optimizer.step()
+
+
+def submodule_called(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model.up(X)
+
+
+def model_pickled(mesh: DeviceMesh) -> None:
+    torch.save(autopar.autoparallelize(Net(), {"x": X}, mesh), io.BytesIO())
+
+
 MISTAKES: list[Callable[[DeviceMesh], None]] = [
     budget_too_small,
     plan_of_another_model,
@@ -169,6 +218,8 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     one_rank_fails,
     one_rank_has_other_code,
     one_rank_has_a_plan,
+    one_rank_has_other_options,
+    ranks_at_different_calls,
     broken_forward,
     early_optimizer,
     no_mesh,
@@ -177,6 +228,10 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     sharded_before,
     module_replaced,
     parameter_replaced,
+    weights_tied_late,
+    optimizer_for_plain_tensors,
+    submodule_called,
+    model_pickled,
 ]
 
 

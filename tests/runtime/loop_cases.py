@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,19 +42,56 @@ class Returning(Net):
         return Result(super().forward(x), x.shape[0])
 
 
+class Batched(Net):
+    """Layers under `torch.vmap`, where their gradients have to move as anywhere else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: (self.down(torch.relu(self.up(row))) ** 2).sum())(x).mean()
+
+
+class Cubic(Net):
+    """With a parameter of three dims, and one that two ranks do not share evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cube, self.odd = nn.Parameter(torch.randn(6, 4, 8)), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.down(
+            torch.relu(self.up(x))
+        )  # squared as it is: Adafactor makes steps of gradients that are noise
+        return (result**2).mean() + (self.cube**2).mean() + (x[:, :4] @ self.odd.t()).square().mean()
+
+
+class Counting(Net):
+    """Rows weighted by how many are of their kind, and by what those hold together."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.down(torch.relu(self.up(x)))
+        kind = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).int()
+        count, held = torch.bincount(kind, minlength=5), kind.bincount(result[:, 0].detach(), minlength=4)
+        return (result**2 * (0.1 * count[kind] + 0.1 * held[kind]).unsqueeze(1)).mean()
+
+
 ROWS = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 Prepare = Callable[[nn.Module], nn.Module]
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def trained(prepare: Prepare, loss: Callable[[nn.Module], torch.Tensor], kind: type[Net] = Net) -> list[torch.Tensor]:
+def trained(
+    prepare: Prepare,
+    loss: Callable[[nn.Module], torch.Tensor],
+    kind: type[Net] = Net,
+    optimize: Callable[..., torch.optim.Optimizer] = SGD,
+) -> list[torch.Tensor]:
     """Losses of three steps, then the parameters and buffers."""
     torch.manual_seed(3)
     model = prepare(kind().double())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = optimize(model.parameters())
     losses = []
     for _ in range(3):
         found = loss(model)
@@ -111,6 +149,25 @@ def dataclass_returned(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS).loss * model(ROWS).rows, Returning)
 
 
+def layers_under_vmap(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Batched)
+
+
+def counts_of_kinds(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Counting)
+
+
+def adafactor(prepare: Prepare) -> list[torch.Tensor]:
+    """Beside torch's own, where parameters are plain; some have more than two dims."""
+
+    def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        listed = list(parameters)
+        kind = autopar.Adafactor if isinstance(listed[0], DTensor) else torch.optim.Adafactor
+        return kind(listed, lr=0.1, weight_decay=0.01)
+
+    return trained(prepare, lambda model: model(ROWS), Cubic, made)
+
+
 def step_before_backward(prepare: Prepare) -> list[torch.Tensor]:
     """Autograd refuses to go on with weights that forward did not have."""
 
@@ -137,6 +194,9 @@ KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
     penalty_in_the_loop,
     weights_of_a_plain_model,
     dataclass_returned,
+    layers_under_vmap,
+    counts_of_kinds,
+    adafactor,
     step_before_backward,
 )
 

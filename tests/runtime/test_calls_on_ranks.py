@@ -26,6 +26,9 @@ KINDS = {
         "penalty_in_the_loop",
         "weights_of_a_plain_model",
         "dataclass_returned",
+        "layers_under_vmap",
+        "counts_of_kinds",
+        "adafactor",
         "step_before_backward",
     ),
 }

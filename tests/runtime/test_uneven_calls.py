@@ -65,3 +65,12 @@ def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
     assert "CollectiveError: rank 0 of 2, after 2 calls of optimizer.step()" in log, log
     ended = " and ended" if how == "ends" else ""
     assert f"Rank 1 made only 2 calls of planned models{ended}, and this rank is in its 3rd" in log, log
+
+
+def test_a_rank_that_saves_alone_tells_and_nobody_waits() -> None:
+    """As under `if rank == 0:`; the other goes on to its next step."""
+    with two_ranks("600", "saves", "4") as ranks:
+        logs = [rank.communicate(timeout=300)[1] for rank in ranks]
+        assert all(rank.returncode == 1 for rank in ranks), logs
+    told = "InputError: 1 of 2 ranks came to save_checkpoint, and rank 1 went on to its 3rd call of planned models"
+    assert told in logs[0], logs[0]

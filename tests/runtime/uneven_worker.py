@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from datetime import timedelta
 
@@ -18,7 +19,7 @@ STEPS = 2
 
 def main() -> None:
     """`argv`: the groups' timeout in seconds, and what each rank passes in the third step: so many rows, or nothing,
-    as it "ends" before or "stays" without a call."""
+    as it "ends" before or "stays" without a call, or "saves" a checkpoint that the other does not."""
     torch.set_num_threads(1)
     timeout, *third = sys.argv[1:]
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout)))
@@ -31,6 +32,8 @@ def main() -> None:
             return
         if step == STEPS and own == "stays":
             time.sleep(1000)  # until the test kills it
+        if step == STEPS and own == "saves":
+            autopar.save_checkpoint(model, optimizer, tempfile.gettempdir(), step=step)
         model(rows(int(own) if step == STEPS else 4)).backward()
         optimizer.step()
         optimizer.zero_grad()

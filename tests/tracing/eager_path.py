@@ -23,6 +23,7 @@ from transformers.integrations.moe import ExpertsInterface
 from autopar.graph import GRAD_MODE, VAL, output_tensors
 from autopar.tracing.attention import multi_head
 from autopar.tracing.cleaning import WRITES
+from autopar.tracing.handlers import WRITTEN_AS
 
 Call = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 
@@ -56,7 +57,7 @@ class EagerCalls(TorchFunctionMode):
         read = _tensors((args, kwargs))
         versions = [_version(v) for v in read]
         result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
+        name = getattr(WRITTEN_AS.get(func, func), "__name__", "")
         if name == "__get__":
             name = func.__self__.__name__
         writes = versions != [_version(v) for v in read]

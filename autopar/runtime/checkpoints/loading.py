@@ -26,7 +26,9 @@ def latest_checkpoint(folder: str | Path) -> Checkpoint | None:
     """The complete checkpoint of `folder` that was saved last, or None; every rank gets what rank 0 finds."""
     finish_running()
     here = Path(folder).absolute()
-    return Together().first_does("looking for checkpoints", lambda: next(iter(complete_checkpoints(here)), None))
+    return Together("latest_checkpoint").first_does(
+        "looking for checkpoints", lambda: next(iter(complete_checkpoints(here)), None)
+    )
 
 
 def load_checkpoint(
@@ -54,7 +56,7 @@ def load_checkpoint(
     parameters, groups of parameters or `extra_state` are others; CheckpointError where reading fails midway.
     """
     finish_running()
-    together, model = Together(), uncompiled(model)
+    together, model = Together("load_checkpoint"), uncompiled(model)
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint).absolute()
     optimizers, extra = optimizers_of(optimizer), extra_state or {}
 

@@ -64,7 +64,7 @@ def save_checkpoint(
     finish_running()
     if keep is not None and keep < 1:
         raise InputError(f"keep={keep}: at least one checkpoint must stay")
-    together = Together()
+    together = Together("save_checkpoint")
     model, folder = uncompiled(model), Path(folder).absolute()
 
     def gather() -> tuple[dict[str, Any], dict[str, bytes]]:

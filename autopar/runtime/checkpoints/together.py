@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from autopar.errors import InputError
 from autopar.runtime.failures import told
+from autopar.runtime.meeting import meet
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # slow disks, not hung ranks: who dies closes its connections, and that is noticed
@@ -22,9 +23,10 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictio
 
 
 class Together:
-    """The ranks of the default process group, or one process without any; every rank makes one alike."""
+    """The ranks of the default process group, or one process without any; every rank makes one alike, for a `call`."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: str) -> None:
+        meet(call)
         self.group: dist.ProcessGroup | None = None
         self.rank, self.size = 0, 1
         if dist.is_initialized():

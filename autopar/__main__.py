@@ -1,0 +1,5 @@
+"""`python -m autopar`."""
+
+from autopar.cli.app import main
+
+main()

@@ -1,0 +1,79 @@
+"""Adafactor for parameters that lie in shards, which torch's own does not update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+
+class Adafactor(torch.optim.Adafactor):
+    """`torch.optim.Adafactor`, argument by argument and step by step the same numbers, for DTensors and plain tensors.
+
+    Squares are averaged where gradients lie, and only the averages (a row and a column a matrix), norms and what comes
+    to one number cross ranks; the factors of the second moment lie as the dims of the parameter that they keep.
+    `foreach` has no effect. Noam Shazeer and Mitchell Stern, Adafactor (2018), in the form of torch 2.13.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _update(parameter, -parameter.grad if group["maximize"] else parameter.grad, self.state, group)
+        return loss
+
+
+def _update(parameter: torch.Tensor, gradient: torch.Tensor, states: Any, group: dict[str, Any]) -> None:
+    """One parameter's step; the names are those of torch."""
+    state, factored = states[parameter], gradient.ndim > 1
+    state.setdefault("step", torch.tensor(0.0))
+    state["step"] += 1
+    step, rate = state["step"].item(), float(group["lr"])
+    eps1, eps2 = group["eps"]
+    if eps1 is None:
+        eps1 = torch.finfo(parameter.dtype).eps
+    weight = step ** group["beta2_decay"]
+    alpha = max(eps2, _number(parameter.norm(2)) / parameter.numel() ** 0.5) * min(rate, 1 / step**0.5)
+    if group["weight_decay"]:
+        parameter.mul_(1 - rate * group["weight_decay"])
+    squared = gradient * gradient
+    if factored:
+        row = _averaged(state, "row_var", _mean(squared, -1), weight)
+        column = _averaged(state, "col_var", _mean(squared, -2), weight)
+        estimate = row * column / _mean(row, -2).clamp(min=eps1)
+    else:
+        estimate = _averaged(state, "variance", squared, weight)
+    update = estimate.clamp(min=eps1 * eps1).rsqrt() * gradient
+    norm = _number(update.norm(2)) / (update.numel() ** 0.5 * group["d"])
+    parameter.add_(update, alpha=-alpha / max(1.0, norm))
+
+
+def _averaged(state: dict[str, torch.Tensor], name: str, new: torch.Tensor, weight: float) -> torch.Tensor:
+    """The running average of that name, with `new` in it; kept as `new` lies, however it was loaded."""
+    old = state.get(name)
+    if old is None:
+        old = torch.zeros_like(new)
+    elif isinstance(old, DTensor) and isinstance(new, DTensor) and old.placements != new.placements:
+        old = old.redistribute(new.device_mesh, new.placements)
+    state[name] = old.lerp_(new.to(old.dtype), weight)
+    return old
+
+
+def _mean(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The mean over a dim, which stays with length 1: whole where the dim was sharded, else sharded as the tensor."""
+    total = tensor.sum(dim, keepdim=True)
+    if isinstance(total, DTensor):
+        whole = [Replicate() if placement.is_partial() else placement for placement in total.placements]
+        total = total.redistribute(total.device_mesh, whole)
+    return total / tensor.shape[dim]
+
+
+def _number(tensor: torch.Tensor) -> float:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).item()

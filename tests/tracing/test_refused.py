@@ -1,0 +1,76 @@
+"""What has no graph is refused with the user's line and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from autopar import Cluster, plan
+from autopar.errors import UntraceableError
+from autopar.leaf_requests import LeafWarning
+
+X, IDS = torch.ones(8, 4, 16), torch.zeros(8, 4, dtype=torch.long)
+
+
+class Net(nn.Module):
+    def __init__(self, way: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.embed, self.frozen = nn.Embedding(32, 16, max_norm=1.0), nn.Parameter(torch.ones(16), requires_grad=False)
+        self.bag, self.linear, self.lstm = nn.EmbeddingBag(32, 16, max_norm=1.0), nn.Linear(16, 4), nn.LSTM(16, 4)
+        self.way = way
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).mean() + self.way(self, x, ids).mean()
+
+
+def clamped(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    net.linear.weight.data.clamp_(-1, 1)
+    return x
+
+
+def averaged(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    net.frozen.mul_(0.9).add_(x.mean((0, 1)))
+    return x * net.frozen
+
+
+def counted(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.bincount(ids.flatten())[ids].float()
+
+
+def packed(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return net.lstm(pack_padded_sequence(x, ids[:, 0] + 1, batch_first=True))[1][0]
+
+
+def in_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.sin(x.numpy()))
+
+
+@pytest.mark.filterwarnings("error::autopar.leaf_requests.LeafWarning")
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        (lambda net, x, ids: net.embed(ids), r"embedding with max_norm=1.0 writes .*after each optimizer.step\(\)"),
+        (lambda net, x, ids: net.bag(ids), r"embedding_bag with max_norm=1.0 writes into its weight"),
+        (clamped, r"forward writes into the parameter 'linear.weight': write after optimizer.step\(\)"),
+        (averaged, r"forward writes into the parameter 'frozen'.* make it a buffer"),
+        (counted, r"as many bins as its largest value says.*give their number, minlength=N"),
+        (packed, r"pack_padded_sequence\(\) cuts rows where lengths say.*run the recurrent layer on the padded batch"),
+        (in_numpy, r"numpy\(\) asks for the contents.*Nor can it be one op"),
+    ],
+)
+def test_the_line_and_what_to_write(way: Callable[..., torch.Tensor], words: str) -> None:
+    with pytest.raises((UntraceableError, LeafWarning)) as refused:  # small functions may run whole, and that is told
+        plan(Net(way), {"x": X, "ids": IDS}, Cluster.preset("cpu", shape=(2,)))
+    text = str(refused.value)
+    assert re.search(words, text), text
+    lines = [int(n) for n in re.findall(r"test_refused\.py:(\d+)", text)]
+    code = way.__code__
+    own = range(code.co_firstlineno, code.co_firstlineno + 4)
+    assert any(n in own for n in lines), f"{lines} are not in {own}: {text}"
