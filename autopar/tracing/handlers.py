@@ -89,7 +89,10 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same."""
+    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same.
+
+    Kernels for GPUs differ where the sequence comes before the batch: there the meta kernel's layout stands.
+    """
     query = args[0] if args else kwargs["query"]
     mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
@@ -97,14 +100,22 @@ def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     fused = (
         query.ndim == 4
         and (recorder.device.type != "cpu" or not (dropout or learned))
-        and query.transpose(1, 2).is_contiguous()
+        and _order(query) in (_ORDERS if recorder.device.type == "cpu" else _ORDERS[:1])
     )
     return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
 
 
+_ORDERS = ((0, 2, 1, 3), (2, 0, 1, 3))  # a query's dims as they lie in memory: batch first, sequence first
+
+
+def _order(query: Tensor) -> tuple[int, ...] | None:
+    return next((order for order in _ORDERS if query.permute(order).is_contiguous()), None)
+
+
 def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
     result = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
-    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.device.type == "meta" else result
+    order = _order(args[0] if args else kwargs["query"]) if result.device.type == "meta" else None
+    return result if order is None else result.permute(order).contiguous().permute([order.index(d) for d in range(4)])
 
 
 def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
