@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,22 +100,28 @@ def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     fused = (
         query.ndim == 4
         and (recorder.device.type != "cpu" or not (dropout or learned))
-        and _order(query) in (_ORDERS if recorder.device.type == "cpu" else _ORDERS[:1])
+        and _swaps(query) in (_SWAPS if recorder.device.type == "cpu" else _SWAPS[:1])
     )
     return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
 
 
-_ORDERS = ((0, 2, 1, 3), (2, 0, 1, 3))  # a query's dims as they lie in memory: batch first, sequence first
+_SWAPS = (((1, 2),), ((1, 2), (0, 1)))  # of a query's dims, to their order in memory: batch first, sequence first
 
 
-def _order(query: Tensor) -> tuple[int, ...] | None:
-    return next((order for order in _ORDERS if query.permute(order).is_contiguous()), None)
+def _swapped(tensor: Tensor, swaps: Sequence[tuple[int, int]]) -> Tensor:
+    for swap in swaps:
+        tensor = tensor.transpose(*swap)  # which takes symbols for sizes, other than `permute`
+    return tensor
+
+
+def _swaps(query: Tensor) -> tuple[tuple[int, int], ...] | None:
+    return next((swaps for swaps in _SWAPS if _swapped(query, swaps).is_contiguous()), None)
 
 
 def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
     result = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
-    order = _order(args[0] if args else kwargs["query"]) if result.device.type == "meta" else None
-    return result if order is None else result.permute(order).contiguous().permute([order.index(d) for d in range(4)])
+    swaps = _swaps(args[0] if args else kwargs["query"]) if result.device.type == "meta" else None
+    return result if swaps is None else _swapped(_swapped(result, swaps).contiguous(), swaps[::-1])
 
 
 def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
