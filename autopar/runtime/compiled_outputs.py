@@ -2,7 +2,7 @@
 
 torch.compile of torch 2.11 returns the intermediate tensors of such a forward beside its outputs. Where one of them is
 the very object that is returned (`contiguous`, `to` or a wait that had nothing to do), the gradient goes to the last of
-the two, and `backward` is handed zeros for the output. torch 2.13 leaves such intermediates out.
+the two, and `backward` is handed zeros for the output. torch 2.12 and newer leave such intermediates out.
 """
 
 from __future__ import annotations
