@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,3 +50,21 @@ def test_help_needs_no_setup(checkout: Path, name: str) -> None:
     assert done.returncode == 0
     assert f"./scripts/{name}" in done.stdout
     assert not (checkout / ".venv").exists()
+
+
+def test_another_torch_has_an_environment_and_the_tests_alone(checkout: Path) -> None:
+    python = checkout / ".venv-torch-9.8.7" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\nfor word; do [ -p "$word" ] && cat "$word" || echo "$word"; done >>calls\n')
+    python.chmod(0o755)
+    (checkout / "requirements-dev.txt").write_text("torch==1.2.3\nsomething==4\n")
+    environment = {**os.environ, "AUTOPAR_TORCH": "9.8.7"}
+    done = subprocess.run(
+        ["bash", "scripts/test", "-k", "some"], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (checkout / ".venv").exists()
+    called = (checkout / "calls").read_text().splitlines()
+    assert "torch==9.8.7" in called and "something==4" in called and "torch==1.2.3" not in called
+    assert "pytest" in called and called[-2:] == ["-k", "some"]
+    assert "mypy" not in called

@@ -50,11 +50,20 @@ def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     if not traced.reads_values:
         leaves = [torch.empty_like(v, device="meta") if isinstance(v, torch.Tensor) else v for v in leaves]
+    values = traced.bind(*pytree.tree_unflatten(leaves, spec))
+    if torch.compiler.is_compiling():  # torch 2.11 compiles no `id` of a tensor that is made inside
+        return tuple([_place(leaves, value) for value in values])
     places: dict[int, int] = {}
     for place, leaf in enumerate(leaves):
         places.setdefault(id(leaf), place)
-    values = traced.bind(*pytree.tree_unflatten(leaves, spec))
     return tuple(places.get(id(value), value) for value in values)
+
+
+def _place(leaves: Sequence[Any], value: Any) -> Any:
+    for place, leaf in enumerate(leaves):
+        if leaf is value:
+            return place
+    return value
 
 
 def global_stand_ins(

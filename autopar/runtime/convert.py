@@ -17,6 +17,7 @@ from autopar.layout import Layout
 from autopar.reshard import Step, steps
 from autopar.runtime import collectives
 from autopar.runtime.collectives import LocalMesh, ReduceOp
+from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.cuts import Cut, Regrouping
 
 ActionKind = Literal[
@@ -210,7 +211,7 @@ class _Moves(torch.autograd.Function):
         value = tensor if stage.dtype is None else tensor.to(stage.dtype)
         for action in stage.forward:
             value = action.apply(value)
-        return value.view_as(value) if value is tensor else value
+        return value.view_as(value) if value is tensor else as_output(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -231,7 +232,7 @@ class _Extremum(torch.autograd.Function):
         value = action.apply(tensor)
         ctx.stage = stage
         ctx.save_for_backward(tensor == value)
-        return value
+        return as_output(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -19,8 +19,18 @@ from autopar.runtime.randomness import seeded
 from autopar.runtime.scopes import Scope
 
 
+class Method:
+    """A method of tensors by its name: torch 2.11 compiles it where it loses the name of `torch.Tensor.<name>`."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(tensor, self.__name__)(*args, **kwargs)
+
+
 class LocalCall:
-    """Local code bound to its op and context: `call(key, args, kwargs)`."""
+    """Local code bound to its op (of a method: `Method`) and context: `call(key, args, kwargs)`."""
 
     def __init__(self, name: str, target: Any, context: LocalContext) -> None:
         self.__name__ = f"local_{name}"
@@ -59,7 +69,7 @@ def emit(
         shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
         position=plan.position,
     )
-    target = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+    target = Method(str(node.target)) if node.op == "call_method" else node.target
     key = scope.random_key() if local in NEEDS_KEY else None
     return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))
 

@@ -6,10 +6,10 @@ one is refused. Inside torch's own functions, which must settle broadcasting and
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from autopar.tracing.errors import TraceError
-from autopar.tracing.symbolic_kernels import SymbolicKernels
+from autopar.tracing.symbolic_kernels import symbolic_kernels
 
 Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -38,7 +38,7 @@ class DynamicSizes:
         self._origin: dict[Any, tuple[fx.Node, int]] = {}  # of symbols
         self._by_name: dict[str, Any] = {}
         self._written: dict[Any, Any] = {}
-        self.kernels: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # that take symbols, if any are
+        self.kernels: Callable[[], AbstractContextManager[Any]] = nullcontext  # that take symbols, if any are
 
     def tensor(self, example: torch.Tensor, dims: Mapping[int, str], dtype: torch.dtype) -> torch.Tensor:
         """A data-free tensor like the example, whose `dims` are symbols; one name is one symbol."""
@@ -46,7 +46,7 @@ class DynamicSizes:
         for dim, name in dims.items():
             if name not in self._by_name:
                 self._by_name[name] = self._symbol(name, sizes[dim])
-                self.kernels = SymbolicKernels()
+                self.kernels = symbolic_kernels
             sizes[dim] = self._by_name[name]
         return torch.empty(sizes, dtype=dtype, device="meta")
 

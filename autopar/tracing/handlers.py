@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,7 +89,10 @@ def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same."""
+    """Fused kernels lay their output out like the query, the meta kernel does not; `contiguous` must find the same.
+
+    Kernels for GPUs differ where the sequence comes before the batch: there the meta kernel's layout stands.
+    """
     query = args[0] if args else kwargs["query"]
     mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
     dropout = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
@@ -97,14 +100,28 @@ def _attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     fused = (
         query.ndim == 4
         and (recorder.device.type != "cpu" or not (dropout or learned))
-        and query.transpose(1, 2).is_contiguous()
+        and _swaps(query) in (_SWAPS if recorder.device.type == "cpu" else _SWAPS[:1])
     )
     return recorder.record(_attention_like_the_query if fused else func, *args, **kwargs)
 
 
+_SWAPS = (((1, 2),), ((1, 2), (0, 1)))  # of a query's dims, to their order in memory: batch first, sequence first
+
+
+def _swapped(tensor: Tensor, swaps: Sequence[tuple[int, int]]) -> Tensor:
+    for swap in swaps:
+        tensor = tensor.transpose(*swap)  # which takes symbols for sizes, other than `permute`
+    return tensor
+
+
+def _swaps(query: Tensor) -> tuple[tuple[int, int], ...] | None:
+    return next((swaps for swaps in _SWAPS if _swapped(query, swaps).is_contiguous()), None)
+
+
 def _attention_like_the_query(*args: Any, **kwargs: Any) -> Tensor:
     result = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
-    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.device.type == "meta" else result
+    swaps = _swaps(args[0] if args else kwargs["query"]) if result.device.type == "meta" else None
+    return result if swaps is None else _swapped(_swapped(result, swaps).contiguous(), swaps[::-1])
 
 
 def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -236,7 +236,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         if func in FACTORIES and free_kwargs.get("device") is None:
             free_kwargs = {**free_kwargs, "device": META}
         try:
-            with self.dynamic.kernels:
+            with self.dynamic.kernels():
                 free = self.runs.run(func, free_args, free_kwargs) if seen.tensors else func(*free_args, **free_kwargs)
             return free, None
         except (NotImplementedError, RuntimeError) as error:

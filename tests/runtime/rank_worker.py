@@ -26,6 +26,7 @@ from autopar.layout import Layout, take_shard
 from autopar.reshard import steps
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.convert import convert, recipe
+from autopar.runtime.emission import LocalCall, Method
 from autopar.runtime.local import LocalContext, run_local
 from autopar.runtime.randomness import RandomState, agree_seed
 
@@ -89,7 +90,7 @@ def check_conversion(src: Layout, dst: Layout, dtype: torch.dtype, mesh: LocalMe
         assert counted.found == announced, f"{counted.found} is not {announced}"
 
 
-def check_compiled(mesh: LocalMesh) -> None:
+def check_compiled(backend: str, mesh: LocalMesh) -> None:
     """`torch.compile` sees through conversions and local code."""
     layouts = [Layout.parse(text) for text in ("S0", "R+", "S1@3", "P", "S0")]
     state = RandomState(1, torch.device("cpu"))
@@ -104,7 +105,7 @@ def check_compiled(mesh: LocalMesh) -> None:
     key = state.next_key()
     start = numbers(*SHAPE).narrow(0, 0, SHAPE[0] // mesh.shape[0])
     found = []
-    for run in (work, torch.compile(work, backend="aot_eager", fullgraph=True)):
+    for run in (work, torch.compile(work, backend=backend, fullgraph=True)):
         x = start.clone().requires_grad_()
         out = run(x, key)
         (out * out).sum().backward()
@@ -116,7 +117,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
-def check_local(case: Case, mesh: LocalMesh, compiled: bool = False) -> None:
+def check_local(case: Case, mesh: LocalMesh, backend: str | None = None) -> None:
     """Output, gradients and changed buffers of local code are those of the op unsplit."""
     inputs, outputs = tuple(map(Layout.parse, case.inputs)), tuple(map(Layout.parse, case.outputs))
     trained = [t.is_floating_point() and i not in case.frozen for i, t in enumerate(case.tensors)]
@@ -130,13 +131,16 @@ def check_local(case: Case, mesh: LocalMesh, compiled: bool = False) -> None:
         mesh, inputs, outputs, tuple(tuple(t.shape) for t in wholes), tuple(tuple(t.shape) for t in expected), 5
     )
 
+    is_method = getattr(torch.Tensor, case.op.__name__, None) is case.op
+    call = LocalCall(case.local, Method(case.op.__name__) if is_method else case.op, ctx)
+
     def work(arguments: tuple[Any, ...], key: torch.Tensor) -> Any:
-        return run_local(case.local, case.op, arguments, case.kwargs, ctx, key)
+        return call(key, arguments, case.kwargs)
 
     run: Callable[..., Any] = work
-    if compiled:
+    if backend is not None:
         torch.compiler.reset()  # this one code object stands for many ops
-        run = torch.compile(work, backend="aot_eager", fullgraph=True)
+        run = torch.compile(work, backend=backend, fullgraph=True)
     got = leaves(run(own_arguments, torch.tensor(7)))
     for buffer, changed in zip(arguments, own_arguments, strict=True):
         if isinstance(buffer, torch.Tensor) and not any(buffer is whole for whole in wholes):
@@ -204,9 +208,11 @@ def jobs(shape: tuple[int, ...], mesh: LocalMesh) -> Iterator[tuple[str, Callabl
         yield case.name, partial(check_local, case, mesh)
     yield "masks", partial(check_masks, mesh)
     if shape == (2,):
-        yield "compiled", partial(check_compiled, mesh)
-        for case in {case.local: case for case in reversed([*cases(shape)])}.values():  # the first of each
-            yield f"compiled {case.name}", partial(check_local, case, mesh, compiled=True)
+        first_of_each = {case.local: case for case in reversed([*cases(shape)])}.values()
+        for backend in ("eager", "aot_eager"):  # as dynamo writes the graph, and as the compiler gets it
+            yield f"compiled by {backend}", partial(check_compiled, backend, mesh)
+            for case in first_of_each:
+                yield f"compiled by {backend}: {case.name}", partial(check_local, case, mesh, backend)
 
 
 def main(folder: Path) -> None:

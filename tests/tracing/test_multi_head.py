@@ -49,6 +49,21 @@ def test_its_ops_are_eagers_and_run_alike(name: str) -> None:
     assert torch.equal(*results)
 
 
+class SequenceFirst(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(8, 8, 4, 8).permute(1, 2, 0, 3)
+        found = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return found.permute(2, 0, 1, 3).contiguous().view(8, 8, 32).square().sum()
+
+
+def test_a_query_with_its_sequence_first_gives_its_layout_to_the_output() -> None:
+    traced = trace(SequenceFirst(), {"x": INPUTS["x"]}, remove_inplace=False)
+    with EagerCalls() as eager:
+        output = SequenceFirst()(INPUTS["x"])
+    assert difference(eager.live(output), graph_calls(traced.graph)) == ""
+    assert not traced.find("contiguous")
+
+
 @pytest.mark.parametrize("name", ["dropout", "weights-dropout"])
 def test_every_product_splits_on_batch_and_heads(name: str) -> None:
     graph = trace(CASES[name], INPUTS).graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._higher_order_ops.scan import scan
@@ -178,8 +179,19 @@ class _Attention(nn.Module):
         return functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum()
 
 
-def test_every_kernel_takes_dynamic_dims() -> None:
-    traced = trace(_Attention(), {"x": torch.empty(3, 6, 4)}, dynamic_shapes={"x": {0: "batch", 1: "length"}})
+class _Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.wide(x)
+        return (x @ x.transpose(-1, -2) @ x).sum()
+
+
+@pytest.mark.parametrize("model", [_Attention(), _Products()], ids=["attention", "products"])
+def test_every_kernel_takes_dynamic_dims(model: nn.Module) -> None:
+    traced = trace(model, {"x": torch.empty(3, 6, 4)}, dynamic_shapes={"x": {0: "batch", 1: "length"}})
     for shape in ((3, 6, 4), (2, 9, 4)):
         x = torch.randn(shape)
-        assert torch.equal(traced.gm(x), _Attention()(x))
+        assert torch.equal(traced.gm(x), model(x))

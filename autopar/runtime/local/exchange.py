@@ -10,6 +10,7 @@ import torch
 
 from autopar.runtime import collectives
 from autopar.runtime.collectives import LocalMesh, ReduceOp
+from autopar.runtime.compiled_outputs import as_output
 
 
 def reduced(tensor: torch.Tensor, op: ReduceOp, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
@@ -22,7 +23,7 @@ def reduced(tensor: torch.Tensor, op: ReduceOp, axes: Sequence[int], mesh: Local
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:
-        return reduced(tensor, "sum", axes, mesh)
+        return as_output(reduced(tensor, "sum", axes, mesh))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -38,7 +39,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:
         ctx.route = axes, mesh
-        return reduced(tensor, "sum", axes, mesh)
+        return as_output(reduced(tensor, "sum", axes, mesh))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
 
@@ -46,7 +47,7 @@ class _Normalised(torch.autograd.Function):
         if bias is not None:
             out = out + _along(bias, x)
         ctx.mark_non_differentiable(mean, variance)
-        return out.to(x.dtype), mean, variance
+        return as_output(out.to(x.dtype)), mean, variance
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:

@@ -78,7 +78,8 @@ def _local_items(items: tuple[Any, ...], layout: Layout, ctx: LocalContext) -> I
     for item in items:
         pieces = ctx.pieces(layout, dim) if isinstance(item, slice) else 1
         if isinstance(item, slice) and pieces > 1:
-            start, stop, step = item.indices(sizes[dim])
+            taken = range(sizes[dim])[item]  # as `item.indices` has it, which torch 2.11 does not compile
+            start, stop, step = taken.start, taken.stop, taken.step
             if (start, stop, step) == (0, sizes[dim], 1):  # the pieces of a dim that is not cut here may be unequal
                 yield slice(None)
             elif step == 1:
