@@ -50,10 +50,6 @@ def pure_overload(target: Any) -> Any:
     return getattr(packet, target._overloadname, None) if name.endswith("_") else None
 
 
-def _stored(node: fx.Node) -> int | None:
-    return storage_of(node.meta[VAL])
-
-
 class _Functionalization:
     def __init__(self, graph: fx.Graph, writers: list[fx.Node]) -> None:
         self.graph = graph
@@ -100,9 +96,8 @@ class _Functionalization:
         """Raise UntraceableError where a parameter is written: calls read copies that are gathered, and drop them."""
         for storage, node in self.base.items():
             if node.op == "get_attr" and isinstance(node.meta[VAL], torch.nn.Parameter):
-                writer = next(
-                    w for w in self.graph.nodes if w in self.writers and storage in map(_stored, w.meta[WRITES])
-                )
+                writers = {w: [storage_of(n.meta[VAL]) for n in w.meta[WRITES]] for w in self.writers}
+                writer = next(w for w in self.graph.nodes if storage in writers.get(w, ()))
                 raise UntraceableError(
                     f"forward writes into the parameter '{node.target}': write after optimizer.step(), under "
                     "torch.no_grad(), or make it a buffer where it is not trained, or compute with a new tensor "
