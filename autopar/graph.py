@@ -15,6 +15,8 @@ BIAS_OF        on the addition of a split bias: the product node it belongs to
 TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run, on random data or
                on guesses, that told its outputs
 COST           `autopar.cost.NodeCost`
+FIRST_WRITES   of a parameter: what forward writes into it before anything reads it, in order:
+               ((method, arguments, keyword arguments), ...), the same for each element
 KIND           of a call that was annotated: a number, equal for calls of one graph that do the same
                (target, constants, facts of inputs and outputs); gone where it was not
 =============  ==========================================================================
@@ -41,6 +43,7 @@ AUTOCAST = "autocast"
 BIAS_OF = "bias_of"
 TRIAL_FLOPS = "trial_flops"
 COST = "cost"
+FIRST_WRITES = "first_writes"
 KIND = "kind"
 
 
@@ -113,6 +116,11 @@ def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
     return iter(found)
 
 
+def storage_of(value: Any) -> int | None:
+    """Identity of the storage behind a data-free value; None for what is no tensor."""
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 def tensor_of(ref: TensorRef) -> torch.Tensor:
     """The data-free tensor behind a reference."""
     value = ref.node.meta.get(VAL)
@@ -139,5 +147,6 @@ def fingerprint(graph: fx.Graph) -> str:
         target = node.target if node.op == "get_attr" else target_name(node)
         arguments = fx.node.map_aggregate((node.args, node.kwargs), text)
         values = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in output_tensors(node)]
-        digest.update(repr((node.op, target if node.op != "placeholder" else "", arguments, values)).encode())
+        written = node.meta.get(FIRST_WRITES, ())
+        digest.update(repr((node.op, target if node.op != "placeholder" else "", arguments, values, *written)).encode())
     return digest.hexdigest()[:32]

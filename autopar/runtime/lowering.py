@@ -27,6 +27,7 @@ from autopar.plans import Plan
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import Conversions
 from autopar.runtime.emission import Modes, constant, emit
+from autopar.runtime.first_writes import Writes, writes_of
 from autopar.runtime.refusion import find_fusions
 from autopar.runtime.scopes import Scope, readers, written_buffers
 from autopar.runtime.transit import Route
@@ -38,6 +39,7 @@ class Lowered:
 
     `module(*values of placeholders, *local tensors of `state`, transit, [random key])` returns the flat outputs
     as local tensors and constants; `outputs` are their layouts and global shapes, None for what is no tensor.
+    `writes`: what is written into which of `state` before.
     """
 
     module: fx.GraphModule
@@ -45,6 +47,7 @@ class Lowered:
     takes_key: bool
     outputs: tuple[tuple[Layout, tuple[int, ...]] | None, ...]
     route: Route
+    writes: tuple[tuple[int, Writes], ...]
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class _Lowering:
         self.modes = Modes(self.nodes)
         self.outer = Scope(fx.Graph())
         self.segments = plan.recompute
-        self.state: list[str] = []
+        self.state_nodes = [node for node in self.nodes if node.op == "get_attr" and output_tensors(node)]
+        self.state = [str(node.target) for node in self.state_nodes]
         self.outputs: list[tuple[Layout, tuple[int, ...]] | None] = []
 
     def run(self) -> Lowered:
@@ -100,6 +104,7 @@ class _Lowering:
             self.outer.has_random_key,
             tuple(self.outputs),
             Route.of(self.conversions.stops),
+            writes_of(self.state_nodes),
         )
 
     def _inputs(self) -> None:
@@ -114,11 +119,8 @@ class _Lowering:
                     self.outer.values[ref] = self.outer.graph.call_method(
                         "to", (self.outer.values[ref], tensor_of(ref).dtype)
                     )
-        for node in self.nodes:
-            if node.op == "get_attr" and output_tensors(node):
-                assert isinstance(node.target, str)
-                self.outer.values[TensorRef(node, 0)] = self.outer.placeholder("state_" + node.target.replace(".", "_"))
-                self.state.append(node.target)
+        for node, name in zip(self.state_nodes, self.state, strict=True):
+            self.outer.values[TensorRef(node, 0)] = self.outer.placeholder("state_" + name.replace(".", "_"))
         self.conversions.places.update((name, place) for place, name in enumerate(self.state))
         self.outer.transit()
 

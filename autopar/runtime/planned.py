@@ -26,6 +26,7 @@ from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
+from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
@@ -118,6 +119,7 @@ class Planned:
             self._check_first_call(model, program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
         check_parameters(held, lowered.state, self.storage, program.state)
+        write_first(held, lowered.writes)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
@@ -263,9 +265,8 @@ class Planned:
         """Where the parameters, buffers and constants that a program reads are kept: a dictionary and a name."""
         found = self._state.get(program.number)
         if found is None:
-            constants = {
-                n: v.to(self.rank.device) for n, v in program.traced.constants.items() if isinstance(v, torch.Tensor)
-            }
+            given = program.traced.constants.items()
+            constants = {name: v.to(self.rank.device) for name, v in given if isinstance(v, torch.Tensor)}
             found = self._state[program.number] = [
                 (constants, name) if name in constants else _holder(model, name) for name in program.lowered.state
             ]

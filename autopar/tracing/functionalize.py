@@ -16,9 +16,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
-from autopar.graph import KNOWN, PLACE, VAL, input_nodes, output_tensors
+from autopar.graph import KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
+from autopar.tracing.first_writes import take_first_writes
 
 Tensor = torch.Tensor
 
@@ -31,14 +32,11 @@ _NO_TWIN = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geo
 def functionalize(graph: fx.Graph) -> int:
     """Remove every write in place that the recorder marked; returns how many there were."""
     writers = [n for n in graph.nodes if WRITES in n.meta and n.target not in _OWN_STATE]
-    if writers:
-        _Functionalization(graph, writers).run()
+    taken = take_first_writes(graph, writers)
+    left = [writer for writer in writers if writer not in taken]
+    if left:
+        _Functionalization(graph, left).run()
     return len(writers)
-
-
-def storage_of(value: Any) -> int | None:
-    """Identity of the storage behind a data-free value; None for what is no tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
 
 
 def pure_overload(target: Any) -> Any:

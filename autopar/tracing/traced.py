@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
-from autopar.graph import REGION, SCOPE, VAL
+from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL
 from autopar.tracing import matching
 from autopar.tracing.guards import Guards
 from autopar.tracing.inputs import Inputs
@@ -94,7 +94,15 @@ class Traced:
         self.graph.set_codegen(_Rebuilding(self.rebuild))
         module = fx.GraphModule(targets, self.graph, class_name=type(self.root).__name__)
         module.train(self.root.training)
+        written = [(n.target, n.meta[FIRST_WRITES]) for n in self.graph.nodes if FIRST_WRITES in n.meta]
+        if written:
+            module.register_forward_pre_hook(lambda *_: self._write_first(written))
         return module
+
+    def _write_first(self, written: Sequence[tuple[Any, Any]]) -> None:
+        for name, writes in written:
+            for method, args, kwargs in writes:
+                getattr(self.attribute(str(name)).data, method)(*args, **dict(kwargs))
 
     # ---- questions about nodes
 

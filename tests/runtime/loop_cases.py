@@ -63,6 +63,16 @@ class Cubic(Net):
         return (result**2).mean() + (self.cube**2).mean() + (x[:, :4] @ self.odd.t()).square().mean()
 
 
+class Clamped(Net):
+    """Clamps and shrinks weights before it reads them, as Gemma 3n does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.up.weight.data.clamp_(-0.1, max=0.1).mul_(0.9)
+        with torch.no_grad():
+            self.down.bias.mul_(0.5)
+        return super().forward(x)
+
+
 class Counting(Net):
     """Rows weighted by how many are of their kind, and by what those hold together."""
 
@@ -153,6 +163,10 @@ def layers_under_vmap(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS), Batched)
 
 
+def weights_written_first(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Clamped)
+
+
 def counts_of_kinds(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS), Counting)
 
@@ -196,6 +210,7 @@ KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
     dataclass_returned,
     layers_under_vmap,
     counts_of_kinds,
+    weights_written_first,
     adafactor,
     step_before_backward,
 )

@@ -28,6 +28,7 @@ KINDS = {
         "dataclass_returned",
         "layers_under_vmap",
         "counts_of_kinds",
+        "weights_written_first",
         "adafactor",
         "step_before_backward",
     ),
