@@ -150,7 +150,7 @@ def others() -> dict[int, Standing]:
 def compared(notes: Mapping[int, Standing]) -> str:
     """How the other ranks stand beside this one, in a sentence for an error; "" where nothing is known.
 
-    >>> compared({1: Standing(mine.call, time=time.time())}).rpartition(" (")[0]
+    >>> compared({1: Standing(call=mine.call, time=time.time())}).rpartition(" (")[0]
     'All ranks have made equally many calls of planned models'
     """
     if not notes:

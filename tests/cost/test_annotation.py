@@ -1,7 +1,6 @@
 """Every node measured alone adds up to the model measured whole."""
 
 import copy
-import time
 from typing import Any
 
 import pytest
@@ -237,12 +236,9 @@ def test_opaque_functions_keep_what_they_save() -> None:
 
 def test_identical_nodes_are_measured_once() -> None:
     graph = graph_of(nn.Sequential(*[Block() for _ in range(24)]), (2, 16, 32))
-    begin = time.process_time()
     annotate(graph)
-    deep = time.process_time() - begin
     costs = {id(n.meta[COST]) for n in graph.nodes if n.op.startswith("call") and n.meta[COST].work}
     assert len(costs) < 40
-    assert deep < 2.0
 
 
 def test_equal_constants_of_other_types_are_other_nodes() -> None:

@@ -171,8 +171,6 @@ def test_the_gpu_keeps_less_than_the_cpu_where_its_masks_are_bytes() -> None:
 
 
 def test_thirty_two_layers_cost_few_measurements() -> None:
-    import time
-
     with torch.device("meta"):
         config = transformers.LlamaConfig(
             hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
@@ -180,8 +178,6 @@ def test_thirty_two_layers_cost_few_measurements() -> None:
         )  # fmt: skip
         model, ids = transformers.LlamaForCausalLM(config), torch.zeros(1, 2048, dtype=torch.long)
     traced = trace(model.train(), meta_args={"input_ids": ids, "labels": ids}, parameter_dtype=torch.bfloat16)
-    begin = time.process_time()
     annotate(traced.graph, "cuda", traced.root)
-    assert time.process_time() - begin < 1.5
     measured = {id(n.meta[COST]) for n in traced.graph.nodes if n.meta[COST].work}
     assert len(measured) < 80
