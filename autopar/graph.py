@@ -47,6 +47,9 @@ FIRST_WRITES = "first_writes"
 KIND = "kind"
 
 
+Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]  # what FIRST_WRITES is
+
+
 class TensorRef(NamedTuple):
     """One tensor of the graph: output number `index` of `node`, which is never a `getitem`."""
 
@@ -119,6 +122,12 @@ def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
 def storage_of(value: Any) -> int | None:
     """Identity of the storage behind a data-free value; None for what is no tensor."""
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def write_into(tensor: torch.Tensor, writes: Writes) -> None:
+    """Do what `FIRST_WRITES` says; autograd sees nothing of it."""
+    for method, args, kwargs in writes:
+        getattr(tensor.data, method)(*args, **dict(kwargs))
 
 
 def tensor_of(ref: TensorRef) -> torch.Tensor:

@@ -13,9 +13,9 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
-from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory, without_data
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.seconds import node_seconds
 from autopar.cost.simulated import Simulated
 from autopar.cost.simulator import simulate
@@ -117,17 +117,15 @@ class Restated:
             raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, not of {cluster.shape}")
         graph = prepared.traced.graph
         chosen = chosen_strategies(prepared, plan, cluster)
-        memory = StepMemory(
+        memory = memory_on(
+            cluster,
             graph,
             without_data(prepared.model),
-            cluster.shape,
             Precision.from_dict(plan.precision),
             plan.optimizer,
             plan.micro_batches,
-            cluster.device.kind,
             any(collective.phase == "backward" for collective in plan.collectives)
             or plan.predicted.optimizer_seconds > 0,
-            bucket_bytes=bucket_bytes(cluster),
         )
         pins = [pin for pin in split_requests(plan.constraints)[1] if pin.strip() not in PRESETS]
         marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal

@@ -12,8 +12,8 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat, find_repeats
-from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.memory import OPTIMIZERS, StepMemory
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
@@ -74,17 +74,7 @@ def make_plan(
         raise InputError(f"micro_batches is {micro_batches}: it must be 1 or more")
     budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
-    memory = StepMemory(
-        graph,
-        parameters,
-        cluster.shape,
-        precision,
-        optimizer,
-        micro_batches,
-        cluster.device.kind,
-        train,
-        bucket_bytes=bucket_bytes(cluster),
-    )
+    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train)
     restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
     marks = restricted.marks
     repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)

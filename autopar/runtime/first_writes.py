@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from autopar.graph import FIRST_WRITES
-
-Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
+from autopar.graph import FIRST_WRITES, Writes, write_into
 
 
 def writes_of(nodes: Iterable[fx.Node]) -> tuple[tuple[int, Writes], ...]:
@@ -20,9 +17,7 @@ def writes_of(nodes: Iterable[fx.Node]) -> tuple[tuple[int, Writes], ...]:
 
 
 def write_first(state: Sequence[torch.Tensor], writes: Iterable[tuple[int, Writes]]) -> None:
-    """Write into these of `state`; autograd sees nothing of it, as of writes into `.data`."""
+    """Write into these of `state`."""
     for place, several in writes:
         tensor = state[place]
-        values = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data
-        for method, args, kwargs in several:
-            getattr(values, method)(*args, **dict(kwargs))
+        write_into(tensor._local_tensor if isinstance(tensor, DTensor) else tensor, several)

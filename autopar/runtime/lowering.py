@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import PlanMismatchError
-from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
+from autopar.graph import VAL, TensorRef, Writes, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import Conversions
 from autopar.runtime.emission import Modes, constant, emit
-from autopar.runtime.first_writes import Writes, writes_of
+from autopar.runtime.first_writes import writes_of
 from autopar.runtime.refusion import find_fusions
 from autopar.runtime.scopes import Scope, readers, written_buffers
 from autopar.runtime.transit import Route

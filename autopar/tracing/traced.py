@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
-from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL
+from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL, write_into
 from autopar.tracing import matching
 from autopar.tracing.guards import Guards
 from autopar.tracing.inputs import Inputs
@@ -101,8 +101,7 @@ class Traced:
 
     def _write_first(self, written: Sequence[tuple[Any, Any]]) -> None:
         for name, writes in written:
-            for method, args, kwargs in writes:
-                getattr(self.attribute(str(name)).data, method)(*args, **dict(kwargs))
+            write_into(self.attribute(str(name)), writes)
 
     # ---- questions about nodes
 

@@ -30,9 +30,8 @@ import transformers
 from grid import BASE, NEEDS_TWO_AXES
 
 from autopar import AutoparError, Cluster, InfeasibleError, InputError, Plan
-from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.collectives import collective_seconds
-from autopar.cost.memory import StepMemory
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.traffic import conversion_moves, gradient_enters, needs_grad, replay_end
 from autopar.graph import tensor_of
 from autopar.micro_batches import part
@@ -184,16 +183,7 @@ def unshared_seconds(prepared: Prepared, plan: Plan) -> float:
     cluster, graph = prepared.request.cluster, prepared.traced.graph
     parameters = dict(prepared.model.named_parameters(remove_duplicate=False))
     precision = Precision.from_dict(plan.precision)
-    memory = StepMemory(
-        graph,
-        parameters,
-        cluster.shape,
-        precision,
-        plan.optimizer,
-        plan.micro_batches,
-        cluster.device.kind,
-        bucket_bytes=bucket_bytes(cluster),
-    )
+    memory = memory_on(cluster, graph, parameters, precision, plan.optimizer, plan.micro_batches)
     chosen, nodes = chosen_strategies(prepared, plan, cluster), list(graph.nodes)
     segment_of, replayed = {}, set()
     for segment in plan.recompute:

@@ -11,9 +11,9 @@ from torch import nn
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import find_repeats
-from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
 from autopar.graph import SCOPE
@@ -72,16 +72,7 @@ def price(
     traced = trace_for(model, inputs, None, request, watch)
     prepared = prepare(model, traced, request, watch)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    memory = StepMemory(
-        traced.graph,
-        parameters,
-        cluster.shape,
-        request.precision,
-        "adamw",
-        micro_batches,
-        cluster.device.kind,
-        bucket_bytes=bucket_bytes(cluster),
-    )
+    memory = memory_on(cluster, traced.graph, parameters, request.precision, "adamw", micro_batches)
     restricted = restrict(_using(prepared.strategies, memory, used_as or {}), memory, constraints)
     marks = restricted.marks
     repeats = find_repeats(traced.graph, (lambda node: marks.get(node, ())) if marks else None)

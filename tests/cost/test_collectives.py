@@ -61,7 +61,7 @@ def test_a_group_within_a_node_is_never_slower_than_one_across(kind: str) -> Non
 
 
 def test_latency_grows_with_the_depth_of_trees_as_in_nccl() -> None:
-    """What ncclTopoTuneModel gives for these groups, with the latencies of hops that the preset has."""
+    """As ncclTopoTuneModel has it, with the latencies of hops of the preset, and whole hops in trees that gather."""
     node = PRESETS["h100-80"][1]
     across, inside = node.network_latency_seconds, node.latency_seconds
     flat, (nodes, _) = Cluster.preset("h100", (16384,)).axes[0], Cluster.preset("h100", (2048, 8)).axes

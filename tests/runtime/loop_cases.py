@@ -57,9 +57,7 @@ class Cubic(Net):
         self.cube, self.odd = nn.Parameter(torch.randn(6, 4, 8)), nn.Parameter(torch.randn(3, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.down(
-            torch.relu(self.up(x))
-        )  # squared as it is: Adafactor makes steps of gradients that are noise
+        result = self.down(torch.relu(self.up(x)))  # squared below: Adafactor scales noise up to steps
         return (result**2).mean() + (self.cube**2).mean() + (x[:, :4] @ self.odd.t()).square().mean()
 
 

@@ -11,8 +11,7 @@ from toys import Toy
 
 from autopar import Cluster
 from autopar.cost.blocks import find_repeats
-from autopar.cost.bucket_size import bucket_bytes
-from autopar.cost.memory import StepMemory
+from autopar.cost.on_cluster import memory_on
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.solver.constraints import Restricted
 
@@ -105,14 +104,12 @@ def ready(name: str, *mesh: int, micro_batches: int = 1) -> Prepared:
 def toy_of(asked: Prepared) -> Toy:
     """The same, to look into."""
     request, graph = asked.request, asked.traced.graph
-    memory = StepMemory(
+    memory = memory_on(
+        request.cluster,
         graph,
         dict(asked.model.named_parameters(remove_duplicate=False)),
-        request.cluster.shape,
         request.precision,
         request.optimizer,
         request.micro_batches,
-        request.cluster.device.kind,
-        bucket_bytes=bucket_bytes(request.cluster),
     )
     return Toy(memory, Restricted(dict(asked.strategies)), request.cluster, find_repeats(graph))

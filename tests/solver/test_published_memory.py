@@ -12,7 +12,7 @@ from torch import nn
 
 from autopar import Cluster, InfeasibleError, Plan, plan
 from autopar.cost.blocks import find_repeats
-from autopar.cost.memory import StepMemory
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction
@@ -49,7 +49,7 @@ def with_zero_2(model: nn.Module, batch: int, cluster: Cluster, budget_bytes: fl
     request, watch = request_of(cluster, precision="bf16"), Stopwatch()
     prepared = prepare(model, trace_for(model, tokens(batch), None, request, watch), request, watch)
     graph, parameters = prepared.traced.graph, dict(model.named_parameters())
-    memory = StepMemory(graph, parameters, cluster.shape, request.precision, "adamw", 1, "cuda")
+    memory = memory_on(cluster, graph, parameters, request.precision, "adamw", 1)
     restricted = restrict(prepared.strategies, memory, ("fsdp",))
     restricted = replace(restricted, regather=dict.fromkeys(restricted.regather, False))
     repeats = find_repeats(graph)

@@ -15,6 +15,7 @@ from autopar.cost import annotate
 from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.levels import MOST
 from autopar.cost.memory import StepMemory
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.plans import Prediction
 from autopar.precision import Precision
@@ -132,15 +133,7 @@ def toy(
             some = draw.sample(range(1, len(options)), min(keep - 1, len(options) - 1))
             one = first.get(node)
             strategies[node] = strategies[one] if one else tuple(options[i] for i in [0, *sorted(some)])
-    memory = StepMemory(
-        traced.graph,
-        dict(module.named_parameters()),
-        on.shape,
-        precision,
-        optimizer,
-        micro_batches,
-        on.device.kind,
-    )
+    memory = memory_on(on, traced.graph, dict(module.named_parameters()), precision, optimizer, micro_batches)
     return Toy(memory, Restricted(strategies), on, repeats)
 
 

@@ -1,0 +1,37 @@
+"""The memory of a step on a cluster: what `StepMemory` asks of the hardware, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.bucket_size import bucket_bytes
+from autopar.cost.memory import StepMemory
+from autopar.precision import Precision
+
+
+def memory_on(
+    cluster: Cluster,
+    graph: fx.Graph,
+    parameters: Mapping[str, torch.Tensor],
+    precision: Precision,
+    optimizer: str,
+    micro_batches: int,
+    train: bool = True,
+) -> StepMemory:
+    """The `StepMemory` of a graph on a mesh, with buckets as large as its links want them."""
+    shape, kind = cluster.shape, cluster.device.kind
+    return StepMemory(
+        graph,
+        parameters,
+        shape,
+        precision,
+        optimizer,
+        micro_batches,
+        kind,
+        train,
+        bucket_bytes=bucket_bytes(cluster),
+    )
