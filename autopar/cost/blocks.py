@@ -111,7 +111,7 @@ def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
 
 
 def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
-    found: list[tuple[int, int, int, int]] = []  # (nodes folded, period, first, end) of each run of equal labels
+    found: list[tuple[int, int, int, int]] = []  # (blocks, period, first, end) of each run of equal labels
     labels = facts.labels[low:high]
     for period in _periods(labels):
         equal = labels[:-period] == labels[period:]
@@ -119,8 +119,10 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
         for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             if end - first >= period:
                 count = (end - first) // period + 1
-                found.append((period * (count - 1), period, low + first, low + end + period))
-    for _, period, first, end in sorted(found, key=lambda f: (-f[0], f[1], f[2])):
+                found.append((count, period, low + first, low + end + period))
+    # The first block mostly decides for itself (it reads what no block made), so that of two nothing is folded.
+    by_gain = sorted(found, key=lambda f: (-f[1] * (f[0] - 2), -f[1] * (f[0] - 1), f[1], f[2]))
+    for _, period, first, end in by_gain:
         repeat = _cut(facts, period, first, end)
         if repeat is not None:
             return repeat
