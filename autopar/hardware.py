@@ -57,8 +57,8 @@ class Axis:
     `gather_bytes_per_s`, `scatter_bytes_per_s`: rates of all-gather and reduce-scatter where they were measured, with
     the copies that cut tensors into pieces and join them. None: `bytes_per_s`, without copies.
     `tree_seconds` is the way up a tree over a group's nodes (all-reduce goes up and down); `gather_tree_seconds` the
-    latency of the trees by which a group with one device in each node gathers or scatters. None: there are rings alone
-    (`autopar.cost.collectives`).
+    latency of the trees by which a group with one device in each node gathers or scatters. None: there are rings alone.
+    `low_latency`: small messages may go by a protocol with quicker hops and a lower rate (`autopar.cost.collectives`).
     """
 
     name: str
@@ -71,13 +71,14 @@ class Axis:
     scatter_bytes_per_s: float | None = None
     tree_seconds: float | None = None
     gather_tree_seconds: float | None = None
+    low_latency: bool = False
 
 
 @dataclass(frozen=True)
 class Node:
     """A machine with several devices: what joins them, and what joins it to other machines.
 
-    `network_bytes_per_s` is one direction of all network cards of the node together.
+    `network_bytes_per_s` is one direction of all network cards of the node together. `low_latency`: as of `Axis`.
     """
 
     devices: int
@@ -86,6 +87,7 @@ class Node:
     network_bytes_per_s: float
     network_latency_seconds: float
     launch_seconds: float = 0.0
+    low_latency: bool = False
 
     def axes(self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None) -> tuple[Axis, ...]:
         """What each axis of a mesh reaches, from where its ranks lie (rank r lies in node r // devices).
@@ -113,7 +115,8 @@ class Node:
                 # of what a device sends to its size-1 peers, the part that leaves the node
                 all_to_all_out[node] += count * (size - count) / max(size - 1, 1)
         if not ring_out:
-            return Axis(name, size, self.latency_seconds, self.bytes_per_s, self.launch_seconds)
+            rate = self.bytes_per_s
+            return Axis(name, size, self.latency_seconds, rate, self.launch_seconds, low_latency=self.low_latency)
         ring = min(self.bytes_per_s, self.network_bytes_per_s / max(ring_out.values()))
         each = min(self.bytes_per_s, self.network_bytes_per_s / max(all_to_all_out.values()))
         tree, gather_tree = self._trees(groups)
@@ -126,6 +129,7 @@ class Node:
             min(ring, each),
             tree_seconds=tree,
             gather_tree_seconds=gather_tree,
+            low_latency=self.low_latency,
         )
 
     def _latency(self, groups: Sequence[Sequence[int]]) -> float:

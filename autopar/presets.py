@@ -111,7 +111,7 @@ def network(text: str) -> tuple[float, float]:
 
 
 def _node(bytes_per_s: float, cards: str, latency: float = 4e-6, devices: int = 8) -> Node:
-    return Node(devices, bytes_per_s, latency, *network(cards), launch_seconds=4e-5)
+    return Node(devices, bytes_per_s, latency, *network(cards), launch_seconds=4e-5, low_latency=True)
 
 
 PRESETS: dict[str, tuple[Device, Node]] = {

@@ -19,12 +19,18 @@ src/graph/tuning.cc) the faster way runs: for all_reduce a double binary tree, w
 and reduce_scatter, where a group has one device in each node, parallel aggregated trees, which send what a ring
 sends at 0.75 of its rate (Jeaugey, PAT: a new algorithm for all-gather and reduce-scatter operations at scale, 2025).
 
+The latencies of hops are those of messages that pass a device in large pieces. Small ones go in words of four bytes
+with a flag of four each, and wait for no piece (NCCL's protocol LL): `_LOW_LATENCY` has what is left of a hop's latency
+and of the rate, for rings and trees (the same source). NCCL's third protocol, LL128, is not priced: with it the
+all-reduces of 16 MB in `tests/cost/measured_collectives.csv` would be further from what was measured.
+
 It follows that, for one and the same tensor, all_reduce <= reduce_scatter + all_gather; and, where rings are the
 fastest, reduce_scatter <= all_reduce. Over hundreds of nodes a small all_reduce is the faster one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from autopar.cluster import Axis, Device
@@ -33,6 +39,7 @@ from autopar.errors import InputError
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _TREE_RATE = 0.9
 _GATHER_TREE_RATE = 0.75
+_LOW_LATENCY = {"ring": (0.2, 1 / 4), "tree": (0.36, 1 / 3.8)}
 _LATENCY = 0.5  # of the time that a bucket's bytes take, the time at most that it waits for its hops
 
 
@@ -46,7 +53,7 @@ def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
     >>> collective_seconds("all_reduce", 800e6, axis), collective_seconds("all_gather", 100e6, axis)
     (0.014, 0.007)
     """
-    return min(fixed + input_bytes * per_byte for fixed, per_byte in _algorithms(kind, axis))
+    return min([fixed + input_bytes * per_byte for fixed, per_byte in _every_way(kind, axis)])
 
 
 def bucket_terms(kind: str, axis: Axis, bucket_bytes: int) -> tuple[float, float]:
@@ -59,7 +66,7 @@ def bucket_terms(kind: str, axis: Axis, bucket_bytes: int) -> tuple[float, float
     (0.00016, 1.5e-09)
     """
     handed = bucket_bytes / axis.size if kind == "all_gather" else bucket_bytes
-    return min(_algorithms(kind, axis), key=lambda terms: terms[0] + handed * terms[1])
+    return min(_every_way(kind, axis), key=lambda terms: terms[0] + handed * terms[1])
 
 
 def gather_fills(axis: Axis) -> float:
@@ -68,34 +75,51 @@ def gather_fills(axis: Axis) -> float:
     >>> round(gather_fills(Axis("dp", 512, 1e-5, 1e9)) / 1e6, 1)
     10.2
     """
-    return min(fixed / (_LATENCY * per_byte / axis.size) for fixed, per_byte in _algorithms("all_gather", axis))
+    ways = [_ring("all_gather", axis), *_trees("all_gather", axis)]
+    return min((axis.launch_seconds + hops) / (_LATENCY * per_byte / axis.size) for hops, per_byte, _ in ways)
 
 
 @lru_cache(maxsize=256)
-def _algorithms(kind: str, axis: Axis) -> tuple[tuple[float, float], ...]:
+def _every_way(kind: str, axis: Axis) -> tuple[tuple[float, float], ...]:
     """Of each way to run a collective: seconds that any of them takes, and seconds a byte that a device hands in."""
     if kind not in KINDS:
         raise InputError(f"collective {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    n, launch, rate = axis.size, axis.launch_seconds, axis.bytes_per_s
-    if n == 1:
+    if axis.size == 1:
         return ((0.0, 0.0),)
-    hops = (n - 1) * axis.latency_seconds
+    ways = [_ring(kind, axis), *_trees(kind, axis)]
+    found = [(axis.launch_seconds + hops, per_byte) for hops, per_byte, _ in ways]
+    for hops, per_byte, shape in ways if axis.low_latency else ():
+        if shape in _LOW_LATENCY:
+            latency, rate = _LOW_LATENCY[shape]
+            found.append((axis.launch_seconds + latency * hops, per_byte / rate))
+    return tuple(found)
+
+
+def _ring(kind: str, axis: Axis) -> tuple[float, float, str]:
+    """Seconds of the hops, seconds a byte, and the shape of the way."""
+    n, hops = axis.size, (axis.size - 1) * axis.latency_seconds
     if kind == "all_reduce":
-        found = [(launch + 2 * hops, 2 * (n - 1) / n / rate)]
-        if axis.tree_seconds is not None:
-            found.append((launch + 2 * axis.tree_seconds, 2 / (_TREE_RATE * rate)))
-        return tuple(found)
+        return 2 * hops, 2 * (n - 1) / n / axis.bytes_per_s, "ring"
+    sent = n - 1 if kind == "all_gather" else (n - 1) / n
+    return hops, sent / _rate(kind, axis), "pairs" if kind == "all_to_all" else "ring"
+
+
+def _trees(kind: str, axis: Axis) -> Iterator[tuple[float, float, str]]:
+    """The same of trees, if there are any."""
+    if kind == "all_reduce" and axis.tree_seconds is not None:
+        yield 2 * axis.tree_seconds, 2 / (_TREE_RATE * axis.bytes_per_s), "tree"
+    if kind in ("all_gather", "reduce_scatter") and axis.gather_tree_seconds is not None:
+        _, per_byte, _ = _ring(kind, axis)
+        yield axis.gather_tree_seconds, per_byte / _GATHER_TREE_RATE, "gather tree"
+
+
+def _rate(kind: str, axis: Axis) -> float:
     own = {
         "all_gather": axis.gather_bytes_per_s,
         "reduce_scatter": axis.scatter_bytes_per_s,
         "all_to_all": axis.all_to_all_bytes_per_s,
     }[kind]
-    rate = own or rate
-    sent = n - 1 if kind == "all_gather" else (n - 1) / n
-    found = [(launch + hops, sent / rate)]
-    if kind != "all_to_all" and axis.gather_tree_seconds is not None:
-        found.append((launch + axis.gather_tree_seconds, sent / (_GATHER_TREE_RATE * rate)))
-    return tuple(found)
+    return own or axis.bytes_per_s
 
 
 def copies_seconds(kind: str, input_bytes: float, axis: Axis, device: Device) -> float:

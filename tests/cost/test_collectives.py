@@ -64,7 +64,8 @@ def test_latency_grows_with_the_depth_of_trees_as_in_nccl() -> None:
     """As ncclTopoTuneModel has it, with the latencies of hops of the preset, and whole hops in trees that gather."""
     node = PRESETS["h100-80"][1]
     across, inside = node.network_latency_seconds, node.latency_seconds
-    flat, (nodes, _) = Cluster.preset("h100", (16384,)).axes[0], Cluster.preset("h100", (2048, 8)).axes
+    shapes = [(16384,), (2048, 8)]
+    flat, nodes = (replace(Cluster.preset("h100", shape).axes[0], low_latency=False) for shape in shapes)
     launch = node.launch_seconds
     assert collective_seconds("all_reduce", 0, flat) == pytest.approx(launch + 2 * (7 * inside + 11 * across))
     assert collective_seconds("all_reduce", 0, nodes) == pytest.approx(launch + 2 * 11 * across)
@@ -72,6 +73,16 @@ def test_latency_grows_with_the_depth_of_trees_as_in_nccl() -> None:
         assert collective_seconds(kind, 0, nodes) == pytest.approx(launch + 11 * across + 2048 * 2.8e-6)
         ring = launch + 14336 * inside + 2048 * across - across
         assert collective_seconds(kind, 0, flat) == pytest.approx(ring, rel=1e-3)  # several devices a node: no trees
+
+
+def test_small_messages_take_a_fifth_of_the_latency_of_a_ring_and_large_ones_all_its_rate() -> None:
+    node, axis = PRESETS["h100-80"][1], Cluster.preset("h100", (8,)).axes[0]
+    pieces = replace(axis, low_latency=False)
+    for kind, hops in (("all_reduce", 14), ("all_gather", 7), ("reduce_scatter", 7)):
+        assert collective_seconds(kind, 0, axis) == pytest.approx(node.launch_seconds + hops * node.latency_seconds / 5)
+        assert collective_seconds(kind, 1 << 26, axis) == collective_seconds(kind, 1 << 26, pieces)
+    for kind, one, total in itertools.product(KINDS, AXES, SIZES):
+        assert collective_seconds(kind, total, one) <= collective_seconds(kind, total, replace(one, low_latency=False))
 
 
 def test_a_few_nodes_send_in_rings() -> None:
@@ -131,6 +142,13 @@ def test_large_all_reduces_and_all_to_alls_of_one_a100_node_as_measured() -> Non
         kind = "all_reduce" if "-ar-" in row["id"] else "all_to_all"
         seconds = collective_seconds(kind, int(row["id"].split("-")[-1][:-2]) * 2**20, axis)
         assert seconds == pytest.approx(float(row["value"]) * 1e-3, rel=0.3), row["id"]
+
+
+def test_small_all_reduces_of_one_a100_node_as_measured() -> None:
+    for size in (4, 8):
+        measured = next(float(row["value"]) for row in published(f"galv-ar-{size}-1MB")) * 1e-3
+        axis = Cluster.preset("a100", (size,)).axes[0]
+        assert collective_seconds("all_reduce", 1 << 20, axis) == pytest.approx(measured, rel=0.15)
 
 
 def test_groups_across_two_nodes_share_the_network_as_measured() -> None:

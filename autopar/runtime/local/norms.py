@@ -16,8 +16,8 @@ from autopar.runtime.local.exchange import reduced
 class _Normalised(torch.autograd.Function):
     """(x - mean) / sqrt(var + eps) * weight + bias per channel; mean and biased variance are outputs too.
 
-    Forward exchanges the sums, then the sums of squares about the global mean, which loses no digits where the
-    mean is large against the deviation. Backward exchanges Σg and Σg·x̂, from which follows
+    Forward sums the first two moments over the ranks, once: in float64, so that no digits of their difference are
+    lost where the mean is large against the deviation. Backward sums Σg and Σg·x̂, from which follows
 
         dx = weight / sqrt(var + eps) · (g - Σg / n - x̂ · Σg·x̂ / n).
 
@@ -37,9 +37,14 @@ class _Normalised(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [d for d in range(x.ndim) if d != 1]
-        mean = reduced(wide.sum(dims), "sum", axes, mesh) / count
+        variance, mean = torch.var_mean(wide, dims, correction=0)
+        if axes:
+            first = mean.double()
+            part = wide.numel() / mean.numel() / count  # of the global batch
+            moments = torch.stack((first, variance.double() + first.square())) * part
+            first, second = reduced(moments, "sum", axes, mesh)
+            mean, variance = first.to(wide.dtype), (second - first.square()).clamp(min=0).to(wide.dtype)
         centred = wide - _along(mean, x)
-        variance = reduced(centred.square().sum(dims), "sum", axes, mesh) / count
         scale = (variance + eps).rsqrt()
         ctx.save_for_backward(x, mean, scale, weight)
         ctx.count, ctx.axes, ctx.mesh, ctx.bias_dtype = count, axes, mesh, None if bias is None else bias.dtype
