@@ -35,39 +35,38 @@ class _Normalised(torch.autograd.Function):
         axes: tuple[int, ...],
         mesh: LocalMesh,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [d for d in range(x.ndim) if d != 1]
-        variance, mean = torch.var_mean(wide, dims, correction=0)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        variance, mean = torch.var_mean(x.to(wide), dims, correction=0)
         if axes:
             first = mean.double()
-            part = wide.numel() / mean.numel() / count  # of the global batch
+            part = x.numel() / mean.numel() / count  # of the global batch
             moments = torch.stack((first, variance.double() + first.square())) * part
             first, second = reduced(moments, "sum", axes, mesh)
-            mean, variance = first.to(wide.dtype), (second - first.square()).clamp(min=0).to(wide.dtype)
-        centred = wide - _along(mean, x)
-        scale = (variance + eps).rsqrt()
-        ctx.save_for_backward(x, mean, scale, weight)
+            mean, variance = first.to(wide), (second - first.square()).clamp(min=0).to(wide)
+        own_weight, own_bias = (None if t is None else t.to(wide) for t in (weight, bias))
+        out = torch.batch_norm(x, own_weight, own_bias, mean, variance, False, 0.0, eps, False)
+        ctx.save_for_backward(x, mean, (variance + eps).rsqrt(), weight)
         ctx.count, ctx.axes, ctx.mesh, ctx.bias_dtype = count, axes, mesh, None if bias is None else bias.dtype
-        out = centred * _along(scale if weight is None else scale * weight, x)
-        if bias is not None:
-            out = out + _along(bias, x)
         ctx.mark_non_differentiable(mean, variance)
-        return as_output(out.to(x.dtype)), mean, variance
+        return as_output(out), mean, variance
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         x, mean, scale, weight = ctx.saved_tensors
-        dims = [d for d in range(x.ndim) if d != 1]
-        wide = gradient.to(mean.dtype)
-        normal = (x - _along(mean, x)) * _along(scale, x)
-        own = torch.stack((wide.sum(dims), (wide * normal).sum(dims)))
+        ones = torch.ones_like(mean)
+        _, of_scale, of_shift = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, ones, None, None, mean, scale, True, 0.0, [False, True, True]
+        )
         of_x = None
         if ctx.needs_input_grad[0]:
-            sums = reduced(own, "sum", ctx.axes, ctx.mesh) / ctx.count
+            shift, slope = reduced(torch.stack((of_shift, of_scale)), "sum", ctx.axes, ctx.mesh) / ctx.count
             factor = scale if weight is None else scale * weight
-            of_x = ((wide - _along(sums[0], x) - normal * _along(sums[1], x)) * _along(factor, x)).to(x.dtype)
-        of_weight = own[1].to(weight.dtype) if ctx.needs_input_grad[1] else None
-        of_bias = own[0].to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+            slope = slope * scale
+            of_x = torch.addcmul(_along((mean * slope - shift) * factor, x), gradient, _along(factor, x))
+            of_x = of_x.addcmul_(x, _along(-slope * factor, x)).to(x.dtype)
+        of_weight = of_scale.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = of_shift.to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
         return of_x, of_weight, of_bias, None, None, None, None
 
 
