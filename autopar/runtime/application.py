@@ -21,7 +21,7 @@ from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.optimizers import refuse_unfit
-from autopar.runtime.parameters import distribute_state, listed, tied_names, without_values
+from autopar.runtime.parameters import distribute_state, listed, storage_of, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
@@ -52,7 +52,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
         _check(model, traced, plan, device_mesh)
         precision = dtype_named(plan.precision.get("parameter"))
         rank = Rank(LocalMesh.of(device_mesh), device, _stored_dtypes(model, precision))
-        storage = {p.name: p.storage for p in plan.parameters}
+        storage = storage_of(model, plan)
         planned = Planned(type(model), device_mesh, rank, storage, replan, plan.micro_batches)
         planned.built_dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         planned.add(traced, plan)

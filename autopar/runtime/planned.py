@@ -26,9 +26,11 @@ from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
+from autopar.runtime.changed_values import ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
-from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
+from autopar.runtime.outputs import for_user, is_loss
+from autopar.runtime.parameters import check_no_old_holders, check_values, holder_of, local_of, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
 from autopar.runtime.structure import Structure, check_parameters
@@ -91,6 +93,7 @@ class Planned:
     def _forget_model(self) -> None:
         self.accumulation = Accumulation(self.micro_batches)
         self._alike = Alike(self._group)
+        self._values = ChangedValues()
         self.structure: Structure | None = None
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
@@ -100,10 +103,11 @@ class Planned:
             self.structure = Structure(model)
         self.structure.check()
         key = call_key(self.structure.modules, args, kwargs)
-        if not torch.compiler.is_compiling():
-            self._announce(model, key, args, kwargs)
         known = self._calls.get(key) if key is not None else None
-        if known is None:
+        changed = self._changed(known[0], model) if known is not None else {}
+        if not torch.compiler.is_compiling():
+            self._announce(model, key, args, kwargs, changed)
+        if known is None or changed:
             program = self._program(model, args, kwargs)
             order = order_of(program.traced, *self._whole_call(model, program, args, kwargs))
             if key is not None and not program.traced.reads_values:
@@ -128,9 +132,12 @@ class Planned:
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, held)
-        beside_loss = torch.compiler.is_compiling() and any(map(_is_loss, outputs))
-        whole = [self._whole(*pair, beside_loss) for pair in zip(outputs, lowered.outputs, strict=True)]
-        return program.traced.rebuild(whole)
+        beside_loss = torch.compiler.is_compiling() and any(map(is_loss, outputs))
+        given = [
+            for_user(*pair, self.device_mesh, beside_loss=beside_loss, whole=self._outputs_whole)
+            for pair in zip(outputs, lowered.outputs, strict=True)
+        ]
+        return program.traced.rebuild(given)
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""
@@ -170,23 +177,40 @@ class Planned:
             )
         return program
 
-    def _announce(self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _announce(
+        self,
+        model: nn.Module,
+        key: Hashable | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        changed: Mapping[str, str],
+    ) -> None:
         """Tell the other ranks what kind of call this is."""
-        size = self._sizes.get(key) if key is not None else None
+        size = self._sizes.get(key) if key is not None and not changed else None
         if size is None:
-            size = CallSize.of(model, args, kwargs)
-            if key is not None and len(self._sizes) < _MAX_SIZES:
+            size = CallSize.of(model, args, kwargs, changed)
+            if key is not None and not changed and len(self._sizes) < _MAX_SIZES:
                 self._sizes[key] = size
         self._alike.announce(size)
+
+    def _changed(self, program: Program, model: nn.Module) -> dict[str, str]:
+        """Values of the model that the program's trace has read, and that are others now."""
+        if torch.compiler.is_compiling():
+            return {}
+        return self._values.since(program.traced, program.number, model)
 
     # -- which graph ---------------------------------------------------------------------------------
 
     def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """The program for a call."""
+        changed: dict[str, str] = {}
         for index, program in enumerate(self.programs):
             traced = program.traced
             call = self._whole_call(model, program, args, kwargs)
             if traced.key(*call, model) != traced.own_key:
+                continue
+            if others := self._changed(program, model):
+                changed |= others
                 continue
             try:
                 traced.bind(*call)
@@ -194,6 +218,7 @@ class Planned:
                 continue
             self.programs.insert(0, self.programs.pop(index))
             return program
+        self._values.tell(changed)
         return self._plan_again(model, args, kwargs)
 
     def _whole_call(
@@ -268,33 +293,6 @@ class Planned:
             given = program.traced.constants.items()
             constants = {name: v.to(self.rank.device) for name, v in given if isinstance(v, torch.Tensor)}
             found = self._state[program.number] = [
-                (constants, name) if name in constants else _holder(model, name) for name in program.lowered.state
+                (constants, name) if name in constants else holder_of(model, name) for name in program.lowered.state
             ]
         return found
-
-    def _whole(self, value: Any, output: tuple[Layout, tuple[int, ...]] | None, beside_loss: bool) -> Any:
-        """An output for the user: a plain tensor where it is whole (or is to be), a DTensor where it is sharded.
-
-        A compiled graph fixes what kind of gradient each output gets, and wants a DTensor for a DTensor also where none
-        comes: so, there, sharded outputs `beside_loss` take part in no backward (pytorch/pytorch#172556).
-        """
-        if output is None or output[0].is_replicated:
-            return value
-        layout, shape = output
-        if beside_loss:
-            value = value.detach()
-        stride = torch.empty(shape, device="meta").stride()
-        sharded = DTensor.from_local(
-            value, self.device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
-        )
-        return sharded.full_tensor() if self._outputs_whole else sharded
-
-
-def _is_loss(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
-
-
-def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    path, _, attribute = name.rpartition(".")
-    module = model.get_submodule(path)
-    return (module._parameters if attribute in module._parameters else module._buffers), attribute

@@ -1,4 +1,4 @@
-"""Calls unlike the traced one, and what loops do beside calling, are as in one process: `call_cases`, `loop_cases`."""
+"""Calls unlike the traced one, and what loops do beside calling, are as in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from launch import launch
 
-CALLS, LOOPS = "call_cases.py", "loop_cases.py"
+CALLS, LOOPS, SETTINGS = "call_cases.py", "loop_cases.py", "setting_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -32,6 +32,7 @@ KINDS = {
         "adafactor",
         "step_before_backward",
     ),
+    SETTINGS: ("numbers_set", "stages_that_come_in", "configs_set", "tensors_set", "layers_set"),
 }
 Two = Callable[[str], list[dict[str, Any]]]
 
@@ -53,3 +54,10 @@ def test_equals_one_process(cases: str, kind: str, preset: str, two: Two) -> Non
 
 def test_a_planned_model_is_not_planned_again(two: Two) -> None:
     assert all("runs a plan already" in rank["planned_twice"]["value"] for rank in two(CALLS))
+
+
+def test_values_set_back_are_not_planned_again(two: Two) -> None:
+    for rank in two(SETTINGS):
+        found = rank["set_to_and_fro"]["value"]
+        assert found["plans"] == 2
+        assert len(found["told"]) == 1 and "'factor' (now 0.5)" in found["told"][0]
