@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.runtime.traces import Traced
 
@@ -40,6 +42,23 @@ def call_key(modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[
     modes = (torch.is_grad_enabled(), *[module.training for module in modules])
     trainable = tuple([p.requires_grad for module in modules for p in module._parameters.values() if p is not None])
     return modes, trainable, len(args), tuple(kwargs), tuple(kinds)
+
+
+def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call whose DTensors, as another planned model returns them, are whole. `inputs`: those of the plan."""
+    values = (*args, *kwargs.values())
+    if not any(isinstance(v, (DTensor, list, tuple, dict)) for v in values):  # nearly always: quick
+        return args, kwargs
+    if not any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return args, kwargs
+    if inputs == "local":
+        raise InputError(
+            'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
+            'plan both models with inputs="global", or pass tensor.to_local() where its rows lie as the ranks\' own'
+        )
+    whole: tuple[tuple[Any, ...], dict[str, Any]]
+    whole = pytree.tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), (args, kwargs))
+    return whole
 
 
 def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:

@@ -75,10 +75,19 @@ def distribute_state(
                 distribute_tensor(value, device_mesh, placements(layout), src_data_rank=source),
                 requires_grad=old.requires_grad,
             )
+            _take_over(old, new)
             replaced.append(weakref.ref(old))
             replace_parameter(model, names, new)
             del old, value  # one whole parameter at a time
     return replaced
+
+
+def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:
+    """What the user has set on a parameter (flags that optimizers ask for, as `_no_weight_decay`) and its hooks."""
+    for name, value in vars(old).items():
+        setattr(new, name, value)
+    new._backward_hooks = old._backward_hooks  # the same dictionaries: handles go on removing what they gave
+    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
 
 
 def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
+from autopar.runtime.calls import Order, call_key, description, gathered, global_stand_ins, order_of, place_of
 from autopar.runtime.changed_values import ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
@@ -101,7 +101,8 @@ class Planned:
         """One call of the model, on this rank's part."""
         if self.structure is None:
             self.structure = Structure(model)
-        self.structure.check()
+        self.structure.check(program.traced for program in self.programs)
+        args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs)
         known = self._calls.get(key) if key is not None else None
         changed = self._changed(known[0], model) if known is not None else {}

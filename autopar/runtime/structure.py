@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -12,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.runtime.parameters import placements
+from autopar.runtime.traces import Traced
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Structure:
@@ -21,9 +24,16 @@ class Structure:
         self.modules = tuple(model.modules())
         self._names = {id(module): name for name, module in model.named_modules()}
         self._children = [(m, m._modules, dict(m._modules)) for m in self.modules if m._modules]
+        self._hooks = [(m, getattr(m, kind)) for m in self.modules if m is not model for kind in _HOOKS]
+        self._hook_counts = [len(hooks) for _, hooks in self._hooks]
 
-    def check(self) -> None:
-        """Raise InputError if a module is not there any more; others may have come, the graph does not know them."""
+    def check(self, traces: Iterable[Traced]) -> None:
+        """Raise InputError if a module is not there any more; others may have come, the graph does not know them.
+
+        Or if a hook came to a submodule, or went; not in modules that are ops of `traces`, whose code runs.
+        """
+        if not torch.compiler.is_compiling() and [len(hooks) for _, hooks in self._hooks] != self._hook_counts:
+            self._check_hooks(traces)
         for module, now, before in self._children:
             if now != before:
                 for name, child in before.items():
@@ -33,6 +43,29 @@ class Structure:
                             f"the module '{path}' was replaced or removed after the model was planned, and calls would "
                             "go on with the old one: change the model first, then autoparallelize it"
                         )
+
+    def _check_hooks(self, traces: Iterable[Traced]) -> None:
+        leaves = {str(n.target) for traced in traces for n in traced.graph.nodes if n.op == "call_module"}
+        for (module, hooks), before in zip(self._hooks, self._hook_counts, strict=True):
+            name = self._names[id(module)]
+            within = any(name == leaf or name.startswith(f"{leaf}.") for leaf in leaves)
+            if len(hooks) != before and not within:
+                came = "registered on" if len(hooks) > before else "removed from"
+                raise InputError(
+                    f"a hook was {came} '{name}' after the model was planned, and calls run the plan, not the modules: "
+                    "return from forward what the hook is to see, or register it on the model itself"
+                )
+        self._hook_counts = [len(hooks) for _, hooks in self._hooks]
+
+
+def refuse_backward_hooks(model: nn.Module) -> None:
+    """Raise InputError if submodules have hooks that wait for gradients."""
+    for name, module in model.named_modules():
+        if module is not model and (module._backward_hooks or module._backward_pre_hooks):
+            raise InputError(
+                f"'{name}' has a backward hook, which calls would not run: they run the plan, not the modules. Hooks "
+                "of parameters run, and so does the backward of a torch.autograd.Function in forward"
+            )
 
 
 def check_parameters(

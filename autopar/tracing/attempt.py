@@ -35,6 +35,7 @@ from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.own_hooks import own_hooks_left_out
 from autopar.tracing.plain_reads import PlainReads
+from autopar.tracing.python_random import draws_refused
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
 from autopar.tracing.replaced import overrides_active
@@ -100,7 +101,7 @@ class Attempt:
         reads = PlainReads(self.model)
         with self._set_up():
             left = LeftBehind(self.model)
-            with reads.noted():
+            with reads.noted(), draws_refused(self.model):
                 returned = self._call(placeholders)
             left.write_buffers()
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors

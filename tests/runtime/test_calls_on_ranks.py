@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from launch import launch
 
-CALLS, LOOPS, SETTINGS = "call_cases.py", "loop_cases.py", "setting_cases.py"
+CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -33,6 +33,15 @@ KINDS = {
         "step_before_backward",
     ),
     SETTINGS: ("numbers_set", "stages_that_come_in", "configs_set", "tensors_set", "layers_set"),
+    HABITS: (
+        "weights_put_back",
+        "steps_by_hand",
+        "parameters_as_a_vector",
+        "data_of_a_plain_tensor",
+        "hooks_and_flags_of_parameters",
+        "state_of_one_process",
+        "one_model_after_another",
+    ),
 }
 Two = Callable[[str], list[dict[str, Any]]]
 
@@ -61,3 +70,26 @@ def test_values_set_back_are_not_planned_again(two: Two) -> None:
         found = rank["set_to_and_fro"]["value"]
         assert found["plans"] == 2
         assert len(found["told"]) == 1 and "'factor' (now 0.5)" in found["told"][0]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("hook_registered_late", "a hook was registered on 'up' after the model was planned"),
+        ("backward_hook", "'down' has a backward hook"),
+        ("penalty_on_a_gradient", "cannot be differentiated again"),
+        ("data_of_another_shape", "change shapes and dtypes before autoparallelize"),
+        ("shards_of_rank_zero", "is given the shards of rank 0"),
+    ],
+)
+def test_habits_that_are_refused(case: str, words: str, two: Two) -> None:
+    for rank in two(HABITS):
+        assert "error" not in rank[case], rank[case]["traceback"]
+        messages = rank[case]["value"] if isinstance(rank[case]["value"], list) else [rank[case]["value"]]
+        if case == "hook_registered_late":
+            assert messages.pop() == "no error", "once it is removed"
+        assert messages and all(words in message for message in messages)
+
+
+def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
+    assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))

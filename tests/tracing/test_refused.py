@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
+from random import uniform
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,24 @@ def in_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sin(x.numpy()))
 
 
+def drawn(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x * 2 if random.random() < 0.5 else x
+
+
+def drawn_by_name(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x * uniform(0.0, 1.0)
+
+
+def drawn_by_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x[:, np.random.permutation(4)]  # noqa: NPY002 (it is what scripts have)
+
+
+def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    scores = net.linear(x)
+    scores.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return scores
+
+
 @pytest.mark.filterwarnings("error::autopar.leaf_requests.LeafWarning")
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -62,6 +82,10 @@ def in_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         (averaged, r"forward writes into the parameter 'frozen'.* make it a buffer"),
         (counted, r"as many bins as its largest value says.*give their number, minlength=N"),
         (packed, r"pack_padded_sequence\(\) cuts rows where lengths say.*run the recurrent layer on the padded batch"),
+        (drawn, r"draws a number by random\(\) of Python or numpy.*draw with torch.rand"),
+        (drawn_by_name, r"draws a number by uniform\(\)"),
+        (drawn_by_numpy, r"draws a number by permutation\(\)"),
+        (hooked, r"register_hook\(\) in forward.* torch.autograd.Function"),
         (in_numpy, r"numpy\(\) asks for the contents.*Nor can it be one op"),
     ],
 )
