@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError, PlanMismatchError
 from autopar.graph import fingerprint
 from autopar.plans import Plan
+from autopar.runtime.advice import advise
 from autopar.runtime.agreement import agree
 from autopar.runtime.assigned_data import assign_data
 from autopar.runtime.collectives import LocalMesh
@@ -30,6 +31,7 @@ from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure, refuse_backward_hooks
 from autopar.runtime.submodules import refuse_calls
 from autopar.runtime.traces import Replan, Traced
+from autopar.runtime.whole_draws import draw_whole
 from autopar.runtime.whole_numbers import read_whole_numbers
 
 _WRAPPERS = {
@@ -77,7 +79,10 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     refuse_unfit()
     load_optimizer_states()
     assign_data()
+    advise()
     read_whole_numbers()
+    if device.type == "cpu":
+        draw_whole()
     return model
 
 

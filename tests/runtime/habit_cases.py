@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar.runtime.advice import advice_for
 
 
 def weights_put_back(prepare: Prepare) -> list[torch.Tensor]:
@@ -64,6 +65,38 @@ def data_of_a_plain_tensor(prepare: Prepare) -> list[torch.Tensor]:
             seed = torch.Generator().manual_seed(p.ndim)
             p.data = torch.randn(p.shape, dtype=p.dtype, generator=seed)
         return model(ROWS)
+
+    return trained(prepare, loss)
+
+
+def values_drawn_again(prepare: Prepare) -> list[torch.Tensor]:
+    """Weights are drawn anew, once on generators that differ by rank, and noise is put on them and on gradients."""
+
+    def init(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+            nn.init.trunc_normal_(module.bias, std=0.1)
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        torch.manual_seed(5 + dist.get_rank() if isinstance(model.up.weight, DTensor) else 5)  # rank 0's count
+        model.apply(init)
+        torch.manual_seed(6)
+        model.down.reset_parameters()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p), alpha=0.01).mul_(nn.functional.dropout(torch.ones_like(p), 0.1))
+                p.add_(torch.empty_like(p).uniform_(0, 0.01)).mul_(torch.bernoulli(torch.full_like(p, 0.9)))
+        return model(ROWS)
+
+    return trained(prepare, loss)
+
+
+def values_read(prepare: Prepare) -> list[torch.Tensor]:
+    """As scripts read them for logs and files."""
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        listed = torch.tensor(model.up.weight.tolist(), dtype=torch.float64)
+        return model(ROWS) * listed.norm() * float(model.down.weight.detach().cpu().numpy().sum())
 
     return trained(prepare, loss)
 
@@ -144,6 +177,8 @@ KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
     steps_by_hand,
     parameters_as_a_vector,
     data_of_a_plain_tensor,
+    values_drawn_again,
+    values_read,
     hooks_and_flags_of_parameters,
     state_of_one_process,
     one_model_after_another,
@@ -220,8 +255,37 @@ def data_of_another_shape() -> str:
     return refusal(lambda: setattr(parameter, "data", torch.zeros(2, 2, dtype=torch.float64)))
 
 
+def advised() -> list[list[str]]:
+    """What stands below errors of torch: a loss outside, gradients averaged by hand, lists with buffers, a slice."""
+    model = _planned("fsdp", Halves().double())
+    model(ROWS)["x"].sum().backward()
+    [parameter, *_] = model.parameters()
+
+    def slice_written() -> None:
+        with torch.no_grad():
+            parameter[0] = 0.0
+
+    mistakes = (
+        (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
+        (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
+        (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
+        (slice_written, "copy_ or parameter.data"),
+    )
+    missing = []
+    for mistake, words in mistakes:
+        try:
+            mistake()
+        except (RuntimeError, NotImplementedError) as error:
+            advice = advice_for(error)
+            if words not in advice:
+                missing.append([words, advice, str(error)])
+        else:
+            missing.append([words, "no error"])
+    return missing
+
+
 REFUSED = (hook_registered_late, backward_hook, penalty_on_a_gradient, data_of_another_shape, shards_of_rank_zero)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
-    | {case.__name__: case for case in (*REFUSED, own_shards)}
+    | {case.__name__: case for case in (*REFUSED, own_shards, advised)}
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +40,8 @@ KINDS = {
         "steps_by_hand",
         "parameters_as_a_vector",
         "data_of_a_plain_tensor",
+        "values_drawn_again",
+        "values_read",
         "hooks_and_flags_of_parameters",
         "state_of_one_process",
         "one_model_after_another",
@@ -93,3 +97,20 @@ def test_habits_that_are_refused(case: str, words: str, two: Two) -> None:
 
 def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
     assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))
+
+
+def test_errors_of_torch_are_printed_with_what_to_write_instead(two: Two) -> None:
+    for rank in two(HABITS):
+        assert "error" not in rank["advised"], rank["advised"]["traceback"]
+        assert rank["advised"]["value"] == []
+
+
+def test_advice_stands_below_an_error_that_ends_a_process() -> None:
+    script = (
+        "from autopar.runtime.advice import advise\n"
+        "advise()\n"
+        "raise RuntimeError('aten.add.Tensor got mixed torch.Tensor and DTensor')"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert run.stderr.splitlines()[-2].endswith("got mixed torch.Tensor and DTensor")
+    assert run.stderr.splitlines()[-1].startswith("autopar: parameters and gradients of a planned model are DTensors")

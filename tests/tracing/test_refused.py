@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from autopar import Cluster, plan
@@ -98,3 +99,13 @@ def test_the_line_and_what_to_write(way: Callable[..., torch.Tensor], words: str
     code = way.__code__
     own = range(code.co_firstlineno, code.co_firstlineno + 4)
     assert any(n in own for n in lines), f"{lines} are not in {own}: {text}"
+
+
+def test_hooks_that_calls_do_not_run_are_told() -> None:
+    """Those of the user's own code; pruning is a hook of an installed package."""
+    net, seen = Net(lambda net, x, ids: x), list[torch.Tensor]()
+    net.linear.register_forward_hook(lambda module, args, output: seen.append(output))
+    net.bag.register_forward_pre_hook(lambda module, args: None)
+    prune.identity(net.embed, "weight")
+    with pytest.warns(UserWarning, match="forward hooks of bag, linear run now, while the model is traced"):
+        plan(net, {"x": X, "ids": IDS}, Cluster.preset("cpu", shape=(2,)))
