@@ -155,6 +155,12 @@ def without_values(model: nn.Module) -> list[str]:
     return [name for tensors in (model.named_parameters(), model.named_buffers()) for name, t in tensors if t.is_meta]
 
 
+def check_ready(model: nn.Module, replaced: list[weakref.ref[nn.Parameter]]) -> None:
+    """Raise InputError if the model has no values yet, or an optimizer holds parameters that were replaced."""
+    check_values(model)
+    check_no_old_holders(replaced)
+
+
 def check_values(model: nn.Module) -> None:
     """Raise InputError if the model is still on the meta device."""
     if missing := without_values(model):

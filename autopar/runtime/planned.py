@@ -25,12 +25,12 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import Order, call_key, description, gathered, global_stand_ins, order_of, place_of
+from autopar.runtime.calls import Order, call_key, description, gathered, global_stand_ins, lies_of, order_of, place_of
 from autopar.runtime.changed_values import ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outputs import for_user, is_loss
-from autopar.runtime.parameters import check_no_old_holders, check_values, holder_of, local_of, plain_parameters
+from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
 from autopar.runtime.structure import Structure, check_parameters
@@ -72,6 +72,7 @@ class Planned:
     ) -> None:
         self.user_class, self.micro_batches = user_class, micro_batches
         self.device_mesh, self.rank, self.storage, self.replan = device_mesh, rank, storage, replan
+        self._stored = {name: placements(layout) for name, layout in storage.items()}
         self.random: RandomState | None = None
         self.programs: list[Program] = []
         self.replaced: list[weakref.ref[nn.Parameter]] = []
@@ -123,7 +124,7 @@ class Planned:
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(model, program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
-        check_parameters(held, lowered.state, self.storage, program.state)
+        check_parameters(held, lowered.state, self._stored, program.state)
         write_first(held, lowered.writes)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
@@ -228,12 +229,7 @@ class Planned:
         """The call as the trace saw it: with inputs="local" the tensors given are parts of those of the trace."""
         if program.plan.inputs == "global":
             return args, kwargs
-        nodes = list(program.traced.graph.nodes)
-        lies = {
-            str(nodes[p.position].target): (p.outputs[0], self.rank.mesh.shape)
-            for p in program.plan.nodes
-            if nodes[p.position].op == "placeholder"
-        }
+        lies = lies_of(program.traced.graph, program.plan, self.rank.mesh.shape)
         return global_stand_ins(model, lies, args, kwargs)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
@@ -268,8 +264,7 @@ class Planned:
         """What would make ranks disagree later is found before the first collective."""
         error: AutoparError | None = None
         try:
-            check_values(model)
-            check_no_old_holders(self.replaced)
+            check_ready(model, self.replaced)
         except AutoparError as found:
             error = found
         same: dict[str, str] = {"the graph": fingerprint(program.traced.graph)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import InputError
-from autopar.layout import Layout
-from autopar.runtime.parameters import placements
 from autopar.runtime.traces import Traced
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -49,13 +49,18 @@ class Structure:
         for (module, hooks), before in zip(self._hooks, self._hook_counts, strict=True):
             name = self._names[id(module)]
             within = any(name == leaf or name.startswith(f"{leaf}.") for leaf in leaves)
-            if len(hooks) != before and not within:
+            if len(hooks) != before and not within and not _are_harmless(list(hooks.values())[before:]):
                 came = "registered on" if len(hooks) > before else "removed from"
                 raise InputError(
                     f"a hook was {came} '{name}' after the model was planned, and calls run the plan, not the modules: "
                     "return from forward what the hook is to see, or register it on the model itself"
                 )
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
+
+
+def _are_harmless(hooks: Sequence[Any]) -> bool:
+    """Whether hooks came that `gradient_checkpointing_enable()` of transformers has registered, for inputs alone."""
+    return bool(hooks) and all(str(getattr(h, "__module__", "")).startswith("transformers.") for h in hooks)
 
 
 def refuse_backward_hooks(model: nn.Module) -> None:
@@ -69,7 +74,10 @@ def refuse_backward_hooks(model: nn.Module) -> None:
 
 
 def check_parameters(
-    state: list[torch.Tensor], names: Sequence[str], storage: Mapping[str, Layout], before: list[torch.Tensor]
+    state: list[torch.Tensor],
+    names: Sequence[str],
+    stored: Mapping[str, tuple[Placement, ...]],
+    before: list[torch.Tensor],
 ) -> None:
     """Raise InputError if a parameter was replaced by one that is no DTensor, or that lies otherwise than planned.
 
@@ -80,10 +88,10 @@ def check_parameters(
     if not compiling and len(before) == len(state) and all(map(operator.is_, state, before)):
         return
     for tensor, name in zip(state, names, strict=True):
-        if isinstance(tensor, DTensor) and name in storage and tensor.placements != placements(storage[name]):
+        if isinstance(tensor, DTensor) and name in stored and tensor.placements != stored[name]:
             raise InputError(
                 f"the parameter '{name}' was replaced after the model was planned, by one that lies as "
-                f"{list(tensor.placements)}, not as planned ({storage[name]}): tie weights before autoparallelize"
+                f"{list(tensor.placements)}, not as planned ({list(stored[name])}): tie weights before autoparallelize"
             )
         plain = isinstance(tensor, nn.Parameter) and not isinstance(tensor, DTensor)
         if plain and not name.startswith("_constant_"):  # those hang on the model without being registered

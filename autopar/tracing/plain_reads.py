@@ -173,7 +173,7 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, torch.Tensor):
-        return _Identity(value)
+        return _UNKNOWN if isinstance(value, nn.Parameter) else _Identity(value)
     if isinstance(value, _CONTAINERS) and len(value) <= _LARGE:
         elements = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         pairs = value.items() if isinstance(value, dict) else enumerate(elements)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained
+from small_language import gpt2
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -113,8 +114,40 @@ def set_to_and_fro() -> dict[str, Any]:
     }
 
 
+class Recurrent(nn.Module):
+    """Keeps its parameters in a list too, which planning fills anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.GRU(16, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x.unsqueeze(1))[0].square().mean()
+
+
+def plans_of_recurrent_layers() -> int:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model: Any = autopar.autoparallelize(Recurrent().double(), {"x": ROWS}, mesh, constraints="ddp")
+    for _ in range(3):
+        model(ROWS)
+    return len(model._autopar.programs)
+
+
+def checkpointing_enabled_late() -> float:
+    """As the Trainer of transformers does; it sets flags of modules, a field of the config, and a hook for inputs."""
+    ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model: Any = autopar.autoparallelize(gpt2(), {"input_ids": ids, "labels": ids}, mesh, constraints="fsdp")
+    before = model(input_ids=ids, labels=ids).loss.item()
+    model.gradient_checkpointing_enable()
+    model.config.use_cache = False
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return abs(loss.item() - before)
+
+
 KINDS = (numbers_set, stages_that_come_in, configs_set, tensors_set, layers_set)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
-    | {"set_to_and_fro": set_to_and_fro}
+    | {case.__name__: case for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late)}
 }

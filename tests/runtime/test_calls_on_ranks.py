@@ -76,6 +76,17 @@ def test_values_set_back_are_not_planned_again(two: Two) -> None:
         assert len(found["told"]) == 1 and "'factor' (now 0.5)" in found["told"][0]
 
 
+def test_parameters_are_no_values_that_change(two: Two) -> None:
+    assert all(rank["plans_of_recurrent_layers"]["value"] == 1 for rank in two(SETTINGS))
+
+
+def test_checkpointing_that_is_enabled_late(two: Two) -> None:
+    for rank in two(SETTINGS):
+        found = rank["checkpointing_enabled_late"]
+        assert "error" not in found, found["traceback"]
+        assert found["value"] < 1e-6
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
