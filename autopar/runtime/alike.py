@@ -38,10 +38,11 @@ class CallSize:
     digest: int
 
     @staticmethod
-    def of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallSize:
+    def of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Mapping[str, str]) -> CallSize:
+        """`changed`: values of the model that were set since it was planned, by name."""
         tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         rows = next((t.shape[0] for t in tensors if t.ndim), 0)
-        text = description(model, args, kwargs).encode()
+        text = (description(model, args, kwargs) + (repr(changed) if changed else "")).encode()
         digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> (_RANK_BITS + 2)
         return CallSize(int(rows), sum(t.numel() for t in tensors), digest)
 
@@ -118,7 +119,7 @@ def _check(largest: Sequence[int]) -> None:
     if most != -least:
         raise InputError(
             f"ranks {at_least} and {at_most} make different calls of the model: its arguments, their shapes, "
-            "train() or eval(), and no_grad() are the same on all ranks"
+            "train() or eval(), no_grad() and the values set on its modules are the same on all ranks"
         )
 
 

@@ -13,21 +13,25 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError, PlanMismatchError
 from autopar.graph import fingerprint
 from autopar.plans import Plan
+from autopar.runtime.advice import advise
 from autopar.runtime.agreement import agree
+from autopar.runtime.assigned_data import assign_data
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import dtype_named
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
+from autopar.runtime.loaded_states import load_optimizer_states
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.optimizers import refuse_unfit
-from autopar.runtime.parameters import distribute_state, listed, tied_names, without_values
+from autopar.runtime.parameters import distribute_state, listed, storage_of, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
-from autopar.runtime.structure import Structure
+from autopar.runtime.structure import Structure, refuse_backward_hooks
 from autopar.runtime.submodules import refuse_calls
 from autopar.runtime.traces import Replan, Traced
+from autopar.runtime.whole_draws import draw_whole
 from autopar.runtime.whole_numbers import read_whole_numbers
 
 _WRAPPERS = {
@@ -52,7 +56,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
         _check(model, traced, plan, device_mesh)
         precision = dtype_named(plan.precision.get("parameter"))
         rank = Rank(LocalMesh.of(device_mesh), device, _stored_dtypes(model, precision))
-        storage = {p.name: p.storage for p in plan.parameters}
+        storage = storage_of(model, plan)
         planned = Planned(type(model), device_mesh, rank, storage, replan, plan.micro_batches)
         planned.built_dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         planned.add(traced, plan)
@@ -67,13 +71,18 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
-    planned.structure = Structure(model)
     refuse_calls(model)
+    planned.structure = Structure(model)
     leave_quietly()
     note_from_now_on()
     count_steps()
     refuse_unfit()
+    load_optimizer_states()
+    assign_data()
+    advise()
     read_whole_numbers()
+    if device.type == "cpu":
+        draw_whole()
     return model
 
 
@@ -86,6 +95,7 @@ def check_unplanned(model: nn.Module) -> None:
         raise InputError(f"the model is wrapped in {kind}: {_WRAPPERS[kind]}")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("the model is a scripted one, which cannot be traced: pass the module that was scripted")
+    refuse_backward_hooks(model)
     names = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
     if names:
         raise InputError(

@@ -10,10 +10,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from autopar.errors import InputError
 from autopar.layout import Layout
+from autopar.plans import Plan
 from autopar.runtime.traces import Traced
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
@@ -42,6 +45,23 @@ def call_key(modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[
     return modes, trainable, len(args), tuple(kwargs), tuple(kinds)
 
 
+def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call whose DTensors, as another planned model returns them, are whole. `inputs`: those of the plan."""
+    values = (*args, *kwargs.values())
+    if not any(isinstance(v, (DTensor, list, tuple, dict)) for v in values):  # nearly always: quick
+        return args, kwargs
+    if not any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return args, kwargs
+    if inputs == "local":
+        raise InputError(
+            'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
+            'plan both models with inputs="global", or pass tensor.to_local() where its rows lie as the ranks\' own'
+        )
+    whole: tuple[tuple[Any, ...], dict[str, Any]]
+    whole = pytree.tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), (args, kwargs))
+    return whole
+
+
 def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
     """Where the placeholders' values stand among the leaves of calls like this one.
 
@@ -64,6 +84,16 @@ def _place(leaves: Sequence[Any], value: Any) -> Any:
         if leaf is value:
             return place
     return value
+
+
+def lies_of(graph: fx.Graph, plan: Plan, mesh_shape: Sequence[int]) -> dict[str, tuple[Layout, tuple[int, ...]]]:
+    """Layout and mesh shape of each input of a graph, by its name."""
+    nodes = list(graph.nodes)
+    return {
+        str(nodes[p.position].target): (p.outputs[0], tuple(mesh_shape))
+        for p in plan.nodes
+        if nodes[p.position].op == "placeholder"
+    }
 
 
 def global_stand_ins(

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from autopar.errors import InputError
+from autopar.runtime.loaded_states import check_own_shards
 from autopar.runtime.parameters import dealt_out
 
 ATTRIBUTE = "_autopar"
@@ -96,7 +97,9 @@ def _load(user_class: type[nn.Module]) -> Callable[..., None]:
 
     @functools.wraps(user_class._load_from_state_dict)
     def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name, parameter in self.named_parameters(remove_duplicate=False):
+        parameters = dict(self.named_parameters(remove_duplicate=False))
+        check_own_shards((state_dict.get(prefix + name), parameter) for name, parameter in parameters.items())
+        for name, parameter in parameters.items():
             if (value := state_dict.get(prefix + name)) is not None:
                 state_dict[prefix + name] = dealt_out(value, parameter)
         user_class._load_from_state_dict(self, state_dict, prefix, *args, **kwargs)

@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 
 from autopar.errors import InputError
 from autopar.layout import Layout
+from autopar.plans import Plan
 from autopar.runtime.transit import Transit
 
 
@@ -29,6 +30,20 @@ def placements(layout: Layout) -> tuple[DTensorPlacement, ...]:
     return tuple(Shard(p.dim) if p.is_sharded else Replicate() for p in layout.placements)
 
 
+def storage_of(model: nn.Module, plan: Plan) -> dict[str, Layout]:
+    """How each parameter is stored, under each of its names: whole where the planned call does not read it.
+
+    Later calls may read it (a stage that comes in, a head that is trained at last), and are planned around this.
+    """
+    planned = {p.name: p.storage for p in plan.parameters}
+    whole = Layout.replicated(len(plan.mesh_shape))
+    stored = {}
+    for names in tied_names(model):
+        layout = next((planned[name] for name in names if name in planned), whole)
+        stored.update(dict.fromkeys(names, layout))
+    return stored
+
+
 def distribute_state(
     model: nn.Module,
     storage: Mapping[str, Layout],
@@ -36,7 +51,7 @@ def distribute_state(
     device_mesh: DeviceMesh,
     device: torch.device,
 ) -> list[weakref.ref[nn.Parameter]]:
-    """Replace every parameter by a DTensor stored as `storage` says (replicated where it says nothing).
+    """Replace every parameter by a DTensor stored as `storage` says.
 
     Values are rank 0's, of buffers too; what is on the meta device stays there, until it is materialised. Tied
     parameters stay one object. `dtype`: what floating parameters are stored in, None as they are. Returns weak
@@ -52,7 +67,7 @@ def distribute_state(
                 dist.broadcast(buffer.data, src=0)
         for names in tied_names(model):
             old = model.get_parameter(names[0])
-            layout = next((storage[name] for name in names if name in storage), Layout.replicated(device_mesh.ndim))
+            layout = storage[names[0]]
             where = torch.device("meta") if old.is_meta else device
             value = old.detach().to(where, dtype if old.is_floating_point() else None)
             source = None if old.is_meta else 0  # nothing is sent where there is nothing to send
@@ -60,10 +75,19 @@ def distribute_state(
                 distribute_tensor(value, device_mesh, placements(layout), src_data_rank=source),
                 requires_grad=old.requires_grad,
             )
+            _take_over(old, new)
             replaced.append(weakref.ref(old))
             replace_parameter(model, names, new)
             del old, value  # one whole parameter at a time
     return replaced
+
+
+def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:
+    """What the user has set on a parameter (flags that optimizers ask for, as `_no_weight_decay`) and its hooks."""
+    for name, value in vars(old).items():
+        setattr(new, name, value)
+    new._backward_hooks = old._backward_hooks  # the same dictionaries: handles go on removing what they gave
+    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
 
 
 def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -111,6 +135,13 @@ def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: st
     return _Local.apply(tensor, transit, place, name)
 
 
+def holder_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where a module keeps the parameter or buffer of this name: a dictionary and a name in it."""
+    path, _, attribute = name.rpartition(".")
+    module = model.get_submodule(path)
+    return (module._parameters if attribute in module._parameters else module._buffers), attribute
+
+
 def tied_names(model: nn.Module) -> list[list[str]]:
     """The names of each parameter: more than one where it is tied."""
     names: dict[int, list[str]] = {}
@@ -122,6 +153,12 @@ def tied_names(model: nn.Module) -> list[list[str]]:
 def without_values(model: nn.Module) -> list[str]:
     """Parameters and buffers on the meta device, each once."""
     return [name for tensors in (model.named_parameters(), model.named_buffers()) for name, t in tensors if t.is_meta]
+
+
+def check_ready(model: nn.Module, replaced: list[weakref.ref[nn.Parameter]]) -> None:
+    """Raise InputError if the model has no values yet, or an optimizer holds parameters that were replaced."""
+    check_values(model)
+    check_no_old_holders(replaced)
 
 
 def check_values(model: nn.Module) -> None:

@@ -25,10 +25,12 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import Order, call_key, description, global_stand_ins, order_of, place_of
+from autopar.runtime.calls import Order, call_key, description, gathered, global_stand_ins, lies_of, order_of, place_of
+from autopar.runtime.changed_values import ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
-from autopar.runtime.parameters import check_no_old_holders, check_values, local_of, placements, plain_parameters
+from autopar.runtime.outputs import for_user, is_loss
+from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
 from autopar.runtime.structure import Structure, check_parameters
@@ -70,6 +72,7 @@ class Planned:
     ) -> None:
         self.user_class, self.micro_batches = user_class, micro_batches
         self.device_mesh, self.rank, self.storage, self.replan = device_mesh, rank, storage, replan
+        self._stored = {name: placements(layout) for name, layout in storage.items()}
         self.random: RandomState | None = None
         self.programs: list[Program] = []
         self.replaced: list[weakref.ref[nn.Parameter]] = []
@@ -91,6 +94,7 @@ class Planned:
     def _forget_model(self) -> None:
         self.accumulation = Accumulation(self.micro_batches)
         self._alike = Alike(self._group)
+        self._values = ChangedValues()
         self.structure: Structure | None = None
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
 
@@ -98,12 +102,14 @@ class Planned:
         """One call of the model, on this rank's part."""
         if self.structure is None:
             self.structure = Structure(model)
-        self.structure.check()
+        self.structure.check(program.traced for program in self.programs)
+        args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs)
-        if not torch.compiler.is_compiling():
-            self._announce(model, key, args, kwargs)
         known = self._calls.get(key) if key is not None else None
-        if known is None:
+        changed = self._changed(known[0], model) if known is not None else {}
+        if not torch.compiler.is_compiling():
+            self._announce(model, key, args, kwargs, changed)
+        if known is None or changed:
             program = self._program(model, args, kwargs)
             order = order_of(program.traced, *self._whole_call(model, program, args, kwargs))
             if key is not None and not program.traced.reads_values:
@@ -118,7 +124,7 @@ class Planned:
         if not program.checked and not torch.compiler.is_compiling():
             self._check_first_call(model, program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
-        check_parameters(held, lowered.state, self.storage, program.state)
+        check_parameters(held, lowered.state, self._stored, program.state)
         write_first(held, lowered.writes)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
@@ -128,9 +134,12 @@ class Planned:
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, held)
-        beside_loss = torch.compiler.is_compiling() and any(map(_is_loss, outputs))
-        whole = [self._whole(*pair, beside_loss) for pair in zip(outputs, lowered.outputs, strict=True)]
-        return program.traced.rebuild(whole)
+        beside_loss = torch.compiler.is_compiling() and any(map(is_loss, outputs))
+        given = [
+            for_user(*pair, self.device_mesh, beside_loss=beside_loss, whole=self._outputs_whole)
+            for pair in zip(outputs, lowered.outputs, strict=True)
+        ]
+        return program.traced.rebuild(given)
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""
@@ -170,23 +179,40 @@ class Planned:
             )
         return program
 
-    def _announce(self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _announce(
+        self,
+        model: nn.Module,
+        key: Hashable | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        changed: Mapping[str, str],
+    ) -> None:
         """Tell the other ranks what kind of call this is."""
-        size = self._sizes.get(key) if key is not None else None
+        size = self._sizes.get(key) if key is not None and not changed else None
         if size is None:
-            size = CallSize.of(model, args, kwargs)
-            if key is not None and len(self._sizes) < _MAX_SIZES:
+            size = CallSize.of(model, args, kwargs, changed)
+            if key is not None and not changed and len(self._sizes) < _MAX_SIZES:
                 self._sizes[key] = size
         self._alike.announce(size)
+
+    def _changed(self, program: Program, model: nn.Module) -> dict[str, str]:
+        """Values of the model that the program's trace has read, and that are others now."""
+        if torch.compiler.is_compiling():
+            return {}
+        return self._values.since(program.traced, program.number, model)
 
     # -- which graph ---------------------------------------------------------------------------------
 
     def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """The program for a call."""
+        changed: dict[str, str] = {}
         for index, program in enumerate(self.programs):
             traced = program.traced
             call = self._whole_call(model, program, args, kwargs)
             if traced.key(*call, model) != traced.own_key:
+                continue
+            if others := self._changed(program, model):
+                changed |= others
                 continue
             try:
                 traced.bind(*call)
@@ -194,6 +220,7 @@ class Planned:
                 continue
             self.programs.insert(0, self.programs.pop(index))
             return program
+        self._values.tell(changed)
         return self._plan_again(model, args, kwargs)
 
     def _whole_call(
@@ -202,12 +229,7 @@ class Planned:
         """The call as the trace saw it: with inputs="local" the tensors given are parts of those of the trace."""
         if program.plan.inputs == "global":
             return args, kwargs
-        nodes = list(program.traced.graph.nodes)
-        lies = {
-            str(nodes[p.position].target): (p.outputs[0], self.rank.mesh.shape)
-            for p in program.plan.nodes
-            if nodes[p.position].op == "placeholder"
-        }
+        lies = lies_of(program.traced.graph, program.plan, self.rank.mesh.shape)
         return global_stand_ins(model, lies, args, kwargs)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
@@ -242,8 +264,7 @@ class Planned:
         """What would make ranks disagree later is found before the first collective."""
         error: AutoparError | None = None
         try:
-            check_values(model)
-            check_no_old_holders(self.replaced)
+            check_ready(model, self.replaced)
         except AutoparError as found:
             error = found
         same: dict[str, str] = {"the graph": fingerprint(program.traced.graph)}
@@ -268,33 +289,6 @@ class Planned:
             given = program.traced.constants.items()
             constants = {name: v.to(self.rank.device) for name, v in given if isinstance(v, torch.Tensor)}
             found = self._state[program.number] = [
-                (constants, name) if name in constants else _holder(model, name) for name in program.lowered.state
+                (constants, name) if name in constants else holder_of(model, name) for name in program.lowered.state
             ]
         return found
-
-    def _whole(self, value: Any, output: tuple[Layout, tuple[int, ...]] | None, beside_loss: bool) -> Any:
-        """An output for the user: a plain tensor where it is whole (or is to be), a DTensor where it is sharded.
-
-        A compiled graph fixes what kind of gradient each output gets, and wants a DTensor for a DTensor also where none
-        comes: so, there, sharded outputs `beside_loss` take part in no backward (pytorch/pytorch#172556).
-        """
-        if output is None or output[0].is_replicated:
-            return value
-        layout, shape = output
-        if beside_loss:
-            value = value.detach()
-        stride = torch.empty(shape, device="meta").stride()
-        sharded = DTensor.from_local(
-            value, self.device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
-        )
-        return sharded.full_tensor() if self._outputs_whole else sharded
-
-
-def _is_loss(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
-
-
-def _holder(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    path, _, attribute = name.rpartition(".")
-    module = model.get_submodule(path)
-    return (module._parameters if attribute in module._parameters else module._buffers), attribute

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import InputError
-from autopar.layout import Layout
-from autopar.runtime.parameters import placements
+from autopar.runtime.traces import Traced
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Structure:
@@ -21,9 +24,16 @@ class Structure:
         self.modules = tuple(model.modules())
         self._names = {id(module): name for name, module in model.named_modules()}
         self._children = [(m, m._modules, dict(m._modules)) for m in self.modules if m._modules]
+        self._hooks = [(m, getattr(m, kind)) for m in self.modules if m is not model for kind in _HOOKS]
+        self._hook_counts = [len(hooks) for _, hooks in self._hooks]
 
-    def check(self) -> None:
-        """Raise InputError if a module is not there any more; others may have come, the graph does not know them."""
+    def check(self, traces: Iterable[Traced]) -> None:
+        """Raise InputError if a module is not there any more; others may have come, the graph does not know them.
+
+        Or if a hook came to a submodule, or went; not in modules that are ops of `traces`, whose code runs.
+        """
+        if not torch.compiler.is_compiling() and [len(hooks) for _, hooks in self._hooks] != self._hook_counts:
+            self._check_hooks(traces)
         for module, now, before in self._children:
             if now != before:
                 for name, child in before.items():
@@ -34,9 +44,40 @@ class Structure:
                             "go on with the old one: change the model first, then autoparallelize it"
                         )
 
+    def _check_hooks(self, traces: Iterable[Traced]) -> None:
+        leaves = {str(n.target) for traced in traces for n in traced.graph.nodes if n.op == "call_module"}
+        for (module, hooks), before in zip(self._hooks, self._hook_counts, strict=True):
+            name = self._names[id(module)]
+            within = any(name == leaf or name.startswith(f"{leaf}.") for leaf in leaves)
+            if len(hooks) != before and not within and not _are_harmless(list(hooks.values())[before:]):
+                came = "registered on" if len(hooks) > before else "removed from"
+                raise InputError(
+                    f"a hook was {came} '{name}' after the model was planned, and calls run the plan, not the modules: "
+                    "return from forward what the hook is to see, or register it on the model itself"
+                )
+        self._hook_counts = [len(hooks) for _, hooks in self._hooks]
+
+
+def _are_harmless(hooks: Sequence[Any]) -> bool:
+    """Whether hooks came that `gradient_checkpointing_enable()` of transformers has registered, for inputs alone."""
+    return bool(hooks) and all(str(getattr(h, "__module__", "")).startswith("transformers.") for h in hooks)
+
+
+def refuse_backward_hooks(model: nn.Module) -> None:
+    """Raise InputError if submodules have hooks that wait for gradients."""
+    for name, module in model.named_modules():
+        if module is not model and (module._backward_hooks or module._backward_pre_hooks):
+            raise InputError(
+                f"'{name}' has a backward hook, which calls would not run: they run the plan, not the modules. Hooks "
+                "of parameters run, and so does the backward of a torch.autograd.Function in forward"
+            )
+
 
 def check_parameters(
-    state: list[torch.Tensor], names: Sequence[str], storage: Mapping[str, Layout], before: list[torch.Tensor]
+    state: list[torch.Tensor],
+    names: Sequence[str],
+    stored: Mapping[str, tuple[Placement, ...]],
+    before: list[torch.Tensor],
 ) -> None:
     """Raise InputError if a parameter was replaced by one that is no DTensor, or that lies otherwise than planned.
 
@@ -47,10 +88,10 @@ def check_parameters(
     if not compiling and len(before) == len(state) and all(map(operator.is_, state, before)):
         return
     for tensor, name in zip(state, names, strict=True):
-        if isinstance(tensor, DTensor) and name in storage and tensor.placements != placements(storage[name]):
+        if isinstance(tensor, DTensor) and name in stored and tensor.placements != stored[name]:
             raise InputError(
                 f"the parameter '{name}' was replaced after the model was planned, by one that lies as "
-                f"{list(tensor.placements)}, not as planned ({storage[name]}): tie weights before autoparallelize"
+                f"{list(tensor.placements)}, not as planned ({list(stored[name])}): tie weights before autoparallelize"
             )
         plain = isinstance(tensor, nn.Parameter) and not isinstance(tensor, DTensor)
         if plain and not name.startswith("_constant_"):  # those hang on the model without being registered

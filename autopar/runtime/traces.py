@@ -11,12 +11,19 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 
 
+class PlainValues(Protocol):
+    """Plain values that forward has read of its modules while it was traced."""
+
+    def on(self, model: nn.Module) -> Callable[[], dict[str, Any]]:
+        """A look at a model or its copy: which of them are others now, by name."""
+
+
 class Traced(Protocol):
     """A traced model.
 
     `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
     `own_key` is the key of the traced call, `loss_names` are the inputs of a loss that was traced in,
-    `reads_values` says whether guards look at the values of inputs.
+    `reads_values` says whether guards look at the values of inputs, `plain_values` are those that modules had.
     """
 
     @property
@@ -25,6 +32,8 @@ class Traced(Protocol):
     def root(self) -> nn.Module: ...
     @property
     def constants(self) -> Mapping[str, Any]: ...
+    @property
+    def plain_values(self) -> PlainValues: ...
     @property
     def own_key(self) -> Hashable: ...
     @property

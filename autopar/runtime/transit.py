@@ -21,7 +21,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autopar.cost.ahead import due_ahead
 from autopar.cost.reductions import due
-from autopar.errors import InputError
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
@@ -225,8 +224,6 @@ class Transit:
     def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None]) -> None:
         """Begin to reduce the gradients of a bucket (None: none came), or keep them where this pass moves none."""
         accumulation, given = self._accumulation, list(gradients)
-        if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in given):
-            raise InputError(f"gradients of '{bucket.names[0]}' cannot be differentiated again: leave out create_graph")
         if bucket.reduces:
             holds = self._held or not accumulation.moves()
             for i, (name, stage) in enumerate(zip(bucket.names, bucket.stages, strict=True)):

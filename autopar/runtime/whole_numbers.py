@@ -8,6 +8,7 @@ steps in optimizers that read numbers, as torch's Adafactor does.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,18 @@ def read_whole_numbers() -> None:
     """
     handlers = DTensor._op_dispatcher._custom_op_handlers
     handlers.setdefault(torch.ops.aten._local_scalar_dense.default, _number)
+    for name in ("numpy", "tolist"):  # which torch refuses
+        setattr(DTensor, name, _of_whole(name))
+
+
+def _of_whole(name: str) -> Callable[..., Any]:
+    """A method of Tensor, called on the whole of a DTensor."""
+
+    @functools.wraps(getattr(torch.Tensor, name))
+    def method(tensor: DTensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(tensor.full_tensor(), name)(*args, **kwargs)
+
+    return method
 
 
 def _number(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -34,6 +34,8 @@ from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.own_hooks import own_hooks_left_out
+from autopar.tracing.plain_reads import PlainReads
+from autopar.tracing.python_random import draws_refused
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
 from autopar.tracing.replaced import overrides_active
@@ -96,17 +98,20 @@ class Attempt:
     def _run(self) -> Traced:
         own_key = matching.key(self.inputs, (), self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
         placeholders = self._placeholders()
+        reads = PlainReads(self.model)
         with self._set_up():
             left = LeftBehind(self.model)
-            returned = self._call(placeholders)
+            with reads.noted(), draws_refused(self.model):
+                returned = self._call(placeholders)
             left.write_buffers()
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error
-            leaves, out_spec = flattened(returned, "what forward returns")
-            flat = tuple(self._output(leaf) for leaf in leaves)
+            outputs, out_spec = flattened(returned, "what forward returns")
+            flat = tuple(self._output(output) for output in outputs)
             policy = self.options.policy
-            attributes_set = left.attributes([self.model] if policy.functions else policy.failed)
+            leaves = [self.model] if policy.functions else list(policy.failed)
+            attributes_set = left.attributes(leaves)
         output = self.graph.output(flat)
         self.recorder.scope, self.recorder.region = (), ()
         self.recorder.annotate(output)
@@ -129,8 +134,13 @@ class Attempt:
             failures=self.options.policy.reasons(self.model),
             assumptions=tuple(self.recorder.finite.places),
             attributes_set=attributes_set,
+            plain_values=reads.values(self.model, [*leaves, *self._module_leaves()]),
             own_key=own_key,
         )
+
+    def _module_leaves(self) -> list[nn.Module]:
+        names = dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "call_module")
+        return [self.model.get_submodule(name) for name in names if name not in self.attributes.constants]
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[None]:

@@ -170,6 +170,15 @@ def _differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> An
     )
 
 
+def _hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """It would hang on a data-free tensor, and no gradient would come. As a leaf it might get one rank's rows."""
+    raise UntraceableError(
+        "register_hook() in forward changes or reads a gradient, which calls of the graph would not do: write it as "
+        "the backward of a torch.autograd.Function",
+        where=recorder.where(),
+    )
+
+
 def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`max_norm` scales rows of the weight in place, which no plan of its shards does."""
     most = args[3] if len(args) > 3 else kwargs.get("max_norm")
@@ -241,6 +250,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys((torch.nn.functional.embedding, torch.nn.functional.embedding_bag), _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
     torch._VF._pack_padded_sequence: _packed,
+    Tensor.register_hook: _hooked,
     **dict.fromkeys(DATA_QUESTIONS, _ask),
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), _differentiates),
 }

@@ -1,11 +1,19 @@
-"""The hooks of the model itself: calls of the planned model run them around the graph, so they are not in it."""
+"""The hooks of the model itself: calls of the planned model run them around the graph, so they are not in it.
+
+Those of submodules run while the model is traced: what they make of a result is in the graph, nothing else.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
+
+from autopar.tracing import places
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -27,3 +35,24 @@ def own_hooks_left_out(model: nn.Module) -> Iterator[None]:
         for hooks, known in before:
             hooks.clear()
             hooks.update(known)
+
+
+def users_hooks(model: nn.Module) -> list[str]:
+    """The submodules that have forward hooks of the user's own code, not of an installed package, by path."""
+    hooks = [
+        (path, hook)
+        for path, module in model.named_modules()
+        if module is not model
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ]
+    return list(dict.fromkeys(path for path, hook in hooks if _is_users(hook)))
+
+
+def _is_users(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    function = getattr(hook, "__func__", hook)
+    name = getattr(function, "__module__", None) or type(hook).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    ours = name.partition(".")[0] == "autopar"
+    return not ours and file is not None and places.is_users(file) and not places.is_installed(file)

@@ -108,7 +108,7 @@ QUESTIONS = methods(
     "dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "stride", "storage_offset", "is_signed",
     "element_size", "is_tensor", "is_inference", "__hash__", "__repr__", "is_shared", "is_pinned", "retain_grad",
     "is_conj", "is_neg", "get_default_dtype", "is_same_size", "__format__", "_is_view", "has_names", "is_distributed",
-    "register_hook", "data_ptr", "untyped_storage", "is_set_to", "is_grad_enabled", "result_type", "can_cast",
+    "data_ptr", "untyped_storage", "is_set_to", "is_grad_enabled", "result_type", "can_cast",
     "promote_types", "numel_",
 ) | {
     getter(n)

@@ -17,6 +17,7 @@ from autopar.tracing import matching
 from autopar.tracing.guards import Guards
 from autopar.tracing.inputs import Inputs
 from autopar.tracing.order import ExecutionOrder
+from autopar.tracing.plain_reads import PlainValues
 from autopar.tracing.scopes import Scope
 
 
@@ -28,7 +29,8 @@ class Traced:
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
     `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
-    that forward has set anew. `own_key`: the key of the traced call itself.
+    that forward has set anew. `plain_values`: those that forward has read of modules. `own_key`: the key of the traced
+    call itself.
     """
 
     graph: fx.Graph
@@ -42,6 +44,7 @@ class Traced:
     failures: dict[nn.Module, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     attributes_set: tuple[str, ...] = ()
+    plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
     own_key: Hashable = None
 
     @property

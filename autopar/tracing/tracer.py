@@ -22,6 +22,7 @@ from autopar.tracing.inputs import Inputs, gather
 from autopar.tracing.leaves import LeafPolicy, LeafTypes, Predicate
 from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.mends import differs_by_mends
+from autopar.tracing.own_hooks import users_hooks
 from autopar.tracing.traced import Traced
 
 
@@ -91,6 +92,12 @@ def trace(
         warnings.warn(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
             "make it a buffer, pass it as an argument, or return it",
+            stacklevel=2,
+        )
+    if hooked := users_hooks(root):
+        warnings.warn(
+            f"forward hooks of {', '.join(hooked[:4])} run now, while the model is traced, and not at every call: what "
+            "they make of a result is planned, what else they do is not done; return from forward what they collect",
             stacklevel=2,
         )
     if prove_sizes:

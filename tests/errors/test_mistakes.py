@@ -20,6 +20,7 @@ EXPECTED = {
     "different_global_batches": ("InputError|PlanMismatchError", r"global"),
     "different_rows": ("InputError", r"rank 0 has 4 rows, rank 1 has 6\..*autopar\.sampler"),
     "different_modes": ("InputError", r"ranks \d and \d make different calls.*train\(\) or eval\(\)"),
+    "different_values": ("InputError", r"ranks \d and \d make different calls.*values set on its modules"),
     "unknown_argument": ("InputError", r"labels"),
     "mesh_too_large": ("RuntimeError|InputError|ValueError", r"[Mm]esh"),
     "one_rank_differs": ("PlanMismatchError", r"rank"),

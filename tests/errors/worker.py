@@ -50,6 +50,17 @@ class Tied(Net):
         self.down = nn.Linear(16, 16)
 
 
+class Dropping(Net):
+    """Reads a number that loops set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(self.dropout(x), scale)
+
+
 X = torch.ones(8, 16)
 
 
@@ -85,6 +96,13 @@ def different_rows(mesh: DeviceMesh) -> None:
 def different_modes(mesh: DeviceMesh) -> None:
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
     model.train(dist.get_rank() == 0)(X)
+
+
+def different_values(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Dropping(), {"x": X}, mesh)
+    model(X)
+    model.dropout.p = 0.1 * (1 + dist.get_rank())
+    model(X)
 
 
 def unknown_argument(mesh: DeviceMesh) -> None:
@@ -212,6 +230,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     different_global_batches,
     different_rows,
     different_modes,
+    different_values,
     unknown_argument,
     mesh_too_large,
     one_rank_differs,

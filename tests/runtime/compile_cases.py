@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from applying import whole
+from call_cases import Net
 from small_language import gpt2, llama, losses_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -71,6 +72,23 @@ def another_kind_of_call() -> str:
     return "no error"
 
 
+def models_in_one_process() -> float:
+    """Their parameters are split on other dims; code that both run is compiled for the second one anew."""
+    torch._dynamo.reset()
+    mesh, worst = init_device_mesh("cpu", (dist.get_world_size(),)), 0.0
+    x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for preset in ("fsdp", "tp"):
+        torch.manual_seed(0)
+        model = autopar.autoparallelize(Net().double(), {"x": x}, mesh, constraints=preset)
+        compiled = torch.compile(model, backend="eager")
+        for mode in (True, False, True, False):
+            model.train(mode)
+            loss = compiled(x)
+            loss.backward()
+            worst = max(worst, abs(loss.item() - model(x).item()))
+    return worst
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     ranks: {
         f"{name}-{preset}-{backend}": functools.partial(beside_eager, MODELS[name], preset, backend)
@@ -82,3 +100,4 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
 }
 CASES[2]["dropout"] = functools.partial(beside_eager, functools.partial(gpt2, 0.1), "fsdp", "aot_eager")
 CASES[2]["another_kind_of_call"] = another_kind_of_call
+CASES[2]["models_in_one_process"] = models_in_one_process

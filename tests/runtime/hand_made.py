@@ -17,6 +17,7 @@ from autopar.graph import BIAS_OF, VAL, fingerprint, output_tensors, target_name
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.reshard import steps
+from autopar.tracing.plain_reads import PlainValues
 
 
 class Net(nn.Module):
@@ -60,6 +61,7 @@ class HandTraced:
     loss_names: tuple[str, ...] = ()
 
     reads_values: bool = False
+    plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}

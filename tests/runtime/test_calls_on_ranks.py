@@ -1,15 +1,17 @@
-"""Calls unlike the traced one, and what loops do beside calling, are as in one process: `call_cases`, `loop_cases`."""
+"""Calls unlike the traced one, and what loops do beside calling, are as in one process."""
 
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from launch import launch
 
-CALLS, LOOPS = "call_cases.py", "loop_cases.py"
+CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -32,6 +34,18 @@ KINDS = {
         "adafactor",
         "step_before_backward",
     ),
+    SETTINGS: ("numbers_set", "stages_that_come_in", "configs_set", "tensors_set", "layers_set"),
+    HABITS: (
+        "weights_put_back",
+        "steps_by_hand",
+        "parameters_as_a_vector",
+        "data_of_a_plain_tensor",
+        "values_drawn_again",
+        "values_read",
+        "hooks_and_flags_of_parameters",
+        "state_of_one_process",
+        "one_model_after_another",
+    ),
 }
 Two = Callable[[str], list[dict[str, Any]]]
 
@@ -53,3 +67,61 @@ def test_equals_one_process(cases: str, kind: str, preset: str, two: Two) -> Non
 
 def test_a_planned_model_is_not_planned_again(two: Two) -> None:
     assert all("runs a plan already" in rank["planned_twice"]["value"] for rank in two(CALLS))
+
+
+def test_values_set_back_are_not_planned_again(two: Two) -> None:
+    for rank in two(SETTINGS):
+        found = rank["set_to_and_fro"]["value"]
+        assert found["plans"] == 2
+        assert len(found["told"]) == 1 and "'factor' (now 0.5)" in found["told"][0]
+
+
+def test_parameters_are_no_values_that_change(two: Two) -> None:
+    assert all(rank["plans_of_recurrent_layers"]["value"] == 1 for rank in two(SETTINGS))
+
+
+def test_checkpointing_that_is_enabled_late(two: Two) -> None:
+    for rank in two(SETTINGS):
+        found = rank["checkpointing_enabled_late"]
+        assert "error" not in found, found["traceback"]
+        assert found["value"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("hook_registered_late", "a hook was registered on 'up' after the model was planned"),
+        ("backward_hook", "'down' has a backward hook"),
+        ("penalty_on_a_gradient", "cannot be differentiated again"),
+        ("data_of_another_shape", "change shapes and dtypes before autoparallelize"),
+        ("shards_of_rank_zero", "is given the shards of rank 0"),
+    ],
+)
+def test_habits_that_are_refused(case: str, words: str, two: Two) -> None:
+    for rank in two(HABITS):
+        assert "error" not in rank[case], rank[case]["traceback"]
+        messages = rank[case]["value"] if isinstance(rank[case]["value"], list) else [rank[case]["value"]]
+        if case == "hook_registered_late":
+            assert messages.pop() == "no error", "once it is removed"
+        assert messages and all(words in message for message in messages)
+
+
+def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
+    assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))
+
+
+def test_errors_of_torch_are_printed_with_what_to_write_instead(two: Two) -> None:
+    for rank in two(HABITS):
+        assert "error" not in rank["advised"], rank["advised"]["traceback"]
+        assert rank["advised"]["value"] == []
+
+
+def test_advice_stands_below_an_error_that_ends_a_process() -> None:
+    script = (
+        "from autopar.runtime.advice import advise\n"
+        "advise()\n"
+        "raise RuntimeError('aten.add.Tensor got mixed torch.Tensor and DTensor')"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert run.stderr.splitlines()[-2].endswith("got mixed torch.Tensor and DTensor")
+    assert run.stderr.splitlines()[-1].startswith("autopar: parameters and gradients of a planned model are DTensors")

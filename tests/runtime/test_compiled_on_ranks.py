@@ -30,6 +30,13 @@ def test_compiled_is_eager() -> None:
         check(rank[QUICK], tolerance=1e-6)
 
 
+def test_models_that_lie_otherwise_compile_in_one_process() -> None:
+    for rank in launch("compile_cases.py", 2, environment={"CASES": "models_in_one_process"}, timeout_seconds=800):
+        found = rank["models_in_one_process"]
+        assert "error" not in found, found["traceback"]
+        assert found["value"] < 1e-12
+
+
 @pytest.mark.slow
 def test_a_kind_of_call_that_was_not_planned_is_told() -> None:
     for rank in launch("compile_cases.py", 2, environment={"CASES": "another_kind_of_call"}, timeout_seconds=800):

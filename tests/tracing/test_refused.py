@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
+from random import uniform
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from autopar import Cluster, plan
@@ -52,6 +55,24 @@ def in_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sin(x.numpy()))
 
 
+def drawn(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x * 2 if random.random() < 0.5 else x
+
+
+def drawn_by_name(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x * uniform(0.0, 1.0)
+
+
+def drawn_by_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x[:, np.random.permutation(4)]  # noqa: NPY002 (it is what scripts have)
+
+
+def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    scores = net.linear(x)
+    scores.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return scores
+
+
 @pytest.mark.filterwarnings("error::autopar.leaf_requests.LeafWarning")
 @pytest.mark.parametrize(
     ("way", "words"),
@@ -62,6 +83,10 @@ def in_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         (averaged, r"forward writes into the parameter 'frozen'.* make it a buffer"),
         (counted, r"as many bins as its largest value says.*give their number, minlength=N"),
         (packed, r"pack_padded_sequence\(\) cuts rows where lengths say.*run the recurrent layer on the padded batch"),
+        (drawn, r"draws a number by random\(\) of Python or numpy.*draw with torch.rand"),
+        (drawn_by_name, r"draws a number by uniform\(\)"),
+        (drawn_by_numpy, r"draws a number by permutation\(\)"),
+        (hooked, r"register_hook\(\) in forward.* torch.autograd.Function"),
         (in_numpy, r"numpy\(\) asks for the contents.*Nor can it be one op"),
     ],
 )
@@ -74,3 +99,13 @@ def test_the_line_and_what_to_write(way: Callable[..., torch.Tensor], words: str
     code = way.__code__
     own = range(code.co_firstlineno, code.co_firstlineno + 4)
     assert any(n in own for n in lines), f"{lines} are not in {own}: {text}"
+
+
+def test_hooks_that_calls_do_not_run_are_told() -> None:
+    """Those of the user's own code; pruning is a hook of an installed package."""
+    net, seen = Net(lambda net, x, ids: x), list[torch.Tensor]()
+    net.linear.register_forward_hook(lambda module, args, output: seen.append(output))
+    net.bag.register_forward_pre_hook(lambda module, args: None)
+    prune.identity(net.embed, "weight")
+    with pytest.warns(UserWarning, match="forward hooks of bag, linear run now, while the model is traced"):
+        plan(net, {"x": X, "ids": IDS}, Cluster.preset("cpu", shape=(2,)))

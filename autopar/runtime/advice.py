@@ -1,0 +1,56 @@
+"""What to write instead, below errors that torch raises where a script treats a DTensor as a plain tensor."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import TracebackType
+
+_ADVICE = {  # by words of the error, the first that fit
+    "aten._foreach_": (
+        "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make"
+        " two calls. For AveragedModel(use_buffers=True) that is avg_fn=get_ema_avg_fn(...) in place of "
+        "multi_avg_fn"
+    ),
+    "got mixed torch.Tensor and DTensor": (
+        "parameters and gradients of a planned model are DTensors, and so is what it returns sharded. "
+        "Where the loss is computed outside of the model, give it as loss_fn=... to autoparallelize, or "
+        'keep what the model returns whole by constraints="output:* = R" (one R for each mesh axis). '
+        "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors"
+    ),
+    "Operator c10d.": (
+        "torch.distributed was called on a DTensor. Gradients of a planned model are summed over the "
+        "ranks already, and its parameters agree: leave it out"
+    ),
+    "does not have a sharding strategy registered": (
+        "torch cannot do this to DTensors, as parameters and gradients of a planned model are: read "
+        "tensor.full_tensor(), write with mul_, copy_ or parameter.data = ..."
+    ),
+    "in-place operations that require placement changes": (
+        "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
+        " compute the new value and write it with copy_"
+    ),
+}
+
+
+@functools.cache
+def advise() -> None:
+    """From now on an error of this kind that ends a process is printed with what to write instead; once a process.
+
+    torch raises them in C++, where nothing can stand in between.
+    """
+    before = sys.excepthook
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if (text := advice_for(error)) and text not in getattr(error, "__notes__", ()):
+            error.add_note(text)
+        before(kind, error, trace)
+
+    sys.excepthook = shown
+
+
+def advice_for(error: BaseException) -> str:
+    """What to write instead; "" for any other error."""
+    if not isinstance(error, (RuntimeError, NotImplementedError)):
+        return ""
+    return next((f"autopar: {advice}" for words, advice in _ADVICE.items() if words in str(error)), "")

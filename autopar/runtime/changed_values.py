@@ -1,0 +1,43 @@
+"""Plain values of a model that loops change after a call was traced: calls with other values are planned anew."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from autopar.runtime.traces import Traced
+
+_SHOWN = (bool, int, float, str, type(None))
+
+
+class ChangedValues:
+    """Looks at the values of one model, each made once for a trace."""
+
+    def __init__(self) -> None:
+        self._looks: dict[int, Callable[[], dict[str, Any]]] = {}
+        self._told: set[str] = set()
+
+    def since(self, traced: Traced, number: int, model: nn.Module) -> dict[str, str]:
+        """Which values that the trace has read are others in `model` now: what they are, by name.
+
+        `number`: by which the trace is known here.
+        """
+        look = self._looks.get(number)
+        if look is None:
+            look = self._looks[number] = traced.plain_values.on(model)
+        return {name: repr(v) if isinstance(v, _SHOWN) else type(v).__name__ for name, v in look().items()}
+
+    def tell(self, changed: dict[str, str]) -> None:
+        """Warn, of each value once, that calls with another one are planned anew."""
+        new = {name: value for name, value in changed.items() if name not in self._told}
+        if new:
+            self._told.update(new)
+            listed = ", ".join(f"'{name}' (now {value})" for name, value in list(new.items())[:4])
+            warnings.warn(
+                f"forward reads {listed}, changed since the model was planned: this call is traced and planned anew. "
+                "What changes at every step is better a buffer, written in place, or a tensor among the arguments",
+                stacklevel=2,
+            )

@@ -1,0 +1,42 @@
+"""What a call returns to the user: whole tensors plain, sharded ones as DTensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from autopar.layout import Layout
+from autopar.runtime.parameters import placements
+
+
+def for_user(
+    value: Any,
+    output: tuple[Layout, tuple[int, ...]] | None,
+    device_mesh: DeviceMesh,
+    *,
+    beside_loss: bool,
+    whole: bool,
+) -> Any:
+    """A plain tensor where an output is whole or is wanted `whole`, a DTensor where it is sharded.
+
+    A compiled graph fixes what kind of gradient each output gets, and wants a DTensor for a DTensor also where none
+    comes: so, there, sharded outputs `beside_loss` take part in no backward (pytorch/pytorch#172556).
+    """
+    if output is None or output[0].is_replicated:
+        return value
+    layout, shape = output
+    if beside_loss:
+        value = value.detach()
+    stride = torch.empty(shape, device="meta").stride()
+    sharded = DTensor.from_local(
+        value, device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return sharded.full_tensor() if whole else sharded
+
+
+def is_loss(value: Any) -> bool:
+    """Whether a backward can begin here."""
+    return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad

@@ -1,0 +1,181 @@
+"""Plain values that a forward reads of its modules: a graph has what they were, so calls look whether they changed.
+
+Loops set many: the weight of a term of the loss, the stage of a network that grows, a dropout's `p`, a field of the
+config. While a model is traced, what its code reads is noted, of modules and of objects that hang on them; values are
+looked up after the trace, when all that forward itself has set is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.tracing.patching import attributes_set
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, type)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_PLAIN = (*_SCALARS, *_CONTAINERS, torch.Tensor)
+_OTHERS = (nn.Module, torch.Tensor, MethodType, BuiltinFunctionType, ModuleType)  # looked at elsewhere, or nothing
+_MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
+_LARGE = 256
+"""Containers of more elements are not compared: tables, which loops do not change from step to step."""
+_UNKNOWN = object()
+
+Place = tuple[str, tuple[str, ...]]
+"""The path of a module, and the names that lead from it to a value."""
+
+
+class PlainReads:
+    """The places of plain values that are read of a model's modules while it is traced."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = {id(module): path for path, module in model.named_modules()}
+        self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
+        self._places: dict[Place, None] = {}
+        self._patches = contextlib.ExitStack()
+        self._patched: set[type] = set()
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, note what is read."""
+        before: Any = nn.Module.__getattribute__
+        modules, note = self._modules, self._note
+
+        def read(module: nn.Module, name: str) -> Any:
+            value = before(module, name)
+            if name not in _MODULES_OWN and (path := modules.get(id(module))) is not None:
+                note(value, path, (name,))
+            return value
+
+        with self._patches, attributes_set(nn.Module, __getattribute__=read):
+            yield
+
+    def _note(self, value: Any, path: str, names: tuple[str, ...]) -> None:
+        if isinstance(value, _PLAIN):
+            self._places[path, names] = None
+        elif not isinstance(value, _OTHERS) and id(value) not in self._objects and hasattr(value, "__dict__"):
+            self._objects[id(value)] = value, (path, names)
+            self._follow(type(value))
+
+    def _follow(self, kind: type) -> None:
+        """From now on note what is read of objects of this type, where they hang on the model."""
+        if kind in self._patched or kind.__module__.partition(".")[0] in ("torch", "autopar"):
+            return
+        before: Any = kind.__getattribute__
+        objects, note = self._objects, self._note
+
+        def read(owner: Any, name: str) -> Any:
+            value = before(owner, name)
+            if not name.startswith("__") and (known := objects.get(id(owner))) is not None:
+                _, (path, names) = known
+                note(value, path, (*names, name))
+            return value
+
+        with contextlib.suppress(TypeError, AttributeError):  # types that are not written in Python
+            self._patches.enter_context(attributes_set(kind, __getattribute__=read))
+            self._patched.add(kind)
+
+    def values(self, model: nn.Module, without: Iterable[nn.Module]) -> PlainValues:
+        """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call."""
+        leaves = {id(module) for leaf in without for module in leaf.modules()}
+        modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
+        found = {}
+        for path, names in self._places:
+            if path in modules and _is_kept(modules[path], names):
+                found[path, names] = _frozen(_value(modules[path], names))
+        return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN})
+
+
+class PlainValues:
+    """Plain values by their places in a model."""
+
+    def __init__(self, values: dict[Place, Any]) -> None:
+        self._values = values
+
+    def on(self, model: nn.Module) -> Callable[[], dict[str, Any]]:
+        """A look at `model`, or a copy of it, that is quick: the values that are others now, by name."""
+        modules = dict(model.named_modules())
+        quick: dict[str, dict[str, Any]] = {}  # by module, of those that its instance has
+        for (path, names), value in self._values.items():
+            if names[0] in vars(modules[path]) and isinstance(value, _SCALARS) and len(names) == 1:
+                quick.setdefault(path, {})[names[0]] = value
+        looks = [  # each name twice, as an itemgetter of one name gives no tuple
+            (vars(modules[path]), operator.itemgetter(*values, *values), (*values.values(), *values.values()))
+            for path, values in quick.items()
+        ]
+        others = [
+            (modules[path], names, value)
+            for (path, names), value in self._values.items()
+            if len(names) > 1 or names[0] not in quick.get(path, ())
+        ]
+
+        def are_alike() -> bool:
+            try:
+                if not all(get(own) == values for own, get, values in looks):
+                    return False
+            except Exception:  # gone, or now something that cannot be compared
+                return False
+            return all(_same(_frozen(_value(module, names)), value) for module, names, value in others)
+
+        def changed() -> dict[str, Any]:
+            if are_alike():
+                return {}
+            now = {place: _value(modules[place[0]], place[1]) for place in self._values}
+            return {
+                ".".join(filter(None, [path, *names])): now[path, names]
+                for (path, names), value in self._values.items()
+                if not _same(_frozen(now[path, names]), value)
+            }
+
+        return changed
+
+
+class _Identity:
+    """A tensor, equal to itself alone."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.tensor is self.tensor
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and bool(now == before))
+
+
+def _is_kept(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether a value is the model's own to change: no tensor that it registers, property or function of a class."""
+    owner = module if len(names) == 1 else _value(module, names[:-1])
+    if isinstance(owner, nn.Module) and (names[-1] in owner._parameters or names[-1] in owner._buffers):
+        return False
+    return not isinstance(inspect.getattr_static(type(owner), names[-1], None), (property, staticmethod))
+
+
+def _value(module: nn.Module, names: tuple[str, ...]) -> Any:
+    value: Any = module
+    for name in names:
+        value = getattr(value, name, _UNKNOWN)
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    """A value that later ones are compared with; `_UNKNOWN` for what is not plain, or large."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, torch.Tensor):
+        return _UNKNOWN if isinstance(value, nn.Parameter) else _Identity(value)
+    if isinstance(value, _CONTAINERS) and len(value) <= _LARGE:
+        elements = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        pairs = value.items() if isinstance(value, dict) else enumerate(elements)
+        return type(value), [(key, inner) for key, one in pairs if (inner := _frozen(one)) is not _UNKNOWN]
+    return _UNKNOWN

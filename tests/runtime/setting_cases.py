@@ -1,0 +1,153 @@
+"""Values that loops set on a model between its calls, on real ranks; compared with the same loop in one process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained
+from small_language import gpt2
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+
+
+class Weights:
+    """A config, as libraries hang it on models."""
+
+    def __init__(self) -> None:
+        self.size, self.power = 0.1, [2.0]
+
+
+class Staged(Net):
+    """What it computes depends on numbers, on a config and on plain tensors; one layer comes in at the second stage."""
+
+    shift = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.stage, self.config = 1.0, 1, Weights()
+        self.norm, self.later = nn.BatchNorm1d(32), nn.Linear(4, 4)
+        self.mask = torch.ones(4, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.down(torch.relu(self.norm(self.up(x)))) * self.mask + self.shift
+        if self.stage > 1:
+            result = self.later(result)
+        size = self.config.size * result.abs().mean()
+        return (result ** self.config.power[0]).mean() * self.factor + size
+
+
+def _set_between(prepare: Prepare, change: Callable[[Any, int], None]) -> list[torch.Tensor]:
+    """Three steps; before each, `change` is given the model and the number of the step."""
+    steps = iter(range(3))
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        change(model, next(steps))
+        return model(ROWS)
+
+    return trained(prepare, loss, Staged)
+
+
+def numbers_set(prepare: Prepare) -> list[torch.Tensor]:
+    def change(model: Any, step: int) -> None:
+        model.factor = 1.0 - 0.25 * step
+        if step == 2:
+            model.shift = 0.5  # of the class before
+
+    return _set_between(prepare, change)
+
+
+def stages_that_come_in(prepare: Prepare) -> list[torch.Tensor]:
+    def change(model: Any, step: int) -> None:
+        model.stage = 1 + step // 2
+
+    return _set_between(prepare, change)
+
+
+def configs_set(prepare: Prepare) -> list[torch.Tensor]:
+    def change(model: Any, step: int) -> None:
+        if step == 1:
+            model.config.size = 0.7
+        if step == 2:
+            model.config.power[0] = 4.0
+
+    return _set_between(prepare, change)
+
+
+def tensors_set(prepare: Prepare) -> list[torch.Tensor]:
+    def change(model: Any, step: int) -> None:
+        if step == 1:
+            model.mask[0] = 0.0
+        if step == 2:
+            model.mask = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+
+    return _set_between(prepare, change)
+
+
+def layers_set(prepare: Prepare) -> list[torch.Tensor]:
+    def change(model: Any, step: int) -> None:
+        model.norm.momentum, model.norm.eps = 0.1 + 0.2 * step, 1e-5 * 10**step
+
+    return _set_between(prepare, change)
+
+
+def _planned() -> Any:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return autopar.autoparallelize(Staged().double(), {"x": ROWS}, mesh, constraints="ddp")
+
+
+def set_to_and_fro() -> dict[str, Any]:
+    model = _planned()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(6):
+            model.factor = (1.0, 0.5)[step % 2]
+            model(ROWS)
+    return {
+        "plans": len(model._autopar.programs),
+        "told": [str(w.message) for w in told if "forward" in str(w.message)],
+    }
+
+
+class Recurrent(nn.Module):
+    """Keeps its parameters in a list too, which planning fills anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.GRU(16, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x.unsqueeze(1))[0].square().mean()
+
+
+def plans_of_recurrent_layers() -> int:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model: Any = autopar.autoparallelize(Recurrent().double(), {"x": ROWS}, mesh, constraints="ddp")
+    for _ in range(3):
+        model(ROWS)
+    return len(model._autopar.programs)
+
+
+def checkpointing_enabled_late() -> float:
+    """As the Trainer of transformers does; it sets flags of modules, a field of the config, and a hook for inputs."""
+    ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(0))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model: Any = autopar.autoparallelize(gpt2(), {"input_ids": ids, "labels": ids}, mesh, constraints="fsdp")
+    before = model(input_ids=ids, labels=ids).loss.item()
+    model.gradient_checkpointing_enable()
+    model.config.use_cache = False
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return abs(loss.item() - before)
+
+
+KINDS = (numbers_set, stages_that_come_in, configs_set, tensors_set, layers_set)
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
+    | {case.__name__: case for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late)}
+}
