@@ -15,6 +15,7 @@ from autopar.graph import VAL
 from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
+from autopar.tracing.batch_norms import batch_norms_traceable
 from autopar.tracing.batching import batched_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
@@ -164,6 +165,7 @@ class Attempt:
             stack.enter_context(batched_bodies(recorder))
             stack.enter_context(checks_noted(recorder))
             stack.enter_context(unvalidated())
+            stack.enter_context(batch_norms_traceable())
             stack.enter_context(overrides_active())
             stack.enter_context(options.paths.offered())
             stack.enter_context(self.calls.followed())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained
+from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained, whole
 from small_language import gpt2
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -146,7 +147,35 @@ def checkpointing_enabled_late() -> float:
     return abs(loss.item() - before)
 
 
-KINDS = (numbers_set, stages_that_come_in, configs_set, tensors_set, layers_set)
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.norm(self.up(x)))).square().mean()
+
+
+def synchronised_norms(prepare: Prepare) -> list[torch.Tensor]:
+    """`SyncBatchNorm` in the model that is planned, `BatchNorm` in that of one process: torch has the first on GPUs."""
+
+    def converted(model: nn.Module) -> nn.Module:
+        planned = prepare(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model)))
+        return planned if hasattr(planned, "_autopar") else model
+
+    return trained(converted, lambda model: model(ROWS), Normed)
+
+
+def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
+    """After stochastic weight averaging; it sets their momentum to None for a while."""
+    torch.manual_seed(3)
+    model = prepare(Normed().double())
+    model(ROWS).backward()
+    torch.optim.swa_utils.update_bn([ROWS, 2 * ROWS.flip(0), ROWS + 1], model)
+    return [whole(model(ROWS).detach()), *(whole(buffer) for buffer in model.buffers())]
+
+
+KINDS = (synchronised_norms, norms_updated, numbers_set, stages_that_come_in, configs_set, tensors_set, layers_set)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
     | {case.__name__: case for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late)}

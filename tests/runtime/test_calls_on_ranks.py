@@ -34,7 +34,15 @@ KINDS = {
         "adafactor",
         "step_before_backward",
     ),
-    SETTINGS: ("numbers_set", "stages_that_come_in", "configs_set", "tensors_set", "layers_set"),
+    SETTINGS: (
+        "synchronised_norms",
+        "norms_updated",
+        "numbers_set",
+        "stages_that_come_in",
+        "configs_set",
+        "tensors_set",
+        "layers_set",
+    ),
     HABITS: (
         "weights_put_back",
         "steps_by_hand",
