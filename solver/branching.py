@@ -258,7 +258,7 @@ class Branching:
             if left and not wholes.has_many(box):
                 wholes.solve(box)
                 return []
-            many = wholes.has_many(node)
+            many = wholes.has_many(node) and (self.cuts < _CUTS or not wholes.is_small(node))
             if many and self.cuts >= _CUTS:
                 node = replace(node, objective=wholes.begin(node))
                 if wholes.closed(node.objective):

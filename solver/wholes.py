@@ -20,8 +20,8 @@ from autopar.solver.shrunk import without_zeros
 
 FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
 _FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once, of a large program or not
-_FEW_KEPT = 6_000  # variables with which all that is left of a small program is solved at once
-_NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut
+_FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
+_NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
@@ -33,6 +33,7 @@ class Wholes:
         self.best = best
         self.slow = len(program.names) > FEW
         self.proven = math.inf
+        self._nodes = _NODES
 
     def left(self) -> float:
         return self.clock.left(self.best is not None)
@@ -110,11 +111,15 @@ class Wholes:
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
     def begin(self, node: Outcome) -> float:
-        """What solutions of a box cost at least, as HiGHS knows after a few nodes; a better one it found is kept."""
+        """What solutions of a box cost at least, as HiGHS knows after some nodes; a better one it found is kept.
+
+        Each time it may take twice as many, so that it comes to an end where cutting a box makes it no easier.
+        """
         enough = self.enough()
         found = self.program.integrate(
-            self.solver, self.kept(node, enough), self.left(), self.gap, node.counts, cutoff=enough, nodes=_NODES
+            self.solver, self.kept(node, enough), self.left(), self.gap, node.counts, cutoff=enough, nodes=self._nodes
         )
+        self._nodes *= 2
         self._take(found)
         return max(node.objective, min(found.bound, enough))
 

@@ -85,6 +85,7 @@ def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(branching, "_CUTS", most)
     monkeypatch.setattr(wholes, "_NODES", 0)
+    monkeypatch.setattr(wholes, "_FEW_KEPT", 0)
     monkeypatch.setattr(wholes.Wholes, "begin", lambda *some: begun.append(found := begin(*some)) or found)
     monkeypatch.setattr(wholes.Wholes, "has_many", lambda _, node: node.status == "optimal")
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(found := split(*some)) or found)
