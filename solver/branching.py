@@ -13,7 +13,8 @@ parts are looked at last. In a small program a relaxation and its rounding take 
 that every box is rounded and cut like this first, and what is left of one is gone on with until a solution is found.
 
 Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all
-that is left after some cuts is then solved at once.
+that is left after some cuts is then solved at once, if reduced costs leave few variables to it. A box with more is
+begun by HiGHS, which often finds a better solution in a few nodes and proves a better bound, and then cut again.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
@@ -46,10 +47,21 @@ Heap = list[tuple[float, int, Outcome]]
 
 
 class Branching:
-    """The search in one program; `best`: a solution that is known already."""
+    """The search in one program; `best`: a solution that is known already.
 
-    def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
-        self.program = program
+    It ends where all that is left costs more than the `limit`, up to which the program has all solutions.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        solver: str,
+        gap: float,
+        clock: Clock,
+        best: Outcome | None = None,
+        limit: float = math.inf,
+    ) -> None:
+        self.program, self.limit = program, limit
         self.boxes = Boxes(program)
         self.wholes = Wholes(program, solver, gap, clock, best)
         self.slow = self.wholes.slow
@@ -66,6 +78,8 @@ class Branching:
         cut = self.cut
         self._push(root)
         while wholes.left() > 0 or wholes.best is None:
+            if min(self._left(), default=math.inf) > self.limit:
+                break
             if not heap or wholes.closed(heap[0][0]):
                 if not cut:
                     break
@@ -79,7 +93,7 @@ class Branching:
                 self._close(node)
                 continue
             splits += 1
-            if splits > _SPLITS and not self.slow and wholes.best is not None:
+            if splits > _SPLITS and not self.slow and wholes.is_small(root):
                 self._push(node)
                 wholes.solve(root, least=min(self._left()))
                 heap.clear()
@@ -192,9 +206,21 @@ class Branching:
                 most = self.boxes.range({}, count)[1]
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
-            if not self.slow and (node := self._part(root, counts)).status == "optimal":
-                self.wholes.round(node)
+            if not self.slow:
+                self._round_parts(self._part(root, counts))
             self.wholes.first(root, counts)
+
+    def _round_parts(self, node: Outcome) -> None:
+        """A first solution of a box: rounded, or else of its likelier part by a choice, and so on."""
+        for _ in range(_CUTS):
+            if node.status != "optimal" or self.wholes.left() <= 0:
+                return
+            self.wholes.round(node)
+            parts = self.choices.split(node) if self.wholes.best is None else None
+            if parts is None:
+                return
+            likely = self._part(node, parts[0])
+            node = likely if likely.status == "optimal" else self._part(node, parts[1])
 
     @cached_property
     def choices(self) -> Choices:
@@ -233,7 +259,12 @@ class Branching:
             if left and not wholes.has_many(box):
                 wholes.solve(box)
                 return []
-            many = self.cuts < _CUTS and wholes.has_many(node)
+            many = wholes.has_many(node) and (self.cuts < _CUTS or not wholes.is_small(node))
+            if many and self.cuts >= _CUTS:
+                node = replace(node, objective=wholes.begin(node))
+                if wholes.closed(node.objective):
+                    wholes.proven = min(wholes.proven, node.objective)
+                    break
             parts = self.choices.split(node) if many else None
             if parts is None:
                 wholes.solve(node)

@@ -37,6 +37,18 @@ class BulkHiGHS(pulp.HiGHS):
         assert lp.part is not None
         pass_to(lp.solverModel, lp.part, integer=self.mip)
 
+    def findSolutionValues(self, lp: ListedProblem) -> tuple[int, int]:  # pulp's name; it does not know this end
+        import highspy  # here, since CBC does without
+
+        model = lp.solverModel
+        if model.getModelStatus() != highspy.HighsModelStatus.kSolutionLimit:
+            return super().findSolutionValues(lp)
+        if not math.isfinite(model.getObjectiveValue()):
+            return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+        for variable, value in zip(lp.variables(), model.getSolution().col_value, strict=True):
+            variable.varValue = value
+        return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+
 
 def pass_to(highs: Any, part: Part, *, integer: bool) -> None:
     """Give HiGHS some columns and rows of a program, as arrays that it reads without Python's lists between."""
@@ -67,8 +79,11 @@ def is_highs(solver: str) -> bool:
     return solver == "highs" and bool(pulp.HiGHS(msg=False).available())
 
 
-def engine(solver: str, time_limit: float, gap: float, cutoff: float = math.inf) -> pulp.LpSolver:
-    """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`.
+def engine(
+    solver: str, time_limit: float, gap: float, cutoff: float = math.inf, nodes: int | None = None
+) -> pulp.LpSolver:
+    """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`, and at no
+    more than so many nodes of its own search.
 
     Raises InputError for any other name.
     """
@@ -76,6 +91,8 @@ def engine(solver: str, time_limit: float, gap: float, cutoff: float = math.inf)
         options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, False)}
         if cutoff < math.inf:  # to prove that there is nothing below takes twice as long with another presolve between
             options["mip_allow_restart"] = False
+        if nodes is not None:
+            options["mip_max_nodes"] = nodes
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     if solver in SOLVERS:
         return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)

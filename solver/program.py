@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pulp
 
-from autopar.solver.engines import ListedProblem, engine, is_highs
+from autopar.solver.engines import BulkHiGHS, ListedProblem, engine, is_highs
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
@@ -163,7 +163,7 @@ class Program:
         """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
         was too short. `everything`: with all columns from the start; `close`: what a bound may miss, relatively."""
         if not is_highs(solver):
-            return self._optimise(solver, np.arange(len(self.names)), False, time_limit, 0.0, bounds)
+            return self._optimise(engine(solver, time_limit, 0.0), np.arange(len(self.names)), False, 0.0, bounds)
         relaxation = Relaxation(self.matrix(), everything=everything)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
 
@@ -220,22 +220,21 @@ class Program:
         return replace(relaxed, objective=float(self.cost @ relaxed.values), bound=relaxed.objective)
 
     def integrate(
-        self, solver: str, kept: Array, time_limit: float, gap: float, bounds: Bounds, *, cutoff: float = math.inf
-    ) -> Outcome:
-        """The best solution in whole numbers in which all variables outside `kept` are 0; up to the `cutoff`, above
-        which bound and solution say nothing."""
-        return self._optimise(solver, kept, True, time_limit, gap, bounds, cutoff)
-
-    def _optimise(
         self,
         solver: str,
         kept: Array,
-        integer: bool,
         time_limit: float,
         gap: float,
         bounds: Bounds,
+        *,
         cutoff: float = math.inf,
+        nodes: int | None = None,
     ) -> Outcome:
+        """The best solution in whole numbers in which all variables outside `kept` are 0, up to the `cutoff`, above
+        which bound and solution say nothing, or what HiGHS has of it after so many `nodes`."""
+        return self._optimise(engine(solver, time_limit, gap, cutoff, nodes), kept, True, gap, bounds)
+
+    def _optimise(self, run: pulp.LpSolver, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:
         """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
         matrix = self.matrix()
         matrix.bound(bounds)
@@ -252,7 +251,7 @@ class Program:
         problem.addVariables(variables)
         prices = zip(variables, matrix.cost[kept].tolist(), strict=True)
         problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in prices if c]))
-        if is_highs(solver):
+        if isinstance(run, BulkHiGHS):
             problem.part = part
         else:
             for number, (columns, values, least, most) in enumerate(part.lines()):
@@ -260,12 +259,13 @@ class Program:
                 sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
                 row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
                 problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
-        problem.solve(engine(solver, time_limit, gap, cutoff))
+        problem.solve(run)
         status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
+        if status is None and problem.status == pulp.LpStatusInfeasible:
+            return Outcome("infeasible", NONE, math.inf, math.inf)
         if status is None:
-            if problem.status == pulp.LpStatusInfeasible:
-                return Outcome("infeasible", NONE, math.inf, math.inf)
-            return Outcome("stopped", NONE, math.inf, -math.inf)
+            bound = self._bound(problem, math.inf, gap, "stopped", integer) if integer else -math.inf
+            return Outcome("stopped", NONE, math.inf, bound)
         found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
         found[kept] = [v.varValue or 0.0 for v in variables]
         if not integer:

@@ -104,11 +104,11 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
         relaxation = root.relaxation
         if relaxation is not None and len(kept) > max(wholes.FEW, _SMALL * int(relaxation.inside.sum())):
             return Branching(program, solver, gap, clock, best).run(root)
-        found = _of_part(part_of(program, kept), root.basis, best, solver, gap, clock)
+        found = _of_part(part_of(program, kept), root.basis, best, solver, gap, clock, limit)
         if len(found.values):
             found = _of_whole(program, kept, found, limit)
             judged = _judged(found, gap)
-            if judged.status == "optimal" or found.status == "feasible" or limit >= found.objective:
+            if judged.status == "optimal" or limit >= found.objective or clock.left(True) <= 0:
                 return judged
             best, limit = found, found.objective * (1 + 1e-9)
         elif limit == math.inf:
@@ -129,14 +129,23 @@ def _judged(found: Outcome, gap: float) -> Outcome:
     return replace(found, status="optimal" if near else "feasible")
 
 
-def _of_part(part: Shrunk, basis: Basis | None, best: Outcome | None, solver: str, gap: float, clock: Clock) -> Outcome:
-    """The best solution of a part of a program, which has the best known one of the whole; `basis`: of the whole."""
+def _of_part(
+    part: Shrunk,
+    basis: Basis | None,
+    best: Outcome | None,
+    solver: str,
+    gap: float,
+    clock: Clock,
+    limit: float,
+) -> Outcome:
+    """The best solution of a part of a program, if it is within the limit; the part has the best known one of the whole
+    program. `basis`: of the whole."""
     known = None if best is None else replace(best, values=best.values[part.columns])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
     root = _rooted(part, basis, solver, clock.left(known is not None), clock)
     if root.status == "optimal":
-        return Branching(part.program, solver, gap, clock, known).run(root)
+        return Branching(part.program, solver, gap, clock, known, limit).run(root)
     if known is not None:  # nothing better is in this part, or it takes too long to tell
         return replace(known, status="feasible", bound=math.inf if root.status == "infeasible" else known.bound)
     if root.status == "stopped":

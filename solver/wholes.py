@@ -20,6 +20,8 @@ from autopar.solver.shrunk import without_zeros
 
 FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
 _FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once, of a large program or not
+_FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
+_NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
@@ -31,6 +33,7 @@ class Wholes:
         self.best = best
         self.slow = len(program.names) > FEW
         self.proven = math.inf
+        self._nodes = _NODES
 
     def left(self) -> float:
         return self.clock.left(self.best is not None)
@@ -49,6 +52,10 @@ class Wholes:
         """Whether a box is too large to be solved as soon as it is there."""
         return self.slow and len(self.kept(node, self.near(node))) > FEW
 
+    def is_small(self, node: Outcome) -> bool:
+        """Whether HiGHS is likely to close a box soon, once there is a solution."""
+        return self.best is not None and len(self.kept(node, self.enough())) <= _FEW_KEPT
+
     def has_many(self, node: Outcome) -> bool:
         """Whether a box has too many variables for whole numbers, once there is a solution: cuts are faster."""
         if self.best is None or node.status != "optimal" or node.relaxation is None:
@@ -65,8 +72,7 @@ class Wholes:
         kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
         kept = np.flatnonzero(matrix.with_company(kept))
         found = self.program.integrate(self.solver, kept, self.left(), self.gap, node.counts, cutoff=self.enough())
-        if len(found.values) and (self.best is None or found.objective < self.best.objective):
-            self.best = found
+        self._take(found)
 
     def solve(self, node: Outcome, least: float = -math.inf) -> None:
         """The best solution of a box that is done, if it is better than the best so far by more than the gap.
@@ -103,6 +109,23 @@ class Wholes:
                 self.proven = min(self.proven, bound)
                 return
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
+
+    def begin(self, node: Outcome) -> float:
+        """What solutions of a box cost at least, as HiGHS knows after some nodes; a better one it found is kept.
+
+        Each time it may take twice as many, so that it comes to an end where cutting a box makes it no easier.
+        """
+        enough = self.enough()
+        found = self.program.integrate(
+            self.solver, self.kept(node, enough), self.left(), self.gap, node.counts, cutoff=enough, nodes=self._nodes
+        )
+        self._nodes *= 2
+        self._take(found)
+        return max(node.objective, min(found.bound, enough))
+
+    def _take(self, found: Outcome) -> None:
+        if len(found.values) and (self.best is None or found.objective < self.best.objective):
+            self.best = found
 
     def near(self, node: Outcome) -> float:
         """What solutions of a box cost that are looked for at first."""

@@ -10,7 +10,9 @@ from test_relaxation import program
 
 from autopar.solver import search as searching
 from autopar.solver import wholes
+from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
+from autopar.solver.program import Program
 from autopar.solver.search import search
 from autopar.solver.shrunk import part_of, within
 
@@ -65,6 +67,34 @@ def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) 
     again = search(asked, gap=1e-7)
     assert again.status == "optimal"
     assert again.objective == pytest.approx(best.objective, rel=1e-6)
+
+
+def test_a_search_ends_where_all_that_is_left_is_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, boxes, relax = program(0.3, 2, 2), [], Program.relax_again
+    monkeypatch.setattr(Program, "relax_again", lambda *some, **named: boxes.append(1) or relax(*some, **named))
+    best = search(asked, gap=1e-7)
+    root = asked.relax("highs", 60.0, {}, everything=True)
+    limits, many = [best.objective, (root.objective + best.objective) / 2], []
+    assert root.objective < limits[1] < best.objective * (1 - 1e-6)
+    for limit in limits:
+        boxes.clear()
+        found = Branching(asked, "highs", 1e-7, Clock(60.0, 60.0), limit=limit * (1 + 1e-9)).run(root)
+        many.append(len(boxes))
+        if limit == best.objective:
+            assert found.objective == pytest.approx(best.objective, rel=1e-6)
+        else:
+            assert found.bound > limit
+    assert many[1] < many[0]
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_after_a_few_nodes_the_bound_holds(nodes: int) -> None:
+    asked = program(0.3, 2, 2)
+    best = search(asked, gap=1e-7)
+    found = asked.integrate("highs", np.arange(len(asked.names)), 60.0, 1e-7, {}, nodes=nodes)
+    assert found.status in ("stopped", "feasible")
+    assert found.bound <= best.objective * (1 + 1e-6)
+    assert found.objective >= best.objective * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("costs", [0.0, 0.05, 1.0])
