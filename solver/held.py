@@ -21,7 +21,7 @@ _ALL = 2**31 - 1
 _CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
 Start = Literal["basis", "nothing", "plain", "doubtful"]
 Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
-ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
+ENOUGH, LIMIT, UNKNOWN = "Bound on objective reached", "Iteration limit reached", "Unknown"  # HiGHS's words
 _NOTHING = 1e-9  # of a proof's largest number
 
 
@@ -81,8 +81,8 @@ class Held:
         part = _ITERATIONS[1] if patient else _IN_A_BOX
         most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
         status = self._solve(_CLOSING if doubtful else most, time_limit)
-        if status == LIMIT and not first:
-            first = True  # where it needs more, a start from nothing is faster
+        if status in (LIMIT, UNKNOWN) and not first:
+            first = True  # where it needs more, or is lost from this basis, it starts from nothing
             self._engine.clearSolver()
             self._tune(changed=True, doubtful=False)
             status = self._solve(_ALL if patient else _ANEW, time_limit)
