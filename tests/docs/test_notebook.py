@@ -18,7 +18,7 @@ def _outputs(path: Path) -> list[list[str]]:
     cells = json.loads(path.read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(output["output_type"] != "error" for cell in code for output in cell["outputs"])
-    return [sorted(kind for o in cell["outputs"] for kind in o.get("data", {"text": ""})) for cell in code]
+    return [sorted({kind for o in cell["outputs"] for kind in o.get("data", {"text": ""})}) for cell in code]
 
 
 def test_the_notebook_is_committed_with_its_outputs() -> None:
