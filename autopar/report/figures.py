@@ -10,6 +10,7 @@ from typing import Any
 
 from autopar.plans import Alternative, Moment, Plan, Prediction, Segment
 from autopar.report.folding import ranges
+from autopar.report.tables import show_seconds
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,14 @@ def busy_parts(predicted: Prediction, replayed_seconds: float = 0.0) -> dict[str
 def replayed_seconds(plan: Plan) -> float:
     """Of the seconds of recompute, those of collectives."""
     return min(sum(c.seconds for c in plan.collectives if c.phase == "replay"), plan.predicted.recompute_seconds)
+
+
+def replay_text(plan: Plan) -> str:
+    """What recompute takes of a step, in words."""
+    collectives = replayed_seconds(plan)
+    own = show_seconds(plan.predicted.recompute_seconds - collectives)
+    beside = f", beside {show_seconds(collectives)} of repeated collectives" if collectives else ""
+    return f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops run again, {own} a step{beside}"
 
 
 def limit_bytes(plan: Plan) -> int | None:

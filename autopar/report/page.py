@@ -22,6 +22,7 @@ from autopar.report.figures import (
     peak_moment,
     recomputed_names,
     recomputed_ops,
+    replay_text,
     replayed_seconds,
     step_parts,
 )
@@ -200,8 +201,7 @@ def _recomputed(plan: Plan) -> tuple[str, str, str]:
     if not plan.recompute:
         return question, "Nothing", "Every activation that backward needs is kept."
     names = ", ".join(name for name, _ in recomputed_names(plan.recompute))
-    extra = show_seconds(plan.predicted.recompute_seconds)
-    return question, names, f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops run again, {extra} a step."
+    return question, names, f"{replay_text(plan)}."
 
 
 def why_not(plan: Plan) -> tuple[str, str, str]:

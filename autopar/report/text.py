@@ -13,7 +13,7 @@ from autopar.report.figures import (
     limit_bytes,
     peak_moment,
     recomputed_names,
-    recomputed_ops,
+    replay_text,
     step_parts,
 )
 from autopar.report.layers import MEANING, labelled, layout_tree, meaning_of, parameter_tree, show_shape
@@ -175,9 +175,7 @@ def _recompute(plan: Plan) -> list[str]:
     if not plan.recompute:
         return ["Recomputed in backward", "  nothing: every activation is kept"]
     lines = [f"  {name}: {_segments(count)}" for name, count in recomputed_names(plan.recompute)]
-    extra = show_seconds(plan.predicted.recompute_seconds)
-    total = f"  in all {recomputed_ops(plan):,} of {len(plan.nodes):,} ops, {extra} a step"
-    return ["Recomputed in backward", *lines, total]
+    return ["Recomputed in backward", *lines, f"  in all {replay_text(plan)}"]
 
 
 def _segments(number: int) -> str:

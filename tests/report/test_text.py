@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.plans import Alternative, Plan
+from autopar.plans import Alternative, Collective, Plan
 from autopar.report.figures import summary
 from autopar.report.tables import WIDTH, show_seconds
 from autopar.sizes import show_bytes
@@ -75,6 +75,14 @@ def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
     assert any(line.split() == ["budget", "64.0", "MiB", "21.0", "MiB", "free"] for line in text.splitlines())
     held = replace(plan, memory_budget_bytes=None, cluster={"device": {"name": "cpu", "memory_bytes": 1 << 30}})
     assert "of 1.0 GiB that a device has" in held.explain()
+
+
+def test_what_a_replay_sends_again_is_told_beside_what_it_computes(plan: Plan) -> None:
+    gathers = Collective("all_gather", 1, 2**20, 4, 0.005, "replay", "parameters")
+    alone = replace(plan, collectives=[c for c in plan.collectives if c.phase != "replay"])
+    assert _section(alone.explain(), "Recomputed")[-1].endswith("ops run again, 20.0 ms a step")
+    both = replace(alone, collectives=(*alone.collectives, gathers)).explain()
+    assert _section(both, "Recomputed")[-1].endswith("15.0 ms a step, beside 5.00 ms of repeated collectives")
 
 
 def test_recompute_folds_block_numbers(plan: Plan) -> None:
