@@ -81,8 +81,6 @@ def test_small_messages_take_a_fifth_of_the_latency_of_a_ring_and_large_ones_all
     for kind, hops in (("all_reduce", 14), ("all_gather", 7), ("reduce_scatter", 7)):
         assert collective_seconds(kind, 0, axis) == pytest.approx(node.launch_seconds + hops * node.latency_seconds / 5)
         assert collective_seconds(kind, 1 << 26, axis) == collective_seconds(kind, 1 << 26, pieces)
-    for kind, one, total in itertools.product(KINDS, AXES, SIZES):
-        assert collective_seconds(kind, total, one) <= collective_seconds(kind, total, replace(one, low_latency=False))
 
 
 def test_a_few_nodes_send_in_rings() -> None:

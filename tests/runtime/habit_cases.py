@@ -198,14 +198,15 @@ def shards_of_rank_zero() -> list[str]:
     optimizer = torch.optim.AdamW(model.parameters())
     model(ROWS).backward()
     optimizer.step()
-    path = Path(tempfile.gettempdir(), f"shards_of_rank_zero_{torch.distributed.get_world_size()}.pt")
-    if dist.get_rank() == 0:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    dist.barrier()
-    state = torch.load(path)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        path.unlink()
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        dist.broadcast_object_list(folder, src=0)
+        path = Path(folder[0], "shards.pt")
+        if dist.get_rank() == 0:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        dist.barrier()
+        state = torch.load(path)
+        dist.barrier()  # before rank 0 removes its folder
     return [
         refusal(lambda: model.load_state_dict(state["model"])),
         refusal(lambda: optimizer.load_state_dict(state["optimizer"])),

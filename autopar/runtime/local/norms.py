@@ -16,8 +16,8 @@ from autopar.runtime.local.exchange import reduced
 class _Normalised(torch.autograd.Function):
     """(x - mean) / sqrt(var + eps) * weight + bias per channel; mean and biased variance are outputs too.
 
-    Forward sums the first two moments over the ranks, once: in float64, so that no digits of their difference are
-    lost where the mean is large against the deviation. Backward sums Σg and Σg·x̂, from which follows
+    Forward sums the first two moments over the ranks, once: in float64, so that for narrower `x` no digits of their
+    difference are lost where the mean is large against the deviation. Backward sums Σg and Σg·x̂, from which follows
 
         dx = weight / sqrt(var + eps) · (g - Σg / n - x̂ · Σg·x̂ / n).
 
