@@ -97,7 +97,11 @@ def begin_all_reduce_(tensor: torch.Tensor, group: str) -> torch.Tensor:
 
 
 def begin_all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    whole = torch.ops._c10d_functional.all_gather_into_tensor(tensor.contiguous(), size, group)
+    # `all_gather_into_tensor` asks gloo for a coalesced gather, several of which at once write into freed memory
+    # (torch 2.13); with `_out` it takes another way, and is the same over NCCL
+    piece = tensor.contiguous().view(-1)
+    whole = piece.new_empty(size * piece.numel())
+    torch.ops._c10d_functional.all_gather_into_tensor_out(piece, size, group, out=whole)
     return whole.view(size, *tensor.shape)
 
 

@@ -43,7 +43,7 @@ SHAPE = (8, 24, 5)  # dim 2 is ragged over 2 and over 4
 class Counted(TorchDispatchMode):
     """Counts collectives: (kind, elements handed in)."""
 
-    KINDS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    KINDS = ("all_reduce", "all_gather_into_tensor_out", "reduce_scatter_tensor", "all_to_all_single")
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         if name.startswith("_c10d_functional::") and name.split("::")[1] in self.KINDS:
-            kind = name.split("::")[1].removesuffix("_into_tensor").removesuffix("_tensor").removesuffix("_single")
+            kind = name.split("::")[1].removesuffix("_into_tensor_out").removesuffix("_tensor").removesuffix("_single")
             self.found[kind, args[0].numel()] += 1
         return func(*args, **(kwargs or {}))
 

@@ -152,9 +152,9 @@ def test_mixed_precision(two: list[dict[str, Any]]) -> None:
     found = value(two, "mixed_precision")
     assert found["loss"] == "torch.bfloat16"
     assert found["gradients"] == ["torch.float32"]
-    assert "all_gather_into_tensor torch.bfloat16" in found["collectives"]
+    assert "all_gather_into_tensor_out torch.bfloat16" in found["collectives"]
     assert "reduce_scatter_tensor torch.float32" in found["collectives"]
-    assert "all_gather_into_tensor torch.float32" not in found["collectives"]
+    assert "all_gather_into_tensor_out torch.float32" not in found["collectives"]
     assert found["error"] < 0.05
 
 
