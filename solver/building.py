@@ -17,9 +17,10 @@ from autopar.graph import TensorRef, output_tensors
 from autopar.solver.constraints import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
 
-MOST_CHOICES = 1200
-"""Of the ops of a block that may be recomputed in part: with more, the counts of levels take longer than planning may.
-Those of a Llama on one axis have 249, on two 1,057, on three more; those of DeepSeek-V3 on two 1,430 and 1,880."""
+MANY_CHOICES = 1500
+"""Of the ops of a block: with more, several levels below the whole block take longer than planning may, and one is
+nearly as good (DeepSeek-V3 on 64 x 8: a step 10 % faster than without any, as with three). Those of a Llama-3-8B have
+1,193 on two axes and 5,060 on three, those of DeepSeek-V3 1,587 and 2,097."""
 
 
 def build_problem(
@@ -119,11 +120,12 @@ class _Builder:
         """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
         if not self.recompute or not replay_end(self.memory, nodes) or self.restricted.kept & set(nodes):
             return None
-        many = sum(len(some) for some in choices.values()) > MOST_CHOICES
-        if many or not self.inner_levels:
+        many = sum(len(some) for some in choices.values()) > MANY_CHOICES
+        most = min(self.inner_levels, 1) if many else self.inner_levels
+        if not most:
             return Levels((), len(nodes))
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
-        return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=self.inner_levels)
+        return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=most)
 
     def _again(self, nodes: Sequence[fx.Node], offset: int, levels: Levels) -> Again:
         if not in_segment(nodes[offset]):

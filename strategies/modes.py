@@ -9,13 +9,13 @@ Over one axis an op can
 - if it is linear, pass a partial value (P → P) or a partial gradient (R+ → R+) through.
 
 Since the op on one coordinate of an axis is the same op on smaller tensors, every combination over the axes is
-again right. Two axes may split the same factor: their digits nest in axis order.
+again right. Several axes may split the same factor: their digits nest, in any order.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -172,13 +172,13 @@ def combine(
         local = _local(bound, choice)
         if local is None:
             continue
-        layouts = _nested(bound, choice, mesh_shape)
         work = _work(bound, choice, mesh_shape)
-        known = found.get(layouts)
-        if known is None or work < known.work:
-            inner = inner_collectives(local, bound, facts, layouts, mesh_shape) if local else ()
-            names = tuple(m.name for m in choice)
-            found[layouts] = Strategy(layouts[: bound.inputs], layouts[bound.inputs :], names, local, work, inner)
+        for layouts in _nestings(bound, facts, choice, mesh_shape):
+            known = found.get(layouts)
+            if known is None or work < known.work:
+                inner = inner_collectives(local, bound, facts, layouts, mesh_shape) if local else ()
+                names = tuple(m.name for m in choice)
+                found[layouts] = Strategy(layouts[: bound.inputs], layouts[bound.inputs :], names, local, work, inner)
     return tuple(found.values())
 
 
@@ -217,11 +217,32 @@ def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], ragge
     return True
 
 
-def _nested(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> tuple[Layout, ...]:
-    """One layout a tensor; axes that pick the same position follow one another, first axis outermost."""
+def _nestings(
+    bound: Bound, facts: Sequence[TensorFact], choice: Sequence[Mode], mesh_shape: Sequence[int]
+) -> Iterator[tuple[Layout, ...]]:
+    """The layouts of the tensors, of which two axes may pick the same position: in the mesh's order, and the other.
+
+    A dim that is split over the second axis alone is then split over both without sending. Unequal pieces lie in the
+    mesh's order only; so do all on three axes, whose six orders make planning twice as long for 0.02 % of a step
+    (Llama-3-8B on 4 x 4 x 4).
+    """
+    axes = range(len(mesh_shape))
+    yield _nested(bound, choice, mesh_shape, axes)
+    picked = [position for mode in choice for position in mode.positions]
+    if len(set(picked)) < len(picked) and sum(n > 1 for n in mesh_shape) == 2:
+        layouts = _nested(bound, choice, mesh_shape, axes[::-1])
+        if all(layout.is_legal(fact.shape, mesh_shape) for layout, fact in zip(layouts, facts, strict=True)):
+            yield layouts
+
+
+def _nested(
+    bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], order: Iterable[int]
+) -> tuple[Layout, ...]:
+    """One layout a tensor; axes that pick the same position follow one another, first of `order` outermost."""
     taken: dict[Position, int] = {}
-    columns = []
-    for mode, n in zip(choice, mesh_shape, strict=True):
+    columns: list[tuple[Placement, ...]] = [()] * len(mesh_shape)
+    for axis in order:
+        mode, n = choice[axis], mesh_shape[axis]
         placements = mode.placements
         for position in mode.positions:
             before = taken.get(position, 1)
@@ -230,7 +251,7 @@ def _nested(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> 
                 holds = [spots[position.factor] is not None for spots in bound.spots]
                 pairs = zip(placements, holds, strict=True)
                 placements = tuple(shard(p.dim, p.outer * before) if held else p for p, held in pairs)
-        columns.append(placements)
+        columns[axis] = placements
     return tuple(map(_layout, zip(*columns, strict=True)))
 
 

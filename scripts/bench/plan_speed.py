@@ -4,7 +4,7 @@ python scripts/bench/plan_speed.py             # all cases
 python scripts/bench/plan_speed.py llama gpt2  # those whose name has one of the words
 python scripts/bench/plan_speed.py --time-limit 600 llama    # seconds by the clock, for a machine that others use too
 
-Variables: those of the program, once equal blocks share theirs.
+Variables: those of the program, once equal blocks share theirs. Step: that of the plan, as predicted.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _cpu_seconds() -> float:
 
 
 def main(words: list[str], time_limit: float) -> None:
-    from autopar.report.tables import table
+    from autopar.report.tables import show_seconds, table
     from autopar.sizes import show_bytes
 
     results = {}
@@ -121,12 +121,13 @@ def main(words: list[str], time_limit: float) -> None:
             f"{result['cpu_seconds']:.1f}",
             show_bytes(result["rss_bytes"]),
             f"{result['variables']:,}",
+            show_seconds(result["step_seconds"]),
             f"{100 * result['gap']:.2f} %",
         ]
         for name, result in results.items()
     ]
-    head = ["CPU seconds", *stages, "all", "peak RSS", "variables", "gap"]
-    print(*table(rows, "<" + ">" * (len(stages) + 4), head=head, indent=0), sep="\n")
+    head = ["CPU seconds", *stages, "all", "peak RSS", "variables", "step", "gap"]
+    print(*table(rows, "<" + ">" * (len(stages) + 5), head=head, indent=0), sep="\n")
 
 
 if __name__ == "__main__":
