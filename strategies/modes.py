@@ -9,7 +9,8 @@ Over one axis an op can
 - if it is linear, pass a partial value (P → P) or a partial gradient (R+ → R+) through.
 
 Since the op on one coordinate of an axis is the same op on smaller tensors, every combination over the axes is
-again right. Several axes may split the same factor: their digits nest, in any order.
+again right. Several axes may split the same factor: their digits nest in axis order, those of two axes also the other
+way round.
 """
 
 from __future__ import annotations
