@@ -6,7 +6,6 @@ device holds; so all changes between the same two placements are priced together
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from autopar.layout import R_PLUS, Layout, Placement, R
 from autopar.reshard import CollectiveKind, Sent, Shape, change, is_legal, local_elements, ring_share, slower
 
 Array = Any  # of numpy
-_NEVER = math.inf, 0
 
 
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -72,15 +70,14 @@ def all_paths(
         np.array([is_legal(layout, shape, mesh_shape) for layout in some], dtype=bool) for some in (sources, wanted)
     ]
     legal_pairs = legal[0][:, None] & legal[1][None, :]
-    detours = _Detours(edges, rests)
-    for i, j in np.argwhere(legal_pairs & ~found).tolist():
-        path = detours.cheapest(start[i].tolist(), end[j].tolist())
-        if path is not None:
-            found[i, j] = True
-            if len(path) > numbers.shape[2]:
-                longer = ((0, 0), (0, 0), (0, len(path) - numbers.shape[2]))
-                numbers = np.pad(numbers, longer, constant_values=-1)
-            numbers[i, j, : len(path)] = path
+    far = np.argwhere(legal_pairs & ~found)
+    if len(far):
+        detours = _Detours(edges, rests, start[far[:, 0]], end[far[:, 1]])
+        found[far[:, 0], far[:, 1]] = np.isfinite(detours.spent)
+        if detours.steps.shape[1] > numbers.shape[2]:
+            longer = ((0, 0), (0, 0), (0, detours.steps.shape[1] - numbers.shape[2]))
+            numbers = np.pad(numbers, longer, constant_values=-1)
+        numbers[far[:, 0], far[:, 1], : detours.steps.shape[1]] = detours.steps
     used, places = np.unique(numbers[numbers >= 0], return_inverse=True)
     numbers[numbers >= 0] = places
     return Paths(*edges.sends(used), numbers, found & legal_pairs)
@@ -111,47 +108,77 @@ def _cheapest_orders(edges: _Edges, start: Array, end: Array, changed: Sequence[
 
 
 class _Detours:
-    """Dijkstra's algorithm as in `reshard`, where every order of the changes passes through an impossible layout.
+    """The cheapest ways of pairs where every order of the changes passes through an impossible layout, as in `reshard`.
 
-    `rests`: what any axis may lie as on the way, beside what it lies as at the ends.
+    On the way an axis lies as wanted, as given, or as one of `rests`. What ways of one step more cost is known from
+    those of so many (Bellman and Ford), for all layouts that these make of each pair, and all pairs at once. `spent`:
+    what each pair's way costs, infinity where there is none; `steps`: its numbers, -1 behind the last.
     """
 
-    def __init__(self, edges: _Edges, rests: Sequence[Placement]) -> None:
-        self._strides = edges.strides.tolist()
-        self._cost, self._number = edges.cost.tolist(), edges.number
-        self._rests = [[places[rest] for rest in rests] for places in edges.places]
+    def __init__(self, edges: _Edges, rests: Sequence[Placement], start: Array, end: Array) -> None:
+        self.edges = edges
+        self.many, self.axes = len(start), len(edges.places)
+        alike = [np.broadcast_to([places[rest] for places in edges.places], start.shape) for rest in rests]
+        self.places = np.stack([end, start, *alike], axis=2)  # of each pair and axis, the digits of its choices
+        self.choices = self.places.shape[2]
+        codes = np.zeros((self.many, 1), dtype=np.int64)
+        for axis in range(self.axes):
+            codes = (codes[:, :, None] + self.places[:, axis, None, :] * edges.strides[axis]).reshape(self.many, -1)
+        self.codes = codes
+        self.spent = np.full(self.many, math.inf)
+        self.steps = np.full((self.many, 0), -1, dtype=np.int64)
+        self._search([self._costs(axis) for axis in range(self.axes)], start, end)
 
-    def cheapest(self, start: Sequence[int], end: Sequence[int]) -> list[int] | None:
-        """The steps from one layout (its placements by axis) to another; None where there is no way."""
-        choices = [
-            list(dict.fromkeys((wanted, given, *rests)))
-            for given, wanted, rests in zip(start, end, self._rests, strict=True)
-        ]
-        first, last = (sum(d * stride for d, stride in zip(some, self._strides, strict=True)) for some in (start, end))
-        best: dict[int, tuple[float, int]] = {first: (0.0, 0)}
-        came: dict[int, tuple[int, int]] = {}
-        order = itertools.count()  # ties go to the path that was found first
-        queue = [(0.0, 0, next(order), first, tuple(start))]
-        while queue:
-            spent, length, _, code, digits = heapq.heappop(queue)
-            if code == last:
-                path = []
-                while code != first:
-                    code, number = came[code]
-                    path.append(number)
-                return path[::-1]
-            if (spent, length) > best[code]:
-                continue
-            for axis, places in enumerate(choices):
-                costs, stride, here = self._cost[code][axis], self._strides[axis], digits[axis]
-                for place in places:
-                    then = (spent + costs[place], length + 1)
-                    after = code + (place - here) * stride
-                    if place != here and then < min(best.get(after, _NEVER), best.get(last, _NEVER)):
-                        best[after] = then
-                        came[after] = code, self._number(code, axis, place)
-                        heapq.heappush(queue, (*then, next(order), after, (*digits[:axis], place, *digits[axis + 1 :])))
-        return None
+    def _costs(self, axis: int) -> Array:
+        """What the changes of an axis cost: by pair, choices of axes before, its own, of those behind, and the next."""
+        places = self.places[:, axis, None, :]
+        costs = self.edges.cost[self.codes[:, :, None], axis, places]
+        return costs.reshape(self.many, self.choices**axis, self.choices, -1, self.choices)
+
+    def _search(self, costs: Sequence[Array], start: Array, end: Array) -> None:
+        """Step by step, until none goes on to what costs less than it did in fewer."""
+        pairs, width = np.arange(self.many), self.choices
+        doubled = np.stack([(self.places[:, :, i, None] == self.places[:, :, :i]).any(2) for i in range(width)], axis=2)
+        first = np.argmax(self.places == start[:, :, None], axis=2) @ width ** np.arange(self.axes)[::-1]
+        spent = np.full(self.codes.shape, math.inf)
+        spent[pairs, first] = 0.0
+        best, ways, lengths = spent.copy(), list[tuple[Array, Array]](), np.zeros(self.many, dtype=np.int64)
+        while np.isfinite(spent).any():
+            then, before = np.full(self.codes.shape, math.inf), np.full(self.codes.shape, -1)
+            for axis, cost in enumerate(costs):
+                here = spent.reshape(cost.shape[:4])
+                total = here[..., None] + cost
+                given = total.argmin(axis=2)  # by pair, choices before, behind, and the next of the axis
+                found = np.take_along_axis(total, given[:, :, None], axis=2)[:, :, 0]
+                found = np.where(doubled[:, axis, None, None, :], math.inf, found).swapaxes(2, 3).reshape(then.shape)
+                given = given.swapaxes(2, 3).reshape(then.shape)
+                better = found < then
+                then = np.where(better, found, then)
+                stride = width ** (self.axes - 1 - axis)
+                state = np.arange(then.shape[1])
+                before = np.where(better, state + (given - state // stride % width) * stride, before)
+            better = (then < best) & (then < best[:, :1])  # 0: all axes as wanted
+            best, spent = np.where(better, then, best), np.where(better, then, math.inf)
+            ways.append((before, better[:, 0]))
+            lengths[better[:, 0]] = len(ways)
+        self.spent = best[:, 0]
+        self._trace(ways, lengths)
+
+    def _trace(self, ways: Sequence[tuple[Array, Array]], lengths: Array) -> None:
+        """The steps of the cheapest ways, from their ends."""
+        self.steps = np.full((self.many, int(lengths.max(initial=0))), -1, dtype=np.int64)
+        pairs, state = np.arange(self.many), np.zeros(self.many, dtype=np.int64)
+        for length in range(self.steps.shape[1], 0, -1):
+            some = pairs[lengths >= length]
+            before = ways[length - 1][0][some, state[some]]
+            changed = np.argmax(self._digits(before) != self._digits(state[some]), axis=1)
+            place = self.places[some, changed, self._digits(state[some])[np.arange(len(some)), changed]]
+            self.steps[some, length - 1] = self.edges.number(self.codes[some, before], changed, place)
+            state[some] = before
+
+    def _digits(self, states: Array) -> Array:
+        """The choice of each axis."""
+        return states[:, None] // self.choices ** np.arange(self.axes)[::-1] % self.choices
 
 
 class _Edges:

@@ -32,7 +32,6 @@ axes make a detour over R.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from functools import lru_cache
@@ -147,26 +146,34 @@ def _cheapest_order(
 def _with_detours(
     src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, needs_grad: bool
 ) -> tuple[Step, ...] | None:
-    """Dijkstra over all layouts whose axes lie as in `src`, as in `dst`, or replicated."""
-    choices = [dict.fromkeys((dst[axis], src[axis], R, *((R_PLUS,) if needs_grad else ()))) for axis in range(len(src))]
-    order = itertools.count()  # ties go to the path that was found first
-    queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [(0.0, 0, next(order), src, ())]
-    settled: set[Layout] = set()
-    while queue:
-        spent, length, _, layout, path = heapq.heappop(queue)
-        if layout == dst:
-            return path
-        if layout in settled:
-            continue
-        settled.add(layout)
+    """Over layouts whose axes lie as in `dst`, as in `src`, or replicated, by the number of steps (Bellman and Ford).
+
+    Of equal ways the shortest is taken; then the one whose last step, and so on before it, changes the first axis, from
+    the first of these placements.
+    """
+    choices = [
+        list(dict.fromkeys((dst[axis], src[axis], R, *((R_PLUS,) if needs_grad else ())))) for axis in range(len(src))
+    ]
+    places = [{placement: i for i, placement in enumerate(some)} for some in choices]
+    spent: dict[Layout, tuple[float, tuple[Step, ...]]] = {src: (0.0, ())}
+    best = {src: 0.0}
+    found: tuple[Step, ...] | None = None
+    while spent:
+        then: dict[Layout, tuple[float, tuple[Step, ...]]] = {}
+        here = sorted(spent, key=lambda layout: [known[layout[axis]] for axis, known in enumerate(places)])
         for axis, placements in enumerate(choices):
-            for placement in placements:
+            for layout, placement in itertools.product(here, placements):
                 change = edge(layout, axis, placement, shape, mesh_shape, needs_grad)
                 if change is not None:
                     step, sent = change
-                    after = step.layout_after
-                    heapq.heappush(queue, (spent + sent, length + 1, next(order), after, (*path, step)))
-    return None
+                    total, known = spent[layout][0] + sent, then.get(step.layout_after)
+                    if known is None or total < known[0]:
+                        then[step.layout_after] = total, (*spent[layout][1], step)
+        limit = best.get(dst, math.inf)
+        spent = {some: one for some, one in then.items() if one[0] < min(best.get(some, math.inf), limit)}
+        best |= {some: total for some, (total, _) in spent.items()}
+        found = spent[dst][1] if dst in spent else found
+    return found
 
 
 @lru_cache(maxsize=1 << 18)

@@ -21,7 +21,7 @@ class Boxes:
 
     def range(self, counts: Bounds, count: int) -> tuple[float, float]:
         """The bounds of a count in a box, its own where the box has none."""
-        return counts.get(count, (self.program.lower[count], self.program.upper[count] or 0.0))
+        return counts.get(count, (self.program.lower[count], self.program.upper[count]))
 
     def is_fixed(self, counts: Bounds) -> bool:
         """Whether every count has one value."""

@@ -17,6 +17,7 @@ _IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
 _CLOSING = 10_000  # and of one that is to reach a cutoff
 _FURTHER = 1.01  # of a cutoff: how far such a question goes, since columns that are left out take some of it off
+_PLAIN = 0.25  # and of a start with the costs as they are, as a part of the rows: where it takes more, it was in vain
 _ALL = 2**31 - 1
 _CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
 Start = Literal["basis", "nothing", "plain", "doubtful"]
@@ -79,7 +80,9 @@ class Held:
             self._engine.setBasis(start_basis)
         self._tune(changed=first and start not in ("plain", "doubtful"), doubtful=doubtful)
         part = _ITERATIONS[1] if patient else _IN_A_BOX
-        most = _ALL if first else max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
+        most = max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
+        if first:
+            most = max(_ITERATIONS[0], int(_PLAIN * len(self._rows))) if start == "plain" else _ALL
         status = self._solve(_CLOSING if doubtful else most, time_limit)
         if status in (LIMIT, UNKNOWN) and not first:
             first = True  # where it needs more, or is lost from this basis, it starts from nothing

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 Array = Any  # of numpy; its stubs say no more about what is computed here
+Terms = Mapping[int, float] | Iterable[tuple[int, float]]  # by variable, or pairs of which equal variables add up
+_MANY = 30  # entries of a row: so many are an array of their own
 
 
 class Linear:
@@ -52,6 +54,11 @@ class Linear:
         return found
 
 
+def arrays_of(terms: Mapping[int, float]) -> tuple[Array, Array]:
+    """The variables of an expression, and their coefficients."""
+    return np.fromiter(terms.keys(), np.int64, len(terms)), np.fromiter(terms.values(), float, len(terms))
+
+
 class Entries:
     """The matrix of a program as it grows: row, column, value."""
 
@@ -59,12 +66,16 @@ class Entries:
         self._chunks: list[tuple[Array, Array, Array]] = []
         self._single: tuple[list[int], list[int], list[float]] = ([], [], [])
 
-    def one(self, row: int, terms: Mapping[int, float]) -> None:
+    def one(self, row: int, terms: Terms) -> None:
         """The entries of one row."""
+        found = terms if isinstance(terms, Mapping) else _added_up(terms)
+        if len(found) > _MANY:
+            self.many(row, *arrays_of(found))
+            return
         rows, columns, values = self._single
-        rows.extend([row] * len(terms))
-        columns.extend(terms.keys())
-        values.extend(terms.values())
+        rows.extend([row] * len(found))
+        columns.extend(found.keys())
+        values.extend(found.values())
 
     def many(self, rows: int | Array, columns: Array, values: float | Array) -> None:
         """One entry for each column; rows and values one each, or one for all."""
@@ -75,5 +86,14 @@ class Entries:
         rows, columns, values = self._single
         single = np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64), np.array(values, dtype=float)
         all_rows, all_columns, all_values = (np.concatenate(some) for some in zip(single, *self._chunks, strict=True))
+        if np.all(all_rows[1:] >= all_rows[:-1]):
+            return all_rows, all_columns, all_values
         order = np.argsort(all_rows, kind="stable")
         return all_rows[order], all_columns[order], all_values[order]
+
+
+def _added_up(terms: Iterable[tuple[int, float]]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for variable, coefficient in terms:
+        found[variable] = found.get(variable, 0.0) + coefficient
+    return found

@@ -92,9 +92,8 @@ class Matrix:
     def __init__(self, program: Program) -> None:
         self.columns, self.lines = len(program.names), len(program.rows)
         self.row, self.column, self.value = program.entries.arrays()
-        self.lower = np.array(program.lower, dtype=float)
-        self.upper = np.array([math.inf if bound is None else bound for bound in program.upper], dtype=float)
-        self.integer, self.whole = np.array(program.integer, dtype=bool), np.array(program.whole, dtype=bool)
+        self.lower, self.upper = np.array(program.lower), np.array(program.upper)
+        self.integer, self.whole = (np.frombuffer(bytes(some), bool) for some in (program.integer, program.whole))
         self.cost = np.zeros(self.columns)
         senses = np.array([sense for _, sense, _ in program.rows])
         right = np.array([right for *_, right in program.rows], dtype=float)

@@ -146,7 +146,7 @@ class Model:
         """The largest sum of departures that any plan can have: one choice of each op, one flow to each use."""
         groups = [*self.x, *(flow.all for flow in self.flows)]
         most = sum(plainness[group].max() for group in groups)
-        return float(most) + sum(self.program.upper[r] or 0.0 for counts in self.recomputed.values() for r in counts)
+        return float(most) + sum(self.program.upper[r] for counts in self.recomputed.values() for r in counts)
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 

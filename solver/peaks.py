@@ -15,14 +15,14 @@ from autopar.solver.replays import Expression, counted
 from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Case = dict[bool, list[int | None]]
-Row = Callable[[str, Sequence[int | None], Expression, float], None]
+RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None]
 
 
 class Peaks:
-    """Adds the rows of stages with `row`; `total` makes a variable of a sum."""
+    """Adds the rows of stages with `rows`; `total` makes a variable of a sum."""
 
-    def __init__(self, model: Model, way: OnTheWay, row: Row, total: Callable[..., int | None]) -> None:
-        self.model, self.program, self.way, self.row, self.total = model, model.program, way, row, total
+    def __init__(self, model: Model, way: OnTheWay, rows: RowsOf, total: Callable[..., int | None]) -> None:
+        self.model, self.program, self.way, self.rows, self.total = model, model.program, way, rows, total
         self.memory = model.problem.memory
 
     def add(
@@ -77,9 +77,8 @@ class Peaks:
         terms: Expression,
         right: float = 0.0,
     ) -> None:
-        for case in cases:
-            for begun, moved in case.items():
-                self.row(name, [*parts, fullest[begun], *moved], terms, right)
+        rows = [[*parts, fullest[begun], *moved] for case in cases for begun, moved in case.items()]
+        self.rows(name, rows, terms, right)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
         """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,12 +12,11 @@ import pulp
 
 from autopar.solver.engines import BulkHiGHS, ListedProblem, engine, is_highs
 from autopar.solver.held import Basis
-from autopar.solver.linear import Array, Entries
+from autopar.solver.linear import Array, Entries, Terms
 from autopar.solver.matrix import Matrix
 from autopar.solver.outcome import NONE, WHOLE, Bounds, Outcome
 from autopar.solver.relaxation import Relaxation
 
-Terms = Iterable[tuple[int, float]]  # (variable, coefficient)
 Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
 _KINDS = pulp.LpContinuous, pulp.LpInteger
@@ -30,10 +30,10 @@ class Program:
     """
 
     names: list[str] = field(default_factory=list)
-    lower: list[float] = field(default_factory=list)
-    upper: list[float | None] = field(default_factory=list)
-    integer: list[bool] = field(default_factory=list)
-    whole: list[bool] = field(default_factory=list)  # 0 or at least 1 in every integer solution
+    lower: array[float] = field(default_factory=lambda: array("d"))
+    upper: array[float] = field(default_factory=lambda: array("d"))
+    integer: bytearray = field(default_factory=bytearray)
+    whole: bytearray = field(default_factory=bytearray)  # 0 or at least 1 in every integer solution
     cost: Array = field(default_factory=lambda: NONE)  # of all variables
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
@@ -56,7 +56,7 @@ class Program:
         """
         self.names.append(name)
         self.lower.append(lower)
-        self.upper.append(upper)
+        self.upper.append(math.inf if upper is None else upper)
         self.integer.append(integer)
         self.whole.append(whole)
         return len(self.names) - 1
@@ -65,18 +65,22 @@ class Program:
         """The numbers of so many new variables, alike."""
         first = len(self.names)
         self.names += [name] * many
-        self.lower += [0.0] * many
-        self.upper += [upper] * many
-        self.integer += [False] * many
-        self.whole += [True] * many
+        self.lower += array("d", [0.0]) * many
+        self.upper += array("d", [math.inf if upper is None else upper]) * many
+        self.integer += bytes(many)
+        self.whole += b"\1" * many
         return np.arange(first, first + many)
 
     def equal(self, name: str, terms: Terms, right: float) -> int:
         """A new row; returns its number."""
         return self._row(name, terms, 0, right)
 
-    def at_most(self, name: str, terms: Terms, right: float) -> int:
-        return self._row(name, terms, -1, right)
+    def at_most(self, name: str, terms: Terms, right: float, *, more: tuple[Array, Array] | None = None) -> int:
+        """`more`: terms of other variables than `terms` has, and their coefficients."""
+        row = self._row(name, terms, -1, right)
+        if more is not None:
+            self.entries.many(row, *more)
+        return row
 
     def at_least(self, name: str, terms: Terms, right: float) -> int:
         return self._row(name, terms, 1, right)
@@ -164,7 +168,7 @@ class Program:
         was too short. `everything`: with all columns from the start; `close`: what a bound may miss, relatively."""
         if not is_highs(solver):
             return self._optimise(engine(solver, time_limit, 0.0), np.arange(len(self.names)), False, 0.0, bounds)
-        relaxation = Relaxation(self.matrix(), everything=everything)
+        relaxation = Relaxation(self.matrix(), everything=everything, at_once=close is not None and close < math.inf)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
 
     def relax_again(
@@ -284,17 +288,10 @@ class Program:
 
     def _row(self, name: str, terms: Terms, sense: int, right: float) -> int:
         self.rows.append((name, sense, right))
-        self.entries.one(len(self.rows) - 1, _sum(terms))
+        self.entries.one(len(self.rows) - 1, terms)
         return len(self.rows) - 1
 
     def _rows(self, name: str, many: int, sense: int, right: float) -> Array:
         first = len(self.rows)
         self.rows += [(name, sense, right)] * many
         return np.arange(first, first + many)
-
-
-def _sum(terms: Terms) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for variable, coefficient in terms.items() if isinstance(terms, Mapping) else terms:
-        found[variable] = found.get(variable, 0.0) + coefficient
-    return found

@@ -21,17 +21,24 @@ from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import bound_by, priced
 
 _CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
+_OF_LARGE = 6  # and of a program with more columns than these, where another round takes longer than columns in vain
+_LARGE = 100_000
 _BEST = 6  # and of those that would help, those that enter at a time
 _CLOSE = 1e-6  # what may be missed of the optimum, relatively, is taken off
 _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
 
 
 class Relaxation:
-    """What HiGHS holds of a program, and its answer to the last question."""
+    """What HiGHS holds of a program, and its answer to the last question.
 
-    def __init__(self, matrix: Matrix, *, everything: bool = False) -> None:
+    `everything`: with all columns from the start; `at_once`: in a large program with more of them than are needed, so
+    that one round is mostly enough.
+    """
+
+    def __init__(self, matrix: Matrix, *, everything: bool = False, at_once: bool = False) -> None:
         self.matrix = matrix
-        self.inside = np.ones(matrix.columns, dtype=bool) if everything else matrix.cheapest(_CHEAPEST)
+        cheapest = _OF_LARGE if at_once and matrix.columns > _LARGE else _CHEAPEST
+        self.inside = np.ones(matrix.columns, dtype=bool) if everything else matrix.cheapest(cheapest)
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)

@@ -34,6 +34,7 @@ import numpy as np
 
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
+from autopar.solver.linear import arrays_of
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.peaks import Peaks
@@ -215,7 +216,7 @@ class Rows:
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         reduced = [self._moving(flows) for flows in by_stage]
         way = OnTheWay(self.problem, read, reduced, self._sum)
-        peaks = Peaks(self.model, way, self._row, self._sum)
+        peaks = Peaks(self.model, way, self._rows_of, self._sum)
         behind: list[int | None] = [None]  # gradients of stages after
         for data, stage in zip(reversed(self.stages), reversed(self.problem.stages), strict=True):
             whole = dict(data.shared_gradients)
@@ -230,7 +231,7 @@ class Rows:
             fullest = points.fullest(i, way.reductions[i], self._largest)
             peaks.add(i, data, *fullest, [always, left, later], before)
             before = self._sum("held", data.held, before)
-        self._row("optimizer step", [always], self.optimizer)
+        self._rows_of("optimizer step", [[always]], self.optimizer)
 
     def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[Flow]:
         """Flows of the parameters that a stage's ops read, or of those whose gradients are reduced behind it."""
@@ -257,7 +258,7 @@ class Rows:
         largest = self.program.variable(name, lower=floor / UNIT, upper=None, whole=False)
         for terms, _, high in sizes:
             if high > floor:
-                self.program.at_least(name, [(largest, 1.0)] + [(v, -c / UNIT) for v, c in terms.items()], 0.0)
+                self.program.at_least(name, {v: -c / UNIT for v, c in terms.items()} | {largest: 1.0}, 0.0)
         return largest
 
     def _sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
@@ -265,10 +266,16 @@ class Rows:
         if not terms:
             return more
         found = self.program.variable(name, lower=lower, upper=None, whole=False)
-        rest = [*([] if more is None else [(more, -1.0)]), *((v, -c / UNIT) for v, c in terms.items())]
-        self.program.equal(name, [(found, 1.0), *rest], 0.0)
+        row = {v: -c / UNIT for v, c in terms.items()}
+        if more is not None:
+            add(row, more, -1.0)
+        self.program.equal(name, row | {found: 1.0}, 0.0)
         return found
 
-    def _row(self, name: str, parts: Sequence[int | None], terms: Expression, right: float = 0.0) -> None:
-        if left := [(v, 1.0) for v in parts if v is not None] + [(v, c / UNIT) for v, c in terms.items()]:
-            self.program.at_most(name, [*left, (self.peak, -1.0)], right)
+    def _rows_of(self, name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float = 0.0) -> None:
+        """Each of some sums of variables, with terms that all of them have in common, is at most the peak."""
+        variables, sizes = arrays_of(terms)
+        for parts in sums:
+            own = [(v, 1.0) for v in parts if v is not None]
+            if own or terms:
+                self.program.at_most(name, [*own, (self.peak, -1.0)], right, more=(variables, sizes / UNIT))

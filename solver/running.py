@@ -23,7 +23,8 @@ def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: f
     if outcome.status == "infeasible":
         return outcome
     slack = _PLAIN * model.most_departures(plainness)
-    values = np.where(program.whole, np.round(outcome.values), outcome.values)  # a solver calls 1 what is nearly 1
+    whole = program.matrix().whole  # a solver calls 1 what is nearly 1
+    values = np.where(whole, np.round(outcome.values), outcome.values)
     seconds = float(prices @ values)
     overlap = model.overlap
     if overlap is not None and prices[overlap.hidden]:  # at its largest, whatever the solver stopped at

@@ -31,7 +31,7 @@ from autopar.solver.shrunk import Shrunk, part_of, within
 
 _LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
 _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
-_SMALL = 0.5  # of the columns of a relaxation: a part that has more is no faster than the program itself
+_SMALL = 0.5  # of the columns: a part that has more is not worth a relaxation of its own
 _COSTS = 7e-2  # what a budget is first thought to cost, relatively
 _ABOVE = 2e-2  # how much more than the relaxation of a part its solutions cost, relatively
 _MOST = 0.6, 0.85  # of the choices, at first and later: a part that has more is not worth a relaxation of its own
@@ -76,7 +76,7 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
     rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
     if rough.status != "optimal":
         return None
-    choices, limit, basis = np.array(program.integer), rough.objective + _COSTS * abs(rough.objective), None
+    choices, limit, basis = program.matrix().integer, rough.objective + _COSTS * abs(rough.objective), None
     for most in itertools.chain(_MOST, itertools.repeat(_MOST[-1])):
         kept = within(program, rough, limit)
         if choices[kept].sum() > most * choices.sum():
@@ -101,8 +101,7 @@ def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: C
     limit, best = next(limits), None
     while True:
         kept = within(program, root, limit)
-        relaxation = root.relaxation
-        if relaxation is not None and len(kept) > max(wholes.FEW, _SMALL * int(relaxation.inside.sum())):
+        if len(kept) > max(wholes.FEW, _SMALL * len(program.names)):
             return Branching(program, solver, gap, clock, best).run(root)
         found = _of_part(part_of(program, kept), root.basis, best, solver, gap, clock, limit)
         if len(found.values):

@@ -8,6 +8,7 @@ no columns to be priced and are solved many times faster.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,10 +75,10 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     entries.many(line[row[there]], place[column[there]], value[there])
     part = Program(
         names=[program.names[v] for v in kept],
-        lower=[program.lower[v] for v in kept],
-        upper=[program.upper[v] for v in kept],
-        integer=[program.integer[v] for v in kept],
-        whole=[program.whole[v] for v in kept],
+        lower=array("d", matrix.lower[kept].tobytes()),
+        upper=array("d", matrix.upper[kept].tobytes()),
+        integer=bytearray(matrix.integer[kept].tobytes()),
+        whole=bytearray(matrix.whole[kept].tobytes()),
         cost=program.cost[kept],
         rows=[program.rows[i] for i in np.flatnonzero(needed)],
         entries=entries,

@@ -4,7 +4,8 @@ python scripts/bench/plan_speed.py             # all cases
 python scripts/bench/plan_speed.py llama gpt2  # those whose name has one of the words
 python scripts/bench/plan_speed.py --time-limit 600 llama    # seconds by the clock, for a machine that others use too
 
-Variables: those of the program, once equal blocks share theirs. Step: that of the plan, as predicted.
+GiB: the peak of resident memory. Variables: those of the program, once equal blocks share theirs. Step: that of the
+plan, as predicted.
 """
 
 from __future__ import annotations
@@ -105,7 +106,6 @@ def _cpu_seconds() -> float:
 
 def main(words: list[str], time_limit: float) -> None:
     from autopar.report.tables import show_seconds, table
-    from autopar.sizes import show_bytes
 
     results = {}
     for name in CASES:
@@ -119,14 +119,15 @@ def main(words: list[str], time_limit: float) -> None:
             name,
             *(f"{result['stages'].get(stage, 0):.1f}" for stage in stages),
             f"{result['cpu_seconds']:.1f}",
-            show_bytes(result["rss_bytes"]),
+            f"{result['rss_bytes'] / 2**30:.2f}",
             f"{result['variables']:,}",
             show_seconds(result["step_seconds"]),
             f"{100 * result['gap']:.2f} %",
         ]
         for name, result in results.items()
     ]
-    head = ["CPU seconds", *stages, "all", "peak RSS", "variables", "step", "gap"]
+    shown = ["rules" if stage == "strategies" else stage for stage in stages]
+    head = ["CPU seconds", *shown, "all", "GiB", "variables", "step", "gap"]
     print(*table(rows, "<" + ">" * (len(stages) + 5), head=head, indent=0), sep="\n")
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_relaxation import program
 
+from autopar.solver import held, wholes
 from autopar.solver import search as searching
-from autopar.solver import wholes
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
 from autopar.solver.program import Program
@@ -125,3 +125,13 @@ def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyP
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
     asked.budget = None
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
+
+
+def test_a_start_without_a_budget_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = program(0.3, 2, 2)
+    best = search(asked, gap=1e-7)
+    monkeypatch.setattr(wholes, "FEW", 0)
+    monkeypatch.setattr(held, "_PLAIN", 0.0)
+    monkeypatch.setattr(held, "_ITERATIONS", (1, 1.0))
+    assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
+    assert search(asked, gap=1e-7).objective == pytest.approx(best.objective, rel=1e-6)
