@@ -1,4 +1,4 @@
-"""For all tests: what is discovered while they run stays theirs."""
+"""For all tests: one thread each, and what is discovered while they run stays theirs."""
 
 import os
 import tempfile
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Tensors are small here, and pytest runs several processes: threads that wait for work took a third of some files.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 
 class Promotion(TorchFunctionMode):
@@ -22,9 +21,15 @@ class Promotion(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        args, kwargs = pytree.tree_map_only(torch.dtype, _promote, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*map(_promoted, args), **{name: _promoted(value) for name, value in (kwargs or {}).items()})
 
 
-def _promote(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float32 else dtype
+def _promoted(value: Any) -> Any:
+    """Written out, for every call passes here: a map of `torch.utils._pytree` took half the time of the runs."""
+    if value is torch.float32:
+        return torch.float64
+    if type(value) in (tuple, list):
+        return type(value)(map(_promoted, value))
+    if type(value) is dict:
+        return {key: _promoted(inner) for key, inner in value.items()}
+    return value

@@ -18,7 +18,7 @@ from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
-from autopar.solver.linear import Linear
+from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Choice, Problem, Stage
@@ -196,28 +196,42 @@ def _stored(name: str, choice: Choice) -> ParameterPlan:
     return ParameterPlan(name, (), "", choice.strategy.outputs[0], True, choice.regather)
 
 
-def rows_bytes(problem: Problem, plan: Tried) -> float:
-    """The peak of a plan as the program's rows have it."""
-    return fixed(problem, plan.choices, plan.recomputed)[1].objective * UNIT
+class Fixed:
+    """The program of a problem, solved for one plan alone after another."""
 
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.model = problem, Model(problem)
+        program = self.model.program
+        program.cost = Linear({Rows(self.model, None).peak: 1.0}).array(len(program.names))
 
-def fixed(problem: Problem, choices: Sequence[int], recomputed: Sequence[Sequence[int]]) -> tuple[Model, Outcome]:
-    """The program of one plan alone, at the least that the rows can say of its peak, in MiB.
+    def least(self, choices: Sequence[int], recomputed: Sequence[Sequence[int]]) -> Outcome:
+        """The least that the rows can say of a plan's peak, in MiB.
 
-    `choices` of the ops, and of stages that may recompute, how many blocks do by level.
-    """
-    model = Model(problem)
-    rows = Rows(model, None)
-    program = model.program
-    for variables, wanted in zip(model.x, choices, strict=True):
-        for i, variable in enumerate(variables):
-            program.lower[variable] = program.upper[variable] = float(i == wanted)
-    for stage, counts in zip(recomputable(problem), recomputed, strict=True):
-        for r, q, many in zip(model.recomputed[stage], model.any_recomputed[stage], counts, strict=True):
-            program.lower[r] = program.upper[r] = float(many)
-            program.lower[q] = program.upper[q] = float(many > 0)
-    program.cost = Linear({rows.peak: 1.0}).array(len(program.names))
-    return model, program.integrate("highs", np.arange(len(program.names)), 60.0, 0.0, {})
+        `choices` of the ops, and of stages that may recompute, how many blocks do by level.
+        """
+        model, program = self.model, self.model.program
+        for variables, wanted in zip(model.x, choices, strict=True):
+            for i, variable in enumerate(variables):
+                program.lower[variable] = program.upper[variable] = float(i == wanted)
+        for stage, counts in zip(recomputable(self.problem), recomputed, strict=True):
+            for r, q, many in zip(model.recomputed[stage], model.any_recomputed[stage], counts, strict=True):
+                program.lower[r] = program.upper[r] = float(many)
+                program.lower[q] = program.upper[q] = float(many > 0)
+        program._matrix = None  # it has the bounds of the plan before
+        return program.integrate("highs", self._chosen(), 60.0, 0.0, {})
+
+    def rows_bytes(self, plan: Tried) -> float:
+        """The peak of a plan as the program's rows have it."""
+        return self.least(plan.choices, plan.recomputed).objective * UNIT
+
+    def _chosen(self) -> Array:
+        """All variables but the choices that are not made, and the flows from and to these: they are 0."""
+        matrix = self.model.program.matrix()
+        some, made = matrix.upper > 0, np.zeros(matrix.lines, dtype=bool)
+        made[matrix.end_rows[some[matrix.end_choices]]] = True
+        flows, out, into = matrix.flows.T
+        some[flows] = made[out] & made[into]
+        return np.flatnonzero(some)
 
 
 def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
 from torch import nn
-from toys import Stack, cluster, on_meta, toy
+from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar.solver import branching, search, wholes
 from autopar.solver.model import Model
@@ -25,10 +26,17 @@ class Normed(Stack):
         self.embed = nn.Sequential(self.embed, nn.LayerNorm(16))
 
 
+@functools.cache
+def four(*mesh: int) -> tuple[Toy, float, float]:
+    """Four blocks, with the smallest budget and the fastest plan's peak; once, as its tests change no more of it than
+    the programs that they make."""
+    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
+    return problem, problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+
+
 @pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
 def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
-    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
-    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    problem, least, most = four(*mesh)
     for part in (0.9, 0.3, 0.02):
         found = []
         for branch in (True, False):
@@ -42,14 +50,16 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
 
 
-@pytest.mark.parametrize("flows", [15_000, 0], ids=["whole numbers", "choices"])
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "flows"),  # 15,000: whole numbers; 0: choices, which take (2, 2) most of a minute
+    [((2,), 15_000), ((2,), 0), ((2, 2), 15_000), pytest.param((2, 2), 0, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_large_programs_have_the_same_optimum(
     mesh: tuple[int, ...], flows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They fix a count first, and round its relaxation before they branch on, by choices where flows are too many."""
-    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
-    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    problem, least, most = four(*mesh)
     for part in (0.3, 0.02):
         found = []
         for few in (20_000, 0):
@@ -75,8 +85,7 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(branching, "Wholes", Watched)
     monkeypatch.setattr(branching, "_BLIND", 1)
-    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(2, 2, seed=1))
-    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    problem, least, most = four(2, 2)
     for part in (0.9, 0.6, 0.3, 0.02):
         found = []
         for splits in (16, 0):
@@ -90,8 +99,7 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:
-    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(2, 2, seed=1))
-    least, most = problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    problem, least, most = four(2, 2)
     budget = least + 0.2 * (most - least)
     model = Model(problem.problem())
     Rows(model, budget)

@@ -12,7 +12,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from random_graphs import every_count, fixed, recomputable
+from random_graphs import Fixed, every_count, recomputable
 from small_models import MODELS, ready, toy_of
 from toys import Stack, Toy, cluster, on_meta, toy
 
@@ -40,15 +40,16 @@ def check(asked: Toy, seed: int, *, fold: bool) -> None:
     """Rows of plans of equal blocks; unfolded, of blocks of two kinds."""
     draw, folded = random.Random(seed), asked.problem()
     problem = folded if fold else asked.problem(fold=False)
+    fixed = Fixed(problem)
     for number in range(PLANS):
         kinds = [drawn_choices(folded, 2 * (100 * seed + number) + i) for i in range(1 if fold else 2)]
         kind = [draw.randrange(len(kinds)) for _ in problem.stages]
         choices = [kinds[kind[op.stage]][folded.op_of[op.node]] for op in problem.ops]
         for _ in range(COUNTS):
             counts = [draw.choice(every_count(problem.stages[i])) for i in recomputable(problem)]
-            model, outcome = fixed(problem, choices, counts)
+            outcome = fixed.least(choices, counts)
             assert outcome.status == "optimal"
-            peak = asked.predict(read_solution(model, outcome)).peak_bytes
+            peak = asked.predict(read_solution(fixed.model, outcome)).peak_bytes
             counted = outcome.objective * UNIT
             assert peak <= counted * (1 + 1e-6), f"{counts}: {peak} bytes, rows say {counted:.0f}"
             assert counted <= peak * MOST, f"{counts}: {peak} bytes, rows say {counted:.0f}"
