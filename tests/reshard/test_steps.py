@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import LayoutError
-from autopar.layout import R_PLUS, Layout, P, R, shard
-from autopar.reshard import Step, steps, traffic
+from autopar.layout import R_PLUS, Layout, P, Placement, R, shard
+from autopar.reshard import Step, edge, is_legal, steps, traffic
 
 SHAPES = [(24, 12), (8, 8, 8), (7, 16), (50257, 8)]
 PLACEMENTS = [R, R_PLUS, P, *(shard(d, o) for d in range(3) for o in (1, 2, 3, 4))]
+
+
+SQUARE, NESTED = (8, 8), [shard(0, outer) for outer in (1, 2, 4)]
 
 
 @st.composite
@@ -57,6 +61,34 @@ def test_no_order_is_cheaper(pair: tuple[tuple[int, ...], tuple[int, ...], Layou
             layout = after
         else:
             assert cost <= traffic(chain, mesh) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements"),
+    [((2, 4), [R, P, *NESTED, shard(1)]), ((2, 2, 2), [R, P, *NESTED])],
+)
+def test_no_detour_is_cheaper(mesh: tuple[int, ...], placements: list[Placement]) -> None:
+    """By networkx, among all layouts whose axes lie as at either end or replicated; where no order is possible."""
+    layouts = [
+        some for some in map(Layout, itertools.product(placements, repeat=len(mesh))) if is_legal(some, SQUARE, mesh)
+    ]
+    detours = 0
+    for src, dst in itertools.product(layouts, layouts):
+        ends = list(zip(src.placements, dst.placements, strict=True))
+        found = steps(src, dst, SQUARE, mesh, needs_grad=True)
+        if len(found) == sum(given != wanted for given, wanted in ends):
+            continue
+        graph = nx.DiGraph()
+        for here in map(Layout, itertools.product(*({*both, R, R_PLUS} for both in ends))):
+            for axis, both in enumerate(ends if is_legal(here, SQUARE, mesh) else ()):
+                for placement in {*both, R, R_PLUS}:
+                    change = edge(here, axis, placement, SQUARE, mesh, True)
+                    if change is not None:
+                        graph.add_edge(here, change[0].layout_after, cost=change[1])
+        total = sum(graph.edges[step.layout_before, step.layout_after]["cost"] for step in found)
+        assert total == pytest.approx(nx.dijkstra_path_length(graph, src, dst, "cost"), rel=1e-12)
+        detours += 1
+    assert detours >= 10
 
 
 @pytest.mark.parametrize(
