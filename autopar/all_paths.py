@@ -125,9 +125,8 @@ class _Detours:
         for axis in range(self.axes):
             codes = (codes[:, :, None] + self.places[:, axis, None, :] * edges.strides[axis]).reshape(self.many, -1)
         self.codes = codes
-        self.spent = np.full(self.many, math.inf)
-        self.steps = np.full((self.many, 0), -1, dtype=np.int64)
-        self._search([self._costs(axis) for axis in range(self.axes)], start, end)
+        self.spent, ways, lengths = self._search([self._costs(axis) for axis in range(self.axes)])
+        self.steps = self._trace(ways, lengths)
 
     def _costs(self, axis: int) -> Array:
         """What the changes of an axis cost: by pair, choices of axes before, its own, of those behind, and the next."""
@@ -135,46 +134,47 @@ class _Detours:
         costs = self.edges.cost[self.codes[:, :, None], axis, places]
         return costs.reshape(self.many, self.choices**axis, self.choices, -1, self.choices)
 
-    def _search(self, costs: Sequence[Array], start: Array, end: Array) -> None:
-        """Step by step, until none goes on to what costs less than it did in fewer."""
-        pairs, width = np.arange(self.many), self.choices
+    def _search(self, costs: Sequence[Array]) -> tuple[Array, list[Array], Array]:
+        """Step by step, until none goes on to what costs less than it did in fewer: what the ways cost, by the number
+        of steps which choices each of them comes from, and how many steps the cheapest has."""
+        width = self.choices
         doubled = np.stack([(self.places[:, :, i, None] == self.places[:, :, :i]).any(2) for i in range(width)], axis=2)
-        first = np.argmax(self.places == start[:, :, None], axis=2) @ width ** np.arange(self.axes)[::-1]
+        given = (self.places[:, :, 0] != self.places[:, :, 1]) @ width ** np.arange(self.axes)[::-1]
         spent = np.full(self.codes.shape, math.inf)
-        spent[pairs, first] = 0.0
-        best, ways, lengths = spent.copy(), list[tuple[Array, Array]](), np.zeros(self.many, dtype=np.int64)
+        spent[np.arange(self.many), given] = 0.0
+        best, ways, lengths = spent.copy(), list[Array](), np.zeros(self.many, dtype=np.int64)
         while np.isfinite(spent).any():
             then, before = np.full(self.codes.shape, math.inf), np.full(self.codes.shape, -1)
             for axis, cost in enumerate(costs):
                 here = spent.reshape(cost.shape[:4])
                 total = here[..., None] + cost
-                given = total.argmin(axis=2)  # by pair, choices before, behind, and the next of the axis
-                found = np.take_along_axis(total, given[:, :, None], axis=2)[:, :, 0]
+                came = total.argmin(axis=2)  # by pair, choices before, behind, and the next of the axis
+                found = np.take_along_axis(total, came[:, :, None], axis=2)[:, :, 0]
                 found = np.where(doubled[:, axis, None, None, :], math.inf, found).swapaxes(2, 3).reshape(then.shape)
-                given = given.swapaxes(2, 3).reshape(then.shape)
+                came = came.swapaxes(2, 3).reshape(then.shape)
                 better = found < then
                 then = np.where(better, found, then)
                 stride = width ** (self.axes - 1 - axis)
                 state = np.arange(then.shape[1])
-                before = np.where(better, state + (given - state // stride % width) * stride, before)
+                before = np.where(better, state + (came - state // stride % width) * stride, before)
             better = (then < best) & (then < best[:, :1])  # 0: all axes as wanted
             best, spent = np.where(better, then, best), np.where(better, then, math.inf)
-            ways.append((before, better[:, 0]))
+            ways.append(before)
             lengths[better[:, 0]] = len(ways)
-        self.spent = best[:, 0]
-        self._trace(ways, lengths)
+        return best[:, 0], ways, lengths
 
-    def _trace(self, ways: Sequence[tuple[Array, Array]], lengths: Array) -> None:
+    def _trace(self, ways: Sequence[Array], lengths: Array) -> Array:
         """The steps of the cheapest ways, from their ends."""
-        self.steps = np.full((self.many, int(lengths.max(initial=0))), -1, dtype=np.int64)
-        pairs, state = np.arange(self.many), np.zeros(self.many, dtype=np.int64)
-        for length in range(self.steps.shape[1], 0, -1):
-            some = pairs[lengths >= length]
-            before = ways[length - 1][0][some, state[some]]
+        steps = np.full((self.many, int(lengths.max(initial=0))), -1, dtype=np.int64)
+        state = np.zeros(self.many, dtype=np.int64)
+        for length in range(steps.shape[1], 0, -1):
+            some = np.flatnonzero(lengths >= length)
+            before = ways[length - 1][some, state[some]]
             changed = np.argmax(self._digits(before) != self._digits(state[some]), axis=1)
             place = self.places[some, changed, self._digits(state[some])[np.arange(len(some)), changed]]
-            self.steps[some, length - 1] = self.edges.number(self.codes[some, before], changed, place)
+            steps[some, length - 1] = self.edges.number(self.codes[some, before], changed, place)
             state[some] = before
+        return steps
 
     def _digits(self, states: Array) -> Array:
         """The choice of each axis."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Tensors are small here, and pytest runs several processes: threads that wait for work took a third of some files.
+# Tensors are small here, and pytest runs several processes: threads that wait for work only take time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
+from autopar.cost.levels import MOST
 from autopar.solver import branching, search, wholes
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
@@ -27,11 +28,11 @@ class Normed(Stack):
 
 
 @functools.cache
-def four(*mesh: int) -> tuple[Toy, float, float]:
+def four(*mesh: int, inner_levels: int = MOST) -> tuple[Toy, float, float]:
     """Four blocks, with the smallest budget and the fastest plan's peak; once, as its tests change no more of it than
     the programs that they make."""
     problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
-    return problem, problem.smallest_budget(), problem.predict(problem.solve()).peak_bytes
+    return problem, problem.smallest_budget(inner_levels=inner_levels), problem.predict(problem.solve()).peak_bytes
 
 
 @pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
@@ -51,7 +52,7 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "flows"),  # 15,000: whole numbers; 0: choices, which take (2, 2) most of a minute
+    ("mesh", "flows"),  # 15,000: whole numbers; 0: choices, which take (2, 2) long
     [((2,), 15_000), ((2,), 0), ((2, 2), 15_000), pytest.param((2, 2), 0, marks=pytest.mark.slow)],
     ids=str,
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 
 import numpy as np
 import pytest
 import torch
-from test_branches import Normed
-from toys import Toy, cluster, on_meta, toy
+from test_branches import Normed, four
+from toys import cluster, on_meta, toy
 
 from autopar.solver import relaxation, search, wholes
 from autopar.solver.model import Model
@@ -20,15 +19,9 @@ from autopar.solver.program import Program
 from autopar.solver.rows import Rows
 
 
-@functools.cache
-def whole_blocks(*mesh: int) -> tuple[Toy, float, float]:
-    problem = toy(on_meta(Normed, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1))
-    return problem, problem.smallest_budget(inner_levels=0), problem.predict(problem.solve()).peak_bytes
-
-
 def program(part: float, *mesh: int) -> Program:
     """Four blocks, recomputed whole; the budget is this part of the way from the smallest to the fastest plan's."""
-    problem, least, most = whole_blocks(*mesh)
+    problem, least, most = four(*mesh, inner_levels=0)
     model = Model(problem.problem(inner_levels=0))
     Rows(model, least + part * (most - least))
     model.program.cost = model.seconds.array(len(model.program.names)) / (model.reference() / 1000)

@@ -18,7 +18,7 @@ from autopar.solver.shrunk import part_of, within
 
 
 @pytest.mark.parametrize(
-    ("mesh", "part"),  # the last takes CBC half a minute
+    ("mesh", "part"),  # the last takes CBC long
     [((2,), 0.1), ((2,), 0.3), ((2, 2), 0.1), pytest.param((2, 2), 0.3, marks=pytest.mark.slow)],
     ids=str,
 )
