@@ -145,11 +145,16 @@ def target_name(node: fx.Node) -> str:
 
 
 def fingerprint(graph: fx.Graph) -> str:
-    """A digest of the graph's structure, targets, constants, shapes and dtypes (not of names or weights)."""
+    """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
+
+    Each rank traces on its own device, and a graph runs on the mesh's whichever it names (`runtime.emission.constant`).
+    """
     digest = hashlib.sha256()
     position = {node: i for i, node in enumerate(graph.nodes)}
 
     def text(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return "device"
         return f"%{position[value]}" if isinstance(value, fx.Node) else value
 
     for node in graph.nodes:

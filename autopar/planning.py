@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
@@ -141,12 +142,14 @@ def trace_for(
     """
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
     with_grad = torch.is_grad_enabled()  # not so in inference mode
-    with watch.stage("trace"), torch.inference_mode(False), torch.set_grad_enabled(with_grad):
+    off, on = torch.inference_mode(False), torch.set_grad_enabled(with_grad)
+    with watch.stage("trace"), off, on, torch.device("cpu"):  # whatever the default device is
         try:
             traced = trace(
                 model,
                 meta_args,
                 concrete_args=concrete_args,
+                device=_device(model, meta_args, request.cluster.device.kind),
                 bias_addition_split=bias_split,
                 remove_inplace=True,
                 parameter_dtype=request.precision.compute,
@@ -158,7 +161,8 @@ def trace_for(
             raise
         except Exception as error:
             raise UntraceableError(
-                f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}",
+                f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}"
+                + _about_dtypes(str(error), request.precision.compute),
                 where=raised_at(error, _homes(model)),
             ) from error
         show_leaf_tensors(traced, request.precision.compute)
@@ -166,6 +170,18 @@ def trace_for(
         find_splits(traced.graph)
         warn_of_leaves(traced.graph, traced.failures, request.constraints)
     return traced
+
+
+def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
+    there = f"; parameters and floating inputs are {compute} there, buffers are not: precision='fp32' has one dtype"
+    return there if compute is not None and "dtype" in message else ""
+
+
+def _device(model: nn.Module, meta_args: Mapping[str, Any], kind: str) -> torch.device:
+    """What data-free tensors claim to be on, so that a model takes the branches that it takes on the cluster."""
+    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(dict(meta_args)))
+    devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
+    return next((device for device in devices if device.type not in ("meta", "cpu")), torch.device(kind))
 
 
 def _homes(model: nn.Module) -> set[str]:

@@ -65,7 +65,7 @@ class Alike:
             self._last = call
 
     def _compare(self) -> None:
-        vector = torch.tensor(_numbers(mine.call, dist.get_rank()))
+        vector = torch.tensor(_numbers(mine.call, dist.get_rank()), device=_CPU)  # whatever the default device is
         work = dist.all_reduce(vector, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         pause, longest = _PAUSES

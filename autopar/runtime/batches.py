@@ -70,7 +70,7 @@ def sampler(
             f"the last batch has {last} of {rows} rows, which {parts} ranks cannot share evenly: pass drop_last=True, "
             'or plan with inputs="global"'
         )
-    mine = take_shard(torch.arange(parts), layout, shape, planned.rank.mesh.coordinate)
+    mine = take_shard(torch.arange(parts, device="cpu"), layout, shape, planned.rank.mesh.coordinate)
     return PartSampler(len(dataset), rows, int(mine[0]), parts, shuffle, seed, drop_last)
 
 
@@ -105,7 +105,7 @@ class PartSampler(Sampler[int]):
         order = list(range(self._all))
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(self._all, generator=generator).tolist()
+            order = torch.randperm(self._all, generator=generator, device="cpu").tolist()
         for start in range(0, self.length, self.rows):
             count = min(self.rows, self.length - start) // self.parts
             yield from order[start + self.part * count : start + (self.part + 1) * count]

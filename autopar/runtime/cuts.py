@@ -68,7 +68,7 @@ class Cut:
         """The piece of `rank`, a view where the strides allow it."""
         if self.outer == 1:
             return tensor.narrow(self.dim, *self.runs(rank)[0])
-        digits = tensor.unflatten(self.dim, (self.outer, self.ranks, self._part))
+        digits = torch.unflatten(tensor, self.dim, (self.outer, self.ranks, self._part))
         return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
 
     def put(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
@@ -77,8 +77,8 @@ class Cut:
         if self.outer == 1:
             whole.narrow(self.dim, *self.runs(rank)[0]).copy_(piece)
         else:
-            digits = whole.unflatten(self.dim, (self.outer, self.ranks, self._part))
-            digits.select(self.dim + 1, rank).copy_(piece.unflatten(self.dim, (self.outer, self._part)))
+            digits = torch.unflatten(whole, self.dim, (self.outer, self.ranks, self._part))
+            digits.select(self.dim + 1, rank).copy_(torch.unflatten(piece, self.dim, (self.outer, self._part)))
         return whole
 
     def pad(self, piece: torch.Tensor) -> torch.Tensor:
@@ -96,15 +96,15 @@ class Cut:
             if missing:
                 zeros = whole.new_zeros((*whole.shape[: self.dim], missing, *whole.shape[self.dim + 1 :]))
                 whole = torch.cat((whole, zeros), self.dim)
-            return whole.unflatten(self.dim, (self.ranks, self.longest)).movedim(self.dim, 0)
-        digits = whole.unflatten(self.dim, (self.outer, self.ranks, self._part))
+            return torch.unflatten(whole, self.dim, (self.ranks, self.longest)).movedim(self.dim, 0)
+        digits = torch.unflatten(whole, self.dim, (self.outer, self.ranks, self._part))
         return digits.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 2)
 
     def unstack(self, pieces: torch.Tensor) -> torch.Tensor:
         """The whole from what `stack` gives."""
         if self.outer == 1:
             return pieces.movedim(0, self.dim).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.length)
-        digits = pieces.unflatten(self.dim + 1, (self.outer, self._part))
+        digits = torch.unflatten(pieces, self.dim + 1, (self.outer, self._part))
         return digits.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
 
 

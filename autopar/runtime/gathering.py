@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -23,7 +24,7 @@ def whole_on_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
     held = tensor.to_local()
     if not any(placement.is_shard() for placement in tensor.placements):
         return held.cpu() if writes else None
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype) if writes else None
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if writes else None
     places = _ranges_by_rank(tensor)
     largest = [max(ranges[dim][1] for ranges in places) for dim in range(tensor.ndim)]
     for start, rows in _blocks(largest, len(places) * tensor.element_size()):
@@ -51,8 +52,8 @@ def _ranges_by_rank(tensor: DTensor) -> list[Ranges]:
     """What each rank holds, by its number; the mesh is of all ranks."""
     mesh = tensor.device_mesh.mesh
     found: dict[int, Ranges] = {}
-    for coordinate in torch.cartesian_prod(*[torch.arange(n) for n in mesh.shape]).reshape(-1, mesh.ndim).tolist():
-        found[int(mesh[tuple(coordinate)])] = ranges_at(tensor, coordinate)
+    for coordinate in itertools.product(*map(range, mesh.shape)):
+        found[int(mesh[coordinate])] = ranges_at(tensor, coordinate)
     return [found[rank] for rank in range(len(found))]
 
 

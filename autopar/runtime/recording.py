@@ -86,7 +86,7 @@ class Tape:
             name = getattr(step.op, "_schema", None) or getattr(step.op, "__qualname__", "")
             digest.update(f"{name}{args}{sorted(kwargs.items())}{step.creates}".encode())
         for number, storage in self.constants.items():
-            content = torch.empty(0, dtype=torch.uint8).set_(storage)
+            content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
             digest.update(f"{number}".encode() + content.numpy().tobytes())
         return digest.hexdigest()
 

@@ -180,7 +180,7 @@ class Replay:
 
     def _allocated(self, number: int) -> torch.UntypedStorage:
         if number in self.tape.constants:
-            source = torch.empty(0, dtype=torch.uint8).set_(self.tape.constants[number])
+            source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(self.tape.constants[number])
             return source.to(self.device, copy=True).untyped_storage()
         return torch.empty(self.tape.sizes_bytes[number], dtype=torch.uint8, device=self.device).untyped_storage()
 

@@ -56,7 +56,7 @@ class WeightFiles:
         piece = content.get_slice(name)
         if any(length == 0 for _, length in ranges):  # a rank behind the end of a ragged tensor
             first = piece[tuple(slice(0, 1) for _ in ranges)]
-            return torch.empty([length for _, length in ranges], dtype=first.dtype)
+            return torch.empty([length for _, length in ranges], dtype=first.dtype, device=first.device)
         part: torch.Tensor = piece[tuple(slice(start, start + length) for start, length in ranges)]
         return part
 

@@ -17,6 +17,7 @@ from promotion import Promotion
 
 import autopar
 import autopar.cluster
+from autopar import Precision
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
@@ -33,10 +34,12 @@ class Job:
     dtype: str
     mesh: tuple[int, ...]
     kind: str
+    device: str = "cpu"
 
     @property
     def id(self) -> str:
-        return f"{self.model}-{self.dtype}-{'x'.join(map(str, self.mesh))}-{self.kind}"
+        on = "" if self.device == "cpu" else f"-{self.device}"
+        return f"{self.model}-{self.dtype}-{'x'.join(map(str, self.mesh))}-{self.kind}{on}"
 
 
 def gathers_parameters(plan: Plan) -> bool:
@@ -59,9 +62,9 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 }
 
 
-def eager_cluster(shape: tuple[int, ...]) -> autopar.Cluster:
+def eager_cluster(shape: tuple[int, ...], preset_name: str) -> autopar.Cluster:
     """Slow devices on a fast network without latency: sharding pays even for a few thousand weights."""
-    preset = autopar.Cluster.preset("cpu", shape=shape)
+    preset = autopar.Cluster.preset(preset_name, shape=shape)
     device = replace(
         preset.device, launch_seconds=0.0, bytes_per_s=1e9, flops_per_s=dict.fromkeys(preset.device.flops_per_s, 1e9)
     )
@@ -73,16 +76,16 @@ def eager_cluster(shape: tuple[int, ...]) -> autopar.Cluster:
 
 
 def make_plans(jobs: Sequence[Job]) -> dict[Job, Plan | Exception]:
-    """Plans of jobs that differ in their kind alone: they share one trace."""
+    """Plans of jobs that differ in their kind alone: they share one trace. For the other device, as for GPUs."""
     model_name, dtype_name, mesh = jobs[0].model, jobs[0].dtype, jobs[0].mesh
     dtype = getattr(torch, dtype_name)
     found: dict[Job, Plan | Exception] = {}
     with Promotion() if dtype_name == "float64" else contextlib.nullcontext():
         model = models.build(model_name, dtype)
         request = request_of(
-            eager_cluster(mesh),
+            eager_cluster(mesh, "cpu" if jobs[0].device == "cpu" else "h100"),
             memory_budget=None,
-            precision=None,
+            precision=Precision(),
             micro_batches=1,
             optimizer=OPTIMIZERS[dtype_name],
             constraints=(),

@@ -20,12 +20,15 @@ import pytest
 
 from autopar.plans import Plan
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "other_device"))
 sys.path.insert(0, str(Path(__file__).parent))
 import models
 import planning
+from other_device import build, can_be_built
 
 pytestmark = pytest.mark.timeout(3600)  # the first test waits for every launch
 
+_KINDS_ELSEWHERE = {"gpt2": "sharded", "llama": "tp", "bert": "free", "t5": "recompute", "resnet": "sharded"}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 JOBS = [
     planning.Job(model, dtype, mesh, kind)
@@ -33,14 +36,21 @@ JOBS = [
     for model in models.CASES
     for dtype in TOLERANCE
     for kind in planning.KINDS
-]
+] + [planning.Job(model, "float64", (2,), kind, "other") for model in models.CASES for kind in planning.KINDS]
 
 
 def _marked(job: planning.Job) -> Any:
-    """Unmarked: every model in float64 on 2 ranks under all plans, and small ones on 4; the rest takes long."""
+    """Unmarked: every model in float64 on 2 ranks under all plans, and small ones on 4; the rest takes long.
+
+    On the other device, which has no CPU tensors in it, one kind of plan of most models.
+    """
     small = job.model in ("mlp", "resnet", "gpt2") and job.kind in ("free", "tp")
     quick = job.dtype == "float64" and (job.mesh == (2,) or small)
-    return pytest.param(job, id=job.id, marks=[] if quick else [pytest.mark.slow])
+    marks = []
+    if job.device != "cpu":
+        quick = _KINDS_ELSEWHERE.get(job.model) == job.kind
+        marks = [pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja")]
+    return pytest.param(job, id=job.id, marks=marks if quick else [*marks, pytest.mark.slow])
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +65,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     jobs = [job for job in JOBS if job in wanted]
     alike: dict[tuple[object, ...], list[planning.Job]] = {}
     for job in jobs:
-        alike.setdefault((job.model, job.dtype, job.mesh), []).append(job)
+        alike.setdefault((job.model, job.dtype, job.mesh, job.device), []).append(job)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(planning.plan_to_files, group, folder) for group in alike.values()]
     errors = {name: error for future in futures for name, error in future.result().items()}
@@ -64,10 +74,12 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for name, error in errors.items()
     }
     planned = [job for job in jobs if "plan" in found[job.id]]
-    for ranks in (2, 4):
-        mine = [job for job in planned if _ranks(job) == ranks]
-        if mine:
-            for line in _launch(folder, f"ranks{ranks}", mine, ranks):
+    for ranks, device in ((2, "cpu"), (4, "cpu"), (2, "other")):
+        mine = [job for job in planned if _ranks(job) == ranks and job.device == device]
+        if mine and (device == "cpu" or can_be_built()):
+            if device != "cpu":
+                build()  # once, before the ranks would
+            for line in _launch(folder, f"ranks{ranks}{device}", mine, ranks):
                 found[line["id"]].update(line)
     return found
 
@@ -83,6 +95,7 @@ def _launch(folder: Path, name: str, jobs: list[planning.Job], ranks: int) -> li
             "model": job.model,
             "dtype": job.dtype,
             "mesh": job.mesh,
+            "device": job.device,
             "plan": f"{job.id}.plan.json",
             "optimizer": planning.OPTIMIZERS[job.dtype],
             "evaluate": job.kind == "free",

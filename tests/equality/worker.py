@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "other_device"))
 sys.path.insert(0, str(Path(__file__).parent))
 import models
 from counting import CollectiveCounter
@@ -61,16 +62,22 @@ def evaluation_batch(job: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def train_planned(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     dtype = getattr(torch, job["dtype"])
-    mesh = init_device_mesh("cpu", tuple(job["mesh"]))
+    device = job["device"]
+    mesh = init_device_mesh(device, tuple(job["mesh"]))
     plan = autopar.Plan.load(folder / job["plan"])
     case = models.CASES[job["model"]]
     model = models.build(job["model"], dtype)
-    inputs = models.batch(job["model"], 0, dtype)
+    if device != "cpu":
+        state = model.state_dict()
+        with torch.device(device):
+            model = models.build(job["model"], dtype)
+        model.load_state_dict(state)
+    inputs = on(device, models.batch(job["model"], 0, dtype))
     planned = autopar.autoparallelize(model, inputs, mesh, plan=plan, loss_fn=case.loss_fn)
     optimizer = optimizer_of(job, planned)
     losses, counted = [], {}
     for step in range(STEPS):
-        inputs = models.batch(job["model"], step, dtype)
+        inputs = on(device, models.batch(job["model"], step, dtype))
         with CollectiveCounter(mesh) if step == 1 else contextlib.nullcontext() as counter:
             output = planned(**inputs)
             loss = output if isinstance(output, torch.Tensor) else output.loss
@@ -84,10 +91,14 @@ def train_planned(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     if job["evaluate"]:
         planned.eval()
         with torch.no_grad():
-            output = planned(**evaluation_batch(job))
+            output = planned(**on(device, evaluation_batch(job)))
             losses.append((output if isinstance(output, torch.Tensor) else output.loss).item())
     state = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in planned.state_dict().items()}
-    return {"losses": losses, "state": state, "counted": counted}
+    return {"losses": losses, "state": on("cpu", state), "counted": counted}
+
+
+def on(device: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def compare(job: dict[str, Any], folder: Path, alone: dict[str, Any]) -> dict[str, Any]:
@@ -113,10 +124,16 @@ def compare(job: dict[str, Any], folder: Path, alone: dict[str, Any]) -> dict[st
 def main() -> None:
     folder, name = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    jobs, backends = json.loads((folder / f"{name}.jobs.json").read_text()), "gloo"
+    if jobs[0]["device"] != "cpu":
+        import other_device
+
+        other_device.register()
+        backends = other_device.BACKENDS
+    dist.init_process_group(backends, timeout=timedelta(seconds=120))
     alone: dict[str, Any] = {}
     with open(folder / f"{name}.results.jsonl", "w") if dist.get_rank() == 0 else contextlib.nullcontext() as results:
-        for job in json.loads((folder / f"{name}.jobs.json").read_text()):
+        for job in jobs:
             try:
                 outcome = compare(job, folder, alone)
             except Exception:

@@ -89,6 +89,20 @@ def models_in_one_process() -> float:
     return worst
 
 
+def default_device() -> float:
+    """torch watches every function for it, which keeps the compiler from some methods of tensors."""
+    torch._dynamo.reset()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.set_default_device("cpu")
+    try:
+        model = autopar.autoparallelize(Net().double(), {"x": x}, mesh, constraints="fsdp")
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        return abs(compiled(x).item() - model(x).item())
+    finally:
+        torch.set_default_device(None)
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     ranks: {
         f"{name}-{preset}-{backend}": functools.partial(beside_eager, MODELS[name], preset, backend)
@@ -101,3 +115,4 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
 CASES[2]["dropout"] = functools.partial(beside_eager, functools.partial(gpt2, 0.1), "fsdp", "aot_eager")
 CASES[2]["another_kind_of_call"] = another_kind_of_call
 CASES[2]["models_in_one_process"] = models_in_one_process
+CASES[2]["default_device"] = default_device

@@ -20,9 +20,17 @@ from typing import Any
 
 
 def launch(
-    worker: str, ranks: int, *, environment: Mapping[str, str] | None = None, timeout_seconds: float = 300
+    worker: str,
+    ranks: int,
+    *,
+    backends: str = "gloo",
+    environment: Mapping[str, str] | None = None,
+    timeout_seconds: float = 300,
 ) -> list[dict[str, Any]]:
-    """Run `worker` (a file in this folder with a dict CASES) on `ranks` processes; each rank's results by case."""
+    """Run `worker` (a file in this folder with a dict CASES) on `ranks` processes; each rank's results by case.
+
+    Where the process group has a backend for the other device (`tests/other_device`), this stands in for the CPU.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -33,6 +41,7 @@ def launch(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "BACKENDS": backends,
             "PYTHONFAULTHANDLER": "1",  # a rank that aborts says where
         }
         processes, logs = [], []
@@ -67,7 +76,13 @@ def _main() -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=180))
+    backends = os.environ["BACKENDS"]
+    if backends != "gloo":
+        sys.path.insert(0, str(Path(__file__).parents[1] / "other_device"))
+        from other_device import stand_in_for_the_cpu
+
+        stand_in_for_the_cpu()
+    dist.init_process_group(backends, timeout=timedelta(seconds=180))
     file = Path(__file__).with_name(sys.argv[1])
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)

@@ -30,11 +30,12 @@ def test_compiled_is_eager() -> None:
         check(rank[QUICK], tolerance=1e-6)
 
 
-def test_models_that_lie_otherwise_compile_in_one_process() -> None:
-    for rank in launch("compile_cases.py", 2, environment={"CASES": "models_in_one_process"}, timeout_seconds=800):
-        found = rank["models_in_one_process"]
-        assert "error" not in found, found["traceback"]
-        assert found["value"] < 1e-12
+def test_models_that_lie_otherwise_and_under_a_default_device_compile_in_one_process() -> None:
+    cases = "models_in_one_process", "default_device"
+    for rank in launch("compile_cases.py", 2, environment={"CASES": ",".join(cases)}, timeout_seconds=800):
+        for case in cases:
+            assert "error" not in rank[case], rank[case]["traceback"]
+            assert rank[case]["value"] < 1e-12
 
 
 @pytest.mark.slow

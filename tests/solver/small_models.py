@@ -73,6 +73,7 @@ MODELS: dict[str, Any] = {
     "bert-4": lambda: _encoder("Bert", "MaskedLM", 4, 128, **WORDS),
     "bert-8": lambda: _encoder("Bert", "MaskedLM", 8, 64, **WORDS),
     "roberta-6": lambda: _encoder("Roberta", "MaskedLM", 6, 128, **WORDS),
+    "neox-6": lambda: _encoder("GPTNeoX", "CausalLM", 6, 128, use_cache=False, **WORDS),
     "electra-5": lambda: _encoder("Electra", "MaskedLM", 5, 128, embedding_size=128, **WORDS),
     "vit-4": lambda: _encoder("ViT", "ImageClassification", 4, 128, **PIXELS),
     "deit-6": lambda: _encoder("DeiT", "ImageClassification", 6, 128, **PIXELS),

@@ -80,7 +80,7 @@ def set_state(optimizers: Sequence[Optimizer], tensors: Tensors, listed: Mapping
 def _empty_for(parameter: torch.Tensor, key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """As the optimizer would make it: like the parameter; scalars (counts of steps) plain, on the CPU."""
     if not shape and (key == "step" or parameter.ndim):
-        return torch.empty((), dtype=dtype)
+        return torch.empty((), dtype=dtype, device="cpu")
     if shape == parameter.shape:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return parameter.new_empty(shape, dtype=dtype)  # sums over rows or columns, as Adafactor keeps them

@@ -1,0 +1,123 @@
+"""A device that is not the CPU, on machines without one: it finds tensors that are in the wrong place, as a GPU does.
+
+torch's PrivateUse1 over the CPU's memory and kernels (`device.cpp`), with collectives by gloo (`collectives.cpp`). An
+op that is given tensors of both devices fails, a collective of its backend takes its tensors alone, and backward runs
+in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import autopar.cluster
+
+NAME = "other"
+BACKENDS = f"cpu:gloo,{NAME}:{NAME}"  # as "cpu:gloo,cuda:nccl"
+_HERE = Path(__file__).parent
+_BUILT = _HERE.parents[1] / "out" / f"other_device-{torch.__version__}"
+
+
+def can_be_built() -> bool:
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    return header.exists() and all(shutil.which(tool, path=_with_scripts()) is not None for tool in ("c++", "ninja"))
+
+
+def _with_scripts() -> str:
+    """PATH, with the programs of this environment: torch looks for ninja there."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+
+
+@functools.cache
+def build() -> Any:
+    """The compiled extension; from another process's build where there is one."""
+    from torch.utils import cpp_extension
+
+    os.environ["PATH"] = _with_scripts()
+    _BUILT.mkdir(parents=True, exist_ok=True)
+    sources = [str(_HERE / name) for name in ("device.cpp", "collectives.cpp")]
+    return cpp_extension.load("other_device", sources, extra_cflags=["-O1", "-w"], build_directory=str(_BUILT))
+
+
+@functools.cache
+def register() -> None:
+    """From now on there is `torch.device("other")` in this process. Plans are made as for CPUs."""
+    torch.utils.rename_privateuse1_backend(NAME)
+    extension = build()
+    torch._register_device_module(NAME, _Module())
+    torch.utils.generate_methods_for_privateuse1_backend()
+
+    def backend(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        return extension.collectives(dist.ProcessGroupGloo(store, rank, size, timeout))
+
+    dist.Backend.register_backend(NAME, backend, devices=[NAME])
+    preset = autopar.cluster._preset_of_device
+    autopar.cluster._preset_of_device = lambda kind: "cpu" if kind == NAME else preset(kind)
+
+
+def stand_in_for_the_cpu() -> None:
+    """Tensors are made on the other device where none is named, and meshes of CPUs are meshes of it."""
+    import torch.distributed.device_mesh as meshes
+
+    register()
+    init: Callable[..., Any] = meshes.init_device_mesh
+    meshes.init_device_mesh = lambda kind, *rest, **named: init(NAME if kind == "cpu" else kind, *rest, **named)
+    torch.set_default_device(NAME)
+
+
+class _Stream:
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+
+class _Module:
+    """What torch asks of `torch.cuda`, and so of `torch.other`: one device, whose work is done at once."""
+
+    Stream = _Stream
+    device = stream = staticmethod(contextlib.nullcontext)
+
+    def current_stream(self, _: Any = None) -> _Stream:
+        return _Stream()
+
+    def synchronize(self, _: Any = None) -> None: ...
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, _: Any) -> None: ...
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, _: int) -> None: ...  # it draws from the CPU's generator
+
+    def get_rng_state(self, _: Any = 0) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, _: Any = 0) -> None:
+        torch.set_rng_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]

@@ -1,0 +1,57 @@
+"""The cases of real ranks once more, on a device that is not the CPU: a tensor in the wrong place is an error there.
+
+`tests/equality` has whole models on it, which make no tensor by default on that device.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parent))
+from launch import launch
+from other_device import BACKENDS, NAME, build, can_be_built
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja"),
+]
+
+# With the device's backend alone, as `init_process_group("nccl")` makes a group, ranks agree over the device.
+WORKERS = {"rank_cases": NAME, "call_cases": BACKENDS, "loop_cases": BACKENDS, "large_cases": NAME, "leaf_cases": NAME}
+NOT_HERE = {"load_checkpoint": "reads what four ranks wrote", "ranks_disagree": "exchanges text between CPUs"}
+TOLERANCE = 1e-6  # some cases are in float32
+LOOSE = {"mixed_precision": 0.02}
+
+
+@functools.cache
+def results(worker: str) -> list[dict[str, Any]]:
+    build()
+    return launch(f"{worker}.py", 2, backends=WORKERS[worker])
+
+
+def deviations(value: Any, name: str = "") -> Iterator[float]:
+    """Every number in a result that is called an error: of losses, parameters or gradients against one process."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from deviations(inner, key)
+    elif isinstance(value, float) and "error" in name:
+        yield value
+
+
+@pytest.mark.parametrize(
+    "worker", [pytest.param(w, marks=[] if w in ("rank_cases", "large_cases") else [pytest.mark.slow]) for w in WORKERS]
+)
+def test_cases_pass_on_another_device(worker: str) -> None:
+    for rank, found in enumerate(results(worker)):
+        assert len(found) > 5
+        for name, result in found.items():
+            if name not in NOT_HERE:
+                assert "error" not in result, f"rank {rank}, {name}: {result['traceback']}"
+                assert max(deviations(result["value"]), default=0.0) < LOOSE.get(name, TOLERANCE), (rank, name)

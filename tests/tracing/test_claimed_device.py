@@ -1,0 +1,34 @@
+"""Which device data-free tensors say they are on: it decides branches, and must not make the graphs of ranks differ."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autopar import Cluster
+from autopar.graph import fingerprint, target_name
+from autopar.planning import Stopwatch, request_of, trace_for
+from autopar.tracing import trace
+
+X = torch.zeros(2, 4)
+
+
+class Positions(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(x.shape[1], device=x.device).to(x.device, x.dtype)
+        return (x + at).tanh() if x.is_cuda else (x + at).sin()
+
+
+def test_ranks_on_different_devices_of_a_node_have_one_graph() -> None:
+    graphs = [trace(Positions(), {"x": X}, device=device).graph for device in ("cuda:0", "cuda:3", "cuda")]
+    assert len({str(node.kwargs.get("device")) for graph in graphs for node in graph.nodes} - {"None"}) == 3
+    assert len(set(map(fingerprint, graphs))) == 1
+
+
+def test_a_model_is_planned_for_gpus_as_it_runs_there() -> None:
+    """Its tensors are on the CPU here, or on none."""
+    for preset, op in (("h100", "tanh"), ("cpu", "sin")):
+        for device in ("cpu", "meta"):
+            request = request_of(Cluster.preset(preset, (2,)), precision="fp32")
+            traced = trace_for(Positions(), {"x": X.to(device)}, None, request, Stopwatch())
+            assert f"Tensor.{op}" in map(target_name, traced.graph.nodes)
