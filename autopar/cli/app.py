@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(arguments, prog_name="autopar", standalone_mode=False)
     except (AutoparError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        message = "; ".join([message, *getattr(error, "__notes__", ())])
         context = getattr(error, "ctx", None)
         if message and context is not None:  # a word that is missing, or one that nobody knows
             message = f"{message.rstrip('.')}: see {context.command_path} --help"

@@ -146,16 +146,13 @@ def trace_until_done(
         except contained as error:
             _become_leaf(attempt, options, error, functions)
         except Exception as error:
-            # Their guessed outputs may be what broke the rest.
             policy = options.policy
             whole = _whole(root, policy) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
                 policy.functions[whole] = f"{type(error).__name__}: {error}"
                 broken = error
                 continue
-            told = (f"{type(m).__name__} is a leaf, because {reason}" for m, reason in options.policy.failed.items())
-            for note in dict.fromkeys(told):
-                error.add_note(note)
+            _tell_of_leaves(error, policy)
             raise
 
 
@@ -184,8 +181,15 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
         return
     function = (function_around(error, policy.functions) or _whole(root, policy)) if functions else None
     if function is None:
+        _tell_of_leaves(error, policy)
         raise error
     policy.functions[function] = reason
+
+
+def _tell_of_leaves(error: Exception, policy: LeafPolicy) -> None:
+    """Why there are leaves, whose guessed outputs may be what broke the rest, as notes."""
+    for note in dict.fromkeys(f"{type(m).__name__} is a leaf, because {why}" for m, why in policy.failed.items()):
+        error.add_note(note)
 
 
 def _whole(root: nn.Module, policy: LeafPolicy) -> FunctionType | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -174,3 +176,34 @@ def test_a_question_that_the_model_catches_is_not_forgotten() -> None:
     traced = trace(model, {"input": x}, unsupported="leaf")
     torch.testing.assert_close(traced.gm(x), model(x))
     assert [str(n.target) for n in traced.graph.nodes if n.op == "call_module"] == ["1"]
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, kept: list[torch.Tensor]) -> torch.Tensor:
+        kept.append(x * 2)
+        return x if torch.rand([]) < 0.1 else self.layer(x)
+
+
+class Keeping(nn.Module):
+    """It cannot be a leaf itself: it returns what nobody can put together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped = Dropped()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        kept: list[torch.Tensor] = []
+        y = self.dropped(x, kept)
+        return y + kept[0], object()
+
+
+def test_what_breaks_behind_a_leaf_tells_why_it_is_one() -> None:
+    with pytest.raises(TraceError, match="beside its result") as broken:
+        trace(Keeping(), {"x": torch.randn(2, 4)}, unsupported="leaf")
+    [note] = broken.value.__notes__
+    assert note.startswith("Dropped is a leaf, because")
+    assert "random number (LayerDrop does)" in note
