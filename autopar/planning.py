@@ -179,7 +179,8 @@ def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
 
 def _device(model: nn.Module, meta_args: Mapping[str, Any], kind: str) -> torch.device:
     """What data-free tensors claim to be on, so that a model takes the branches that it takes on the cluster."""
-    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(dict(meta_args)))
+    examples = list(meta_args.values()) if isinstance(meta_args, Mapping) else []  # what else it is, the trace tells
+    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(examples))
     devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
     return next((device for device in devices if device.type not in ("meta", "cpu")), torch.device(kind))
 
