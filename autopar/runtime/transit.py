@@ -98,8 +98,8 @@ class _Saved(NamedTuple):
     negative: bool
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The view, of the member gathered again. It may look at it as numbers of another dtype (`view_as_complex`), and
-        have its conjugate or negative computed when it is read."""
+        """The view, of the member gathered again. It may see numbers of another dtype (`view_as_complex`), and have
+        the conjugate or the negative computed when it is read."""
         if whole.dtype == self.dtype:
             view = whole.as_strided(self.size, self.stride, self.offset)
         else:
