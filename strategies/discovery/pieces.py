@@ -59,9 +59,10 @@ def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
         return False
     passes = bound.operation.words & {"linear", "affine"} or bound.operation.operands
     for i, (spots, output) in enumerate(zip(bound.spots[inputs:], output_tensors(made.node), strict=True)):
-        if (passes or None in spots or output.requires_grad) and _is_one_number(i, tinies):
-            if output.requires_grad or not _is_one_number(i, (*tinies, *_plain(made))):
-                return False
+        asked = passes or None in spots or output.requires_grad
+        others = () if output.requires_grad else _plain(made)
+        if asked and _is_one_number(i, tinies) and not (others and _is_one_number(i, (*tinies, *others))):
+            return False
     return True
 
 
