@@ -9,6 +9,7 @@ import torch
 
 from autopar.errors import UntraceableError
 from autopar.graph import VAL
+from autopar.tracing import histories
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.sizes import traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
@@ -160,18 +161,6 @@ def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
         node.meta[VAL] = value_of(args[0])
 
 
-def _data_assigned(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    """`x.data = y` gives x other values and leaves it its history, as a write into `x.data` does."""
-    tensor, values = args
-    if tensor.shape != values.shape or tensor.dtype != values.dtype:
-        raise UntraceableError(
-            f"data of a tensor of shape {tuple(tensor.shape)} and {tensor.dtype} is set in forward to a tensor of "
-            f"shape {tuple(values.shape)} and {values.dtype}: give the result another name",
-            where=recorder.where(),
-        )
-    recorder.record(Tensor.copy_, recorder.record(Tensor.detach, tensor), values)
-
-
 def _differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients of gradients would miss what other ranks have. It is no TraceError: as a leaf it would be no better."""
     if func is torch.autograd.grad and not kwargs.get("create_graph"):
@@ -252,7 +241,8 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     getter("real"): _as(torch.real),
     getter("imag"): _as(torch.imag),
     getter("data"): _as(Tensor.detach),
-    Tensor.data.__set__: _data_assigned,  # type: ignore[attr-defined]
+    **dict.fromkeys(methods("detach_"), histories.detached_in_place),
+    Tensor.data.__set__: histories.data_assigned,  # type: ignore[attr-defined]
     Tensor.to: _moved,
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,

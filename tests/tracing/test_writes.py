@@ -105,6 +105,9 @@ def without_gradient(m, y):
         before = z.sum()
         z += 1
     last.data = last.data.round()
+    ended = y * 4
+    ended.detach_()
+    z = z + ended
     return z, z * m.w, half.sum(), before, (last * y).sum()
 
 
