@@ -3,7 +3,8 @@
 Collectives are the traceable operators `torch.ops._c10d_functional`, which name a process group by a string,
 so that `torch.compile` sees them and whatever holds a group's name can be copied. Those that do not begin
 with `begin` return a new tensor, ready to use. None of them is differentiable by itself: `convert`, the
-buckets and the local ops pair each with its conjugate.
+buckets and the local ops pair each with its conjugate. Complex numbers travel as pairs of real ones, since gloo and
+NCCL know no others.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class LocalMesh:
 
 def all_reduce(tensor: torch.Tensor, op: ReduceOp, group: str) -> torch.Tensor:
     """Sum, maximum or minimum over the group, on every rank of it."""
-    functional = torch.ops._c10d_functional
-    return wait(functional.all_reduce(tensor.contiguous(), op, group), "all_reduce", group)
+    reduced = torch.ops._c10d_functional.all_reduce(_sent(tensor), op, group)
+    return _received(wait(reduced, "all_reduce", group), tensor)
 
 
 def all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
@@ -92,23 +93,38 @@ def wait(tensor: torch.Tensor, kind: str, group: str) -> torch.Tensor:
 
 
 def begin_all_reduce_(tensor: torch.Tensor, group: str) -> torch.Tensor:
-    """The sum, in place."""
-    return torch.ops._c10d_functional.all_reduce_(tensor, "sum", group)
+    """The sum, in place, of a contiguous tensor."""
+    return _received(torch.ops._c10d_functional.all_reduce_(_sent(tensor), "sum", group), tensor)
 
 
 def begin_all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
     # `all_gather_into_tensor` asks gloo for a coalesced gather, several of which at once write into freed memory
     # (torch 2.13); with `_out` it takes another way, and is the same over NCCL
-    piece = tensor.contiguous().view(-1)
+    piece = _sent(tensor).view(-1)
     whole = piece.new_empty(size * piece.numel())
     torch.ops._c10d_functional.all_gather_into_tensor_out(piece, size, group, out=whole)
-    return whole.view(size, *tensor.shape)
+    return _received(whole, tensor).view(size, *tensor.shape)
 
 
 def begin_reduce_scatter(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    part = torch.ops._c10d_functional.reduce_scatter_tensor(tensor.contiguous(), "sum", size, group)
-    return part.view(tensor.shape[1:])
+    part = torch.ops._c10d_functional.reduce_scatter_tensor(_sent(tensor), "sum", size, group)
+    return _received(part, tensor).view(tensor.shape[1:])
 
 
 def begin_all_to_all(tensor: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: str) -> torch.Tensor:
-    return torch.ops._c10d_functional.all_to_all_single(tensor.contiguous(), list(received), list(sent), group)
+    values = 2 if tensor.is_complex() else 1
+    counts = [[count * values for count in side] for side in (received, sent)]
+    flat = torch.ops._c10d_functional.all_to_all_single(_sent(tensor).view(-1), *counts, group)
+    return _received(flat, tensor)
+
+
+def _sent(tensor: torch.Tensor) -> torch.Tensor:
+    """What travels: the values as they lie in memory, so that a conjugate (gradients of complex tensors often are one),
+    which is a view with a note to itself that `contiguous` keeps, is computed first."""
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _received(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What `_sent` has made of tensors of the dtype of `like`, as such a tensor again; a view."""
+    return torch.view_as_complex(values.view(-1, 2) if values.dim() == 1 else values) if like.is_complex() else values

@@ -93,6 +93,20 @@ class _Saved(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
+    conjugate: bool
+    negative: bool
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The view, of the member gathered again. It may see numbers of another dtype (`view_as_complex`), and have
+        the conjugate or the negative computed when it is read."""
+        if whole.dtype == self.dtype:
+            view = whole.as_strided(self.size, self.stride, self.offset)
+        else:
+            view = whole.new_empty(0, dtype=self.dtype)
+            view.set_(whole.untyped_storage(), self.offset, self.size, self.stride)
+        view = view.conj() if self.conjugate else view
+        return torch._neg_view(view) if self.negative else view
 
 
 class Transit:
@@ -210,14 +224,15 @@ class Transit:
         packed = self._packed.setdefault(bucket, {})
         packed[member] = packed.get(member, 0) + 1
         version = self._shards[bucket.places[member]]._version
-        return _Saved(self, bucket, member, version, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        size, offset = tuple(tensor.shape), int(tensor.storage_offset())
+        looks = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        return _Saved(self, bucket, member, version, size, tensor.stride(), offset, *looks)
 
     def unpack(self, saved: _Saved) -> torch.Tensor:
         """What was saved, from a copy gathered again."""
         if self._shards[saved.bucket.places[saved.member]]._version != saved.version:
             raise RuntimeError("a parameter was changed in place between forward and backward")
-        whole = self.gathered_again(saved.bucket, saved.member)
-        return whole.as_strided(saved.size, saved.stride, saved.offset)
+        return saved.of(self.gathered_again(saved.bucket, saved.member))
 
     # -- reductions --------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from torch import fx
 from autopar.tracing.dynamic import Symbolic
 from autopar.tracing.sizes import TracedFloat, TracedInt
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
-from autopar.tracing.values import META
+from autopar.tracing.values import META, value_of
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
@@ -24,11 +24,18 @@ class Arguments:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.tensors: list[Tensor] = []
-        self.nodes: list[fx.Node] = []  # those that stand for them
+        self.nodes: list[fx.Node] = []  # those that stand for them in the call
+        self.elsewhere: dict[int, fx.Node] = {}  # by identity: those that stand for them where they are not detached
         self.parameters: list[str] = []  # names of those that are parameters
         self.replaced = False  # an argument must be replaced to run: a constant, a device, an unknown number
         self.unknown = False  # an argument is a number that is not known
         self._detach = recorder.grad and not torch.is_grad_enabled()
+
+    def value(self, index: int) -> Tensor:
+        """A tensor as its node has it: behind a call that writes it under no_grad, its history is what it was, so that
+        the write is one through a view without gradient."""
+        value = value_of(self.tensors[index])
+        return value.detach() if id(self.tensors[index]) in self.elsewhere else value
 
     def take(self, value: Any) -> Any:
         kind = type(value)
@@ -44,12 +51,13 @@ class Arguments:
                     value = recorder.attributes.data_free(value)
             elif value.requires_grad:
                 recorder.check_backward(value)
-            self.tensors.append(value)
-            self.nodes.append(node)
             if node.op == "get_attr" and isinstance(value, torch.nn.Parameter):
                 self.parameters.append(str(node.target))
             if self._detach and value.requires_grad:
-                return recorder.without_gradient(value, node)
+                self.elsewhere[id(value)] = node
+                node = recorder.without_gradient(value, node)
+            self.tensors.append(value)
+            self.nodes.append(node)
             return node
         if kind is tuple or kind is torch.Size:
             return tuple([self.take(v) for v in value])

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType
 
 from autopar.tracing import places
+from autopar.tracing.looked_into import CODES
 from autopar.tracing.patching import attributes_set
 
 _ATTEMPT = str(Path(__file__).with_name("attempt.py"))  # whose frames call the model
@@ -27,7 +28,7 @@ def asserted() -> bool | None:
     frame = sys._getframe(1)
     running = []
     while frame is not None and frame.f_code.co_filename != _ATTEMPT:
-        if places.is_users(frame.f_code.co_filename):
+        if places.is_users(frame.f_code.co_filename) or frame.f_code in CODES:
             running.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back  # type: ignore[assignment]
     if not running:

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
-from autopar.graph import KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
+from autopar.graph import GRAD_MODE, KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.first_writes import take_first_writes
@@ -178,10 +178,13 @@ class _Functionalization:
         whole = self.now(parent)
         pure = Pure(self.graph, value, whole, _requiring(parent.meta[VAL], output_tensors(value)[0].requires_grad))
         if node.target is operator.getitem:
-            return parent, pure.function(functional.write, whole, fx.map_arg(args[1], self.now), value)
-        name = node.target if isinstance(node.target, str) else node.target.__name__
-        rest = fx.map_arg((tuple(args[1:]), dict(kwargs)), self.now)
-        return parent, pure.function(functional.write_view, whole, value, name, *rest, index)
+            back = pure.function(functional.write, whole, fx.map_arg(args[1], self.now), value)
+        else:
+            name = node.target if isinstance(node.target, str) else node.target.__name__
+            rest = fx.map_arg((tuple(args[1:]), dict(kwargs)), self.now)
+            back = pure.function(functional.write_view, whole, value, name, *rest, index)
+        back.meta[GRAD_MODE] = any(n.meta.get(GRAD_MODE, True) for n in (parent, value))  # a history goes on
+        return parent, back
 
     def _copy_back(self) -> None:
         """What was written into an input, a parameter or a buffer stays written."""

@@ -9,7 +9,8 @@ import torch
 
 from autopar.errors import UntraceableError
 from autopar.graph import VAL
-from autopar.tracing.attention import multi_head
+from autopar.tracing import histories
+from autopar.tracing.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.sizes import traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.values import value_of
@@ -240,13 +241,15 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     getter("real"): _as(torch.real),
     getter("imag"): _as(torch.imag),
     getter("data"): _as(Tensor.detach),
+    **dict.fromkeys(methods("detach_"), histories.detached_in_place),
+    Tensor.data.__set__: histories.data_assigned,  # type: ignore[attr-defined]
     Tensor.to: _moved,
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,
     Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.ctc_loss: _ctc_loss,
-    torch.nn.functional.multi_head_attention_forward: multi_head,
+    **dict.fromkeys(LOOKED_INTO, look_into),
     **dict.fromkeys((torch.nn.functional.embedding, torch.nn.functional.embedding_bag), _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
     torch._VF._pack_padded_sequence: _packed,

@@ -34,7 +34,7 @@ from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as, written_by_schema
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
-from autopar.tracing.values import META, makes_tensor, value_of, with_own_identity
+from autopar.tracing.values import META, makes_tensor, with_own_identity
 from autopar.tracing.without_kernel import KNOWN_OR_LEAF, Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
 
@@ -135,8 +135,9 @@ class Recorder(TorchFunctionMode, GraphWriter):
             node_args = (node_args[1], node_args[0])
         node = self.write(call.op, call.target, node_args, node_kwargs, call.name)
         if written:
-            node.meta[WRITES] = {seen.nodes[i]: value_of(seen.tensors[i]) for i in written}
+            node.meta[WRITES] = {seen.nodes[i]: seen.value(i) for i in written}
         self.register(node, result, real)
+        self.nodes.update(seen.elsewhere)  # the result of a write is what was written
         self.finite.note(func, args, result, node)
         if seen.parameters:
             self.order.operation(seen.parameters)

@@ -84,7 +84,7 @@ class GraphWriter:
     def _remember(self, node: fx.Node, tensor: Tensor) -> None:
         self.nodes[id(tensor)] = node
         self.alive.append(tensor)
-        if isinstance(tensor.grad_fn, BackwardCFunction):
+        if _has_custom_backward(tensor):
             self._custom.add(id(tensor))
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
@@ -134,7 +134,7 @@ class GraphWriter:
 
     def check_backward(self, tensor: Tensor) -> None:
         """Raise TraceError where a custom backward was put behind a tensor after its node: a replay would lose it."""
-        if isinstance(tensor.grad_fn, BackwardCFunction) and id(tensor) not in self._custom:
+        if _has_custom_backward(tensor) and id(tensor) not in self._custom:
             raise TraceError(
                 f"{type(tensor.grad_fn).__name__} is the backward of a tensor whose node does not know it: call the "
                 "autograd function by its `apply`, let it write into none of its arguments, or name the function "
@@ -155,3 +155,10 @@ class GraphWriter:
         """The place in the user's model, for errors."""
         path = self.scope[-1][0] if self.scope else ""
         return ", ".join(filter(None, [path or "the root module", places.current()]))
+
+
+def _has_custom_backward(tensor: Tensor) -> bool:
+    try:
+        return isinstance(tensor.grad_fn, BackwardCFunction)
+    except RuntimeError:  # torch refuses to tell the history of a view that was made and written under no_grad
+        return False

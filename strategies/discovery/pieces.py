@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 
 from autopar.errors import RuleError
+from autopar.graph import output_tensors
 from autopar.layout import Layout, R, take_shard
 from autopar.strategies.bind import Bound, bind
 from autopar.strategies.check import Coordinate, LocalRun, coordinates, differences, every_strategy, tolerance
@@ -47,7 +48,8 @@ def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
     """Whether the calls tell how the results join that have to, or what lets partial values through.
 
     They do not where a result is one number in all calls (`all` of many, a product of many) and another for all ones or
-    all zeros.
+    all zeros. Nor where one that has a gradient is one number in all calls: random inputs are none that the op tells
+    apart (`cosine_embedding_loss` is 0 for labels that are not 1 or -1).
     """
     made = tinies[0]
     inputs = len(made.tensors)
@@ -56,8 +58,12 @@ def is_told(text: str, tinies: Sequence[Tiny]) -> bool:
     except RuleError:
         return False
     passes = bound.operation.words & {"linear", "affine"} or bound.operation.operands
-    joined = [i for i, spots in enumerate(bound.spots[inputs:]) if passes or None in spots]
-    return not any(_is_one_number(i, tinies) and not _is_one_number(i, (*tinies, *_plain(made))) for i in joined)
+    for i, (spots, output) in enumerate(zip(bound.spots[inputs:], output_tensors(made.node), strict=True)):
+        asked = passes or None in spots or output.requires_grad
+        others = () if output.requires_grad else _plain(made)
+        if asked and _is_one_number(i, tinies) and not (others and _is_one_number(i, (*tinies, *others))):
+            return False
+    return True
 
 
 def _is_one_number(output: int, calls: Sequence[Tiny]) -> bool:

@@ -79,14 +79,14 @@ def masked_scatter(node: fx.Node) -> str:
 
 _UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu6 elu selu celu leaky_relu softplus
  softsign logsigmoid log_sigmoid threshold exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs
- absolute sign sgn sin cos tan
+ absolute angle sign sgn sin cos tan
  asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv floor ceil round trunc frac logit isnan isinf isfinite
  isneginf isposinf logical_not bitwise_not invert not_ nan_to_num clamp clip clamp_min clamp_max lgamma digamma
  zeros_like ones_like full_like empty_like signbit softshrink hardshrink tanhshrink"""
 _BINARY = """pow rpow float_power maximum minimum fmax fmin atan2 remainder rmod mod fmod floordiv floor_divide
  rfloordiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor rand ror
  rxor lshift rshift hypot xlogy logaddexp isclose"""
-_LINEAR = """neg negative positive pos contiguous clone float double half bfloat16 detach alias conj real
+_LINEAR = """neg negative positive pos contiguous clone float double half bfloat16 detach alias conj real imag
  requires_grad identity cpu cuda deg2rad rad2deg"""
 
 RULES: dict[str, str | Writer] = {
@@ -105,6 +105,8 @@ RULES: dict[str, str | Writer] = {
     "dropout dropout1d dropout2d dropout3d": dropout,
     "glu": glu,
     "one_hot": one_hot,
+    "complex": f"{EACH} | linear",
+    "polar": EACH,
     "view_as_complex": "... _ -> ... | linear",
     "view_as_real": "... -> ... _ | linear",
     "masked_scatter": masked_scatter,

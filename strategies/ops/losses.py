@@ -45,6 +45,27 @@ def elementwise_loss(position: int) -> Writer:
     return write
 
 
+def row_loss(position: int, text: str, weighted: str = "") -> Writer:
+    """A loss of each row, then the reduction at `position`; `text` says how rows `n` lie in the inputs.
+
+    `weighted`: what is said of linearity of all but means where the last of these, a weight, is given.
+    """
+
+    def write(node: fx.Node) -> str | None:
+        operands = text.split(", ")
+        given = tensors(node)
+        if [t.dim() for t in given] != [len(dims.split()) for dims in operands[: len(given)]]:
+            return None
+        if any(argument(node, name, 99) is not None for name in ("size_average", "reduce")):
+            return None
+        reduction = argument(node, "reduction", position, "mean")
+        linear = f"| {weighted}" if weighted and len(given) == len(operands) else ""
+        output = {"none": f"n {linear}", "sum": linear, "mean": "| n @mean"}[reduction]
+        return f"{', '.join(operands[: len(given)])} -> {output}"
+
+    return write
+
+
 def nll(node: fx.Node) -> str | None:
     """`nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)`.
 
@@ -90,6 +111,13 @@ RULES: dict[str, str | Writer] = {
     "nll_loss": nll,
     "kl_div": divergence,
     "ctc_loss": ctc,
+    "cosine_embedding_loss": row_loss(6, "n d!, n d!, n"),
+    "triplet_margin_loss": row_loss(9, "n d!, n d!, n d!"),
+    "multi_margin_loss": row_loss(7, "n c!, n, c!", "linear:2"),
+    "multilabel_soft_margin_loss": row_loss(5, "n c!, n c!, c!"),
+    "soft_margin_loss": elementwise_loss(4),
+    "hinge_embedding_loss": elementwise_loss(5),
+    "margin_ranking_loss": elementwise_loss(6),
     "mse_loss l1_loss": elementwise_loss(4),
     "smooth_l1_loss huber_loss": elementwise_loss(4),
     "binary_cross_entropy binary_cross_entropy_with_logits": elementwise_loss(5),

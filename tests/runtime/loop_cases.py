@@ -93,7 +93,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def trained(
     prepare: Prepare,
     loss: Callable[[nn.Module], torch.Tensor],
-    kind: type[Net] = Net,
+    kind: type[nn.Module] = Net,
     optimize: Callable[..., torch.optim.Optimizer] = SGD,
 ) -> list[torch.Tensor]:
     """Losses of three steps, then the parameters and buffers."""

@@ -12,6 +12,7 @@ import pytest
 from launch import launch
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
+COMPLEX = "complex_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -54,6 +55,7 @@ KINDS = {
         "state_of_one_process",
         "one_model_after_another",
     ),
+    COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
 }
 Two = Callable[[str], list[dict[str, Any]]]
 

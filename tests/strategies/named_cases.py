@@ -28,6 +28,25 @@ def _method(name: str) -> str:
     return name if hasattr(torch.Tensor, name) else f"__{name}__"
 
 
+def _margins() -> list[Case]:
+    """Losses with a margin, by each reduction; labels are 1 and -1."""
+    signs = const(12).sign()
+    cases: list[Case] = []
+    for reduction in ("mean", "sum", "none"):
+        given = {"reduction": reduction, "margin": 0.3}
+        cases += [
+            (F.cosine_embedding_loss, x(12, 6), x(12, 6), signs, given),
+            (F.triplet_margin_loss, x(12, 6), x(12, 6), x(12, 6), {**given, "swap": True}),
+            (F.margin_ranking_loss, x(12), x(12), signs, given),
+            (F.hinge_embedding_loss, x(6, 12), const(6, 12).sign(), given),
+            (F.soft_margin_loss, x(6, 12), const(6, 12).sign(), {"reduction": reduction}),
+            (F.multi_margin_loss, x(12, 6), ids(6, 12), {**given, "weight": const(6).exp()}),
+            (F.multi_margin_loss, x(12, 6), ids(6, 12), given),
+            (F.multilabel_soft_margin_loss, x(12, 6), const(12, 6).sigmoid(), {"reduction": reduction}),
+        ]
+    return cases
+
+
 def _elementwise() -> list[Case]:
     cases: list[Case] = [(getattr(F, name), x(6, 12)) for name in _SMOOTH.split()]
     along: dict[str, tuple[Any, ...]] = {"logsumexp": (1,), "count_nonzero": (1,)}
@@ -61,6 +80,10 @@ def _elementwise() -> list[Case]:
         (torch.ones_like, x(6, 12)),
         (torch.full_like, x(6, 12), 2.0),
         (torch.real, x(6, 12)),
+        (torch.imag, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
+        (torch.angle, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
+        (torch.complex, x(6, 12), x(12)),
+        (torch.polar, positive(6, 12), x(12)),
         ("type", x(6, 12), torch.float64),
         (F.dropout1d, x(6, 4, 12), 0.5, True),
         (F.dropout2d, x(6, 4, 3, 3), 0.5, False),
@@ -119,6 +142,7 @@ NAMED: dict[str, list[Case]] = {
     ],
     "losses": [
         (F.smooth_l1_loss, x(6, 12), x(6, 12)),
+        *_margins(),
         (F.huber_loss, x(6, 12), x(6, 12), {"reduction": "sum"}),
         (
             F.binary_cross_entropy,

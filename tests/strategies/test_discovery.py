@@ -158,6 +158,7 @@ NONE: dict[str, tuple[Any, ...]] = {
     "no way to split it was found": (scrambled, x(4, 6)),
     "no way to split it was found by": (torch.all, torch.rand(16, 512) > 0.5),
     "no way to split it was found by running it": (torch.prod, x(16, 512)),
+    "no way to split it was found by running it on": (F.cosine_embedding_loss, x(8, 6), x(8, 6), torch.ones(8)),
 }
 
 

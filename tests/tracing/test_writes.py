@@ -9,6 +9,7 @@ import torch
 from tiny_models import run
 from torch import nn
 
+from autopar.errors import UntraceableError
 from autopar.tracing import trace
 
 
@@ -94,10 +95,27 @@ def by_operators(m, y):
     return torch.where(inside, y, 0.0), outside, n
 
 
+def without_gradient(m, y):
+    z, half, last = y * 2, y[:, :3] * 1.5, y * 3
+    with torch.no_grad():
+        z.clamp_(min=0.1)  # other values, and the history that it had
+        z[1:3].mul_(z[1:3].abs()).add_(1)
+        half[:, 1] = 0
+        half.copy_(half.round())
+        before = z.sum()
+        z += 1
+    last.data = last.data.round()
+    ended = y * 4
+    ended.detach_()
+    z = z + ended
+    return z, z * m.w, half.sum(), before, (last * y).sum()
+
+
 @pytest.mark.parametrize(
     "write",
     [
         by_operators,
+        without_gradient,
         written_views,
         read_between,
         one_of_several,
@@ -132,3 +150,31 @@ def test_writes_inside_vmap_are_seen(functional):
     x = torch.randn(2)
     traced = trace(Marked(), dict(x=x), remove_inplace=functional)
     assert torch.equal(traced.gm(x), Marked()(x))
+
+
+def test_data_of_another_shape_are_refused():
+    def narrowed(m, y):
+        y.data = y.data[:2]
+        return y
+
+    with pytest.raises(UntraceableError, match=r"set in forward to a tensor of shape \(2, 6\).*test_writes.py"):
+        trace(Writing(narrowed), dict(x=torch.randn(4, 6)))
+
+
+@pytest.mark.parametrize("variance", ["each", "one", "row"])
+def test_a_variance_is_looked_into(variance):
+    class Gaussian(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 8)
+
+        def forward(self, x, y):
+            mean, of_each = self.layer(x).chunk(2, dim=1)
+            var = {"each": of_each.exp(), "one": 0.5, "row": of_each.exp().mean(1)}[variance]
+            return nn.functional.gaussian_nll_loss(mean, y, var, full=True, eps=0.9)
+
+    model, x, y = Gaussian(), torch.randn(4, 6), torch.randn(4, 4)
+    traced = trace(model, dict(x=x, y=y))
+    state = copy.deepcopy(model.state_dict())
+    for a, b in zip(run(lambda: traced.gm(x, y), model, state), run(lambda: model(x, y), model, state), strict=True):
+        assert len(a) == len(b) and all(map(torch.equal, a, b))

@@ -1,0 +1,27 @@
+"""Functions of `torch.nn.functional` that are looked into: what they do inside are ops like any other.
+
+They are Python made of torch functions, which hands itself to the mode as a whole; inside, it is told that nobody
+listens, while the mode does. As one node, `multi_head_attention_forward` could split on the batch alone, and not at
+all where it draws a dropout mask; `gaussian_nll_loss` could not run without data, since it asserts that no variance is
+below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from autopar.tracing.patching import attributes_set
+
+LOOKED_INTO = (F.multi_head_attention_forward, F.gaussian_nll_loss)
+CODES = {function.__code__ for function in LOOKED_INTO}
+
+
+def look_into(mode: TorchFunctionMode, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The call's result, whose own ops `mode` sees one by one."""
+    nobody = {"has_torch_function": lambda tensors: False, "has_torch_function_variadic": lambda *tensors: False}
+    with mode, attributes_set(F, **nobody):
+        return func(*args, **kwargs)

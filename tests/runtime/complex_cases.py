@@ -1,0 +1,71 @@
+"""Complex numbers in models that lie over ranks: they travel, and what backward reads of gathered ones is what forward
+read. The loops are those of `loop_cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from loop_cases import PRESETS, ROWS, Prepare, compared, trained
+from torch import nn
+
+
+class Filtered(nn.Module):
+    """A filter over frequencies of the rows, stored as pairs of real numbers, as GFNet and others have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(ROWS.shape[-1], 32), nn.Linear(32, 32)
+        self.filter = nn.Parameter(torch.randn(17, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.up(x))
+        found = torch.fft.rfft(x) * torch.view_as_complex(self.filter)
+        return self.down(torch.fft.irfft(found, n=32) + x).pow(2).mean()
+
+
+class Conjugated(nn.Module):
+    """Complex parameters, one of which is read as its conjugate and in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(ROWS.shape[-1], 16)
+        self.mixing = nn.Parameter(torch.randn(16, 8, dtype=torch.complex128) / 8)
+        self.bias = nn.Parameter(torch.randn(8, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = self.up(x).to(self.mixing.dtype) @ self.mixing.conj() + self.bias
+        parts = torch.complex(mixed.real @ self.mixing.real.T, mixed.imag @ self.mixing.imag.T)
+        return (mixed @ self.mixing.mH).abs().pow(2).mean() + parts.abs().mean()
+
+
+class Spectral(nn.Module):
+    """Frequencies over the rows of a batch, so that a split batch is gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ROWS.shape[-1], 8))
+        self.filter = nn.Parameter(torch.randn(ROWS.shape[0] // 2 + 1, 8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.fft.rfft(x @ self.weight, dim=0) * torch.view_as_complex(self.filter)
+        return torch.fft.irfft(found, n=x.shape[0], dim=0).pow(2).mean()
+
+
+def filter_of_pairs(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Filtered)
+
+
+def complex_parameters(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Conjugated)
+
+
+def filter_of_rows(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Spectral)
+
+
+KINDS = (filter_of_pairs, complex_parameters, filter_of_rows)
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
+}
