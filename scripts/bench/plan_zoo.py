@@ -2,7 +2,7 @@
 
 python scripts/bench/plan_zoo.py causal-lm --every 4      # a sample; goes on where it was stopped
 python scripts/bench/plan_zoo.py causal-lm --only Llama --mesh 8 --mesh 2x4
-python scripts/bench/plan_zoo.py --report docs/results/plan_zoo    # no planning: a .md of what --out holds
+python scripts/bench/plan_zoo.py --report out/plan_zoo    # no planning: a .md of what --out holds
 
 Each line of --out (JSON): status (planned | failed | not traced | not built), ops, shares of the FLOPs of a step that
 are under a rule, under a discovered one, under none, that can be split on an index from dim 0 of an input and on one

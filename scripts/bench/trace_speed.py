@@ -2,7 +2,7 @@
 
 python scripts/bench/trace_speed.py                 # all models
 python scripts/bench/trace_speed.py gpt2 t5         # those whose name has one of the words
-python scripts/bench/trace_speed.py --repeats 5 --markdown docs/results/trace_speed.md --note "2 shared CPU cores"
+python scripts/bench/trace_speed.py --repeats 5 --markdown out/trace_speed.md --note "2 shared CPU cores"
 
 Each model and each way of tracing has a process of its own, in which every measurement is made `--repeats` times on a
 new model (less often once it has taken 30 s); the median counts. `first` is the first trace, with all that is imported

@@ -5,7 +5,7 @@ python scripts/bench/trace_zoo.py causal-lm masked-lm    # these families
 python scripts/bench/trace_zoo.py timm --only resnet --out resnets.jsonl
 python scripts/bench/trace_zoo.py causal-lm --again failed   # those whose last line says so, once more
 python scripts/bench/trace_zoo.py --again old            # those whose last line is of another tracer than this
-python scripts/bench/trace_zoo.py --report docs/results/trace_zoo   # no tracing: .md and .csv of what --out holds
+python scripts/bench/trace_zoo.py --report out/trace_zoo  # no tracing: .md and .csv of what --out holds
 
 Each line of --out (JSON): family, name, status (whole | leaves | failed | does not run | no inputs | not built), why,
 leaves, nodes, CPU seconds, peak resident memory, a digest of the tracer's files and the day. torchvision and timm are

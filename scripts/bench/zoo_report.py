@@ -94,7 +94,7 @@ def write_report(records: Records, path: Path, notes: Sequence[str]) -> None:
         "",
         "To run it again: `python scripts/bench/trace_zoo.py --cpu-seconds 25` (hours; it goes on where it was "
         "stopped, and with `--again old` where records are of another tracer), then the same with `--report "
-        "docs/results/trace_zoo`. Records are kept in `out/trace_zoo.jsonl`, a line an architecture.",
+        "out/trace_zoo`. Records are kept in `out/trace_zoo.jsonl`, a line an architecture.",
         "",
     ]
     if changed := [record for record in records.values() if "changed" in record]:
