@@ -167,10 +167,10 @@ class KnownValues:
         """The value of `ones_like(x)` and the like, for which it does not matter what is in x; None for others."""
         if func not in _FILLING or any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
             return None
-        shape, dtype = args[0].shape, args[0].dtype
+        shape, strides, dtype = args[0].shape, args[0].stride(), args[0].dtype
 
-        def fill() -> Any:
-            return func(torch.empty(shape, dtype=dtype), *self._real(args[1:]), **self._real(kwargs))
+        def fill() -> Any:  # the like of a transposed tensor is one, too
+            return func(torch.empty_strided(shape, strides, dtype=dtype), *self._real(args[1:]), **self._real(kwargs))
 
         if result.numel() > (LIMIT >> 4 if result.is_floating_point() else LIMIT):
             self.deferred.put(result, fill, [])

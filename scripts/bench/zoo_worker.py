@@ -196,6 +196,8 @@ def traced(model: nn.Module, inputs: dict[str, Any], limit: float) -> dict[str, 
         if not isinstance(error, OutOfTime):
             answers = [eager(model, inputs, min(limit, _EAGER_SECONDS), place) for place in ("cpu", "meta")]
             mine, cause = told(error), error.__cause__
+            while type(cause) is TraceError and cause.__cause__ is not None:
+                cause = cause.__cause__
             if type(error) is TraceError and cause is not None and not isinstance(cause, NotImplementedError):
                 mine = told(cause)  # what the model raised when it was tried out as one node
             record["eager"] = mine if mine in answers else answers[0]

@@ -200,3 +200,13 @@ def test_what_is_filled_from_unknown_data_is_not_known():
 
     with pytest.raises((UnknownDataError, TraceError)):
         trace(masked, dict(x=torch.randn(3)))
+
+
+def test_the_like_of_a_transposed_tensor_lies_as_it_does() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten() * torch.ones_like(x.t()).t().view(-1)
+
+    x = torch.randn(3, 4)
+    found = trace(Masked(), {"x": x})
+    torch.testing.assert_close(found.gm(x), x.flatten())
