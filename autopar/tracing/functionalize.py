@@ -20,13 +20,12 @@ from autopar.graph import GRAD_MODE, KNOWN, PLACE, VAL, input_nodes, output_tens
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.first_writes import take_first_writes
+from autopar.tracing.pure_writes import Pure
 
 Tensor = torch.Tensor
 
 # They update running statistics inside; the runtime has its own code for them, so they stay as they are.
 _OWN_STATE = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm, torch.instance_norm}
-# In-place methods whose pure twin draws other random numbers, or does not exist.
-_NO_TWIN = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
 
 
 def functionalize(graph: fx.Graph) -> int:
@@ -37,15 +36,6 @@ def functionalize(graph: fx.Graph) -> int:
     if left:
         _Functionalization(graph, left).run()
     return len(writers)
-
-
-def pure_overload(target: Any) -> Any:
-    """The pure twin of an ATen-style in-place overload; None where there is none."""
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
-        return None
-    namespace, name = target._schema.name.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    return getattr(packet, target._overloadname, None) if name.endswith("_") else None
 
 
 class _Functionalization:
@@ -194,104 +184,6 @@ class _Functionalization:
                 copy = Pure(self.graph, value, node, node.meta[VAL]).method("copy_", node, value)
                 copy.meta[VAL] = node.meta[VAL]
                 copy.meta[WRITES] = {node: node.meta[VAL]}
-
-
-class Pure:
-    """Writes the pure form of a write: `target` (its value now) becomes a tensor like `value`."""
-
-    def __init__(self, graph: fx.Graph, source: fx.Node, target: fx.Node, value: Tensor) -> None:
-        self.graph, self.source, self.target, self.value = graph, source, target, value
-
-    def function(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return self._noted(self.graph.call_function(function, args, kwargs))
-
-    def method(self, name: str, *args: Any, **kwargs: Any) -> fx.Node:
-        return self._noted(self.graph.call_method(name, args, kwargs))
-
-    def _noted(self, node: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
-        node.meta = {k: v for k, v in self.source.meta.items() if k not in (WRITES, KNOWN)}
-        value = torch.empty_strided(
-            self.value.shape, self.value.stride(), dtype=dtype or self.value.dtype, device="meta"
-        )
-        node.meta[VAL] = value.requires_grad_() if self.value.requires_grad else value
-        return node
-
-    def node(self, args: Any, kwargs: Any) -> fx.Node:
-        """The node that makes the new value of the written tensor."""
-        writer = self.source
-        name = writer.target if isinstance(writer.target, str) else getattr(writer.target, "__name__", "")
-        if writer.target is operator.setitem:
-            return self.function(functional.write, *args)
-        twin = pure_overload(writer.target)
-        if twin is not None and args[0] is self.target:
-            return self._overload(twin, args, kwargs)
-        if kwargs.get("inplace"):
-            return self.function(writer.target, *args, **{**kwargs, "inplace": False})
-        if _pure_method(name) and args and args[0] is self.target:
-            return self._twin(name, args, kwargs)
-        return self._on_a_copy(args, kwargs)
-
-    def _overload(self, twin: Any, args: Any, kwargs: Any) -> fx.Node:
-        """The pure form of an ATen operation."""
-        name = self.source.target._schema.name  # type: ignore[union-attr]
-        if (
-            name == "aten::copy_"
-            and args[1].meta[VAL].shape == self.value.shape
-            and args[1].meta[VAL].dtype == self.value.dtype
-        ):
-            source: fx.Node = args[1]
-            return source
-        return self.function(twin, *args, **kwargs)
-
-    def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node:
-        if name == "zero_":
-            return self.function(torch.zeros_like, self.target)
-        if name == "fill_" and not isinstance(args[1], fx.Node):
-            return self.function(torch.full_like, self.target, args[1])
-        if name == "copy_" and isinstance(args[1], fx.Node) and args[1].meta[VAL].shape == self.value.shape:
-            source = args[1]
-            return source if source.meta[VAL].dtype == self.value.dtype else self.method("to", source, self.value.dtype)
-        twin = _pure_method(name)
-        if name in _NO_TWIN or not hasattr(Tensor, twin):
-            return self.function(functional.apply_inplace, name, *args, **kwargs)
-        made = self._dtype_of(twin, args, kwargs)
-        if made is None:
-            return self.function(functional.apply_inplace, name, *args, **kwargs)
-        node = self.method(twin, *args, **kwargs)
-        if made != self.value.dtype:
-            self._noted(node, made)
-            node = self.method("to", node, self.value.dtype)
-        return node
-
-    def _dtype_of(self, twin: str, args: Any, kwargs: Any) -> torch.dtype | None:
-        """The pure method's dtype, which may be promoted where the write is not; None where it does not fit."""
-        values, keywords = fx.map_arg((args, kwargs), lambda n: n.meta[VAL])
-        try:
-            with torch.no_grad():
-                result = getattr(Tensor, twin)(*values, **keywords)
-        except (RuntimeError, TypeError):
-            return None
-        fits = isinstance(result, Tensor) and result.shape == self.value.shape
-        return result.dtype if fits else None
-
-    def _on_a_copy(self, args: Any, kwargs: Any) -> fx.Node:
-        """Any other call that writes: it gets a private copy to write into, and stays."""
-        copy = self.method("clone", self.target)
-        call = self.graph.create_node(
-            self.source.op,
-            self.source.target,
-            fx.map_arg(args, lambda n: copy if n is self.target else n),
-            fx.map_arg(kwargs, lambda n: copy if n is self.target else n),
-        )
-        call.meta = {**self.source.meta, WRITES: {copy: copy.meta[VAL]}}
-        return copy
-
-
-def _pure_method(name: str) -> str:
-    """`add` for `add_`, `__and__` for `__iand__` (`a &= b`); "" for what is no method in place."""
-    if name.startswith("__i") and name.endswith("__") and hasattr(Tensor, f"__{name[3:]}"):
-        return f"__{name[3:]}"
-    return name[:-1] if name.endswith("_") and not name.startswith("_") else ""
 
 
 def _requiring(value: Tensor, needed: bool) -> Tensor:

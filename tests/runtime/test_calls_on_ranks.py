@@ -12,7 +12,7 @@ import pytest
 from launch import launch
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
-COMPLEX = "complex_cases.py"
+COMPLEX, WRITING = "complex_cases.py", "writing_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -56,6 +56,7 @@ KINDS = {
         "one_model_after_another",
     ),
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
+    WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room"),
 }
 Two = Callable[[str], list[dict[str, Any]]]
 

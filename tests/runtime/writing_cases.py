@@ -1,0 +1,59 @@
+"""Forwards that write in place, around autograd, on real ranks: values and gradients are as in one process. The loops
+are those of `loop_cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained
+
+
+class Clipped(Net):
+    """Hidden values are clipped, and their gradients are not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        with torch.no_grad():
+            hidden.clamp_(min=0.1)
+            hidden[:, 1:4].view(-1, 3).mul_(0.5)
+        hidden.data = hidden.data.round(decimals=2)
+        return (self.down(hidden) ** 2).mean()
+
+
+class Ended(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(self.up(x))
+        gate.detach_()
+        return (self.down(gate * self.up(x)) ** 2).mean()
+
+
+class Into(Net):
+    """Results are written where there is room for them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        with torch.no_grad():
+            room = torch.empty(hidden.shape, dtype=hidden.dtype)
+            torch.add(hidden, 1.0, out=room)
+            torch.mul(room, 0.1, out=room)
+        return (self.down(hidden * room) ** 2).mean()
+
+
+def clipped_around_autograd(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Clipped)
+
+
+def history_ended_in_place(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Ended)
+
+
+def written_into_room(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Into)
+
+
+KINDS = (clipped_around_autograd, history_ended_in_place, written_into_room)
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
+}
