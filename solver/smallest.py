@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from autopar.errors import AutoparError
@@ -15,6 +16,7 @@ from autopar.solver.stage_bytes import UNIT
 
 _PATIENCE = 20.0  # seconds for the exact answer
 _NEAR_SECONDS = 20.0  # for each step of the near one
+_LARGE, _QUICK_SECONDS = 20_000, 5.0  # variables from which the near one comes first, as it is often exact
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,16 @@ class Smallest:
 
 def smallest_budget(problem: Problem, solver: str, gap: float) -> Smallest | None:
     """Minimise the peak; None where no plan meets the constraints, whatever the budget."""
-    model = _peak_model(problem)
+    model, near = _peak_model(problem), None
+    if len(model.program.names) > _LARGE:
+        with suppress(AutoparError):  # out of time
+            near = _near(problem, solver, gap, _QUICK_SECONDS)
+            if near is None or near.budget_bytes <= near.bound_bytes * (1 + gap):
+                return near
     try:
         outcome = run(model, solver, _PATIENCE, gap, patience=_PATIENCE)
     except AutoparError:
-        return _near(problem, solver, gap)
+        return near or _near(problem, solver, gap, _NEAR_SECONDS)
     if outcome.status == "infeasible":
         return None
     return Smallest(model, outcome, outcome.objective * UNIT, outcome.bound * UNIT)
@@ -46,10 +53,10 @@ def _peak_model(problem: Problem, *, bare: bool = False) -> Model:
     return model
 
 
-def _near(problem: Problem, solver: str, gap: float) -> Smallest | None:
+def _near(problem: Problem, solver: str, gap: float, seconds: float) -> Smallest | None:
     """Minimised as if converting activations took no memory; then what the plan found so needs in truth."""
     bare = _peak_model(problem, bare=True)
-    found = run(bare, solver, _NEAR_SECONDS, gap)
+    found = run(bare, solver, seconds, gap)
     if found.status == "infeasible":
         return None
     model = _peak_model(problem)
@@ -63,5 +70,5 @@ def _near(problem: Problem, solver: str, gap: float) -> Smallest | None:
             many = float(round(found.values[same]))
             program.lower[count] = program.upper[count] = many
             program.lower[whether] = program.upper[whether] = min(many, 1.0)
-    outcome = run(model, solver, _NEAR_SECONDS, gap)
+    outcome = run(model, solver, seconds, gap)
     return Smallest(model, outcome, outcome.objective * UNIT, found.bound * UNIT)

@@ -11,6 +11,18 @@ from autopar.solver import smallest
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_the_near_answer_comes_first_in_large_programs_and_is_taken_if_it_is_proven(
+    mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = toy(on_meta(Normed, 3), torch.empty(256, 16, device="meta"), on=cluster(*mesh, seed=1))
+    exact = smallest.smallest_budget(problem.problem(), "highs", 1e-4)
+    monkeypatch.setattr(smallest, "_LARGE", 0)
+    again = smallest.smallest_budget(problem.problem(), "highs", 1e-4)
+    assert exact is not None and again is not None
+    assert again.budget_bytes == pytest.approx(exact.budget_bytes, rel=2e-4)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
 def test_the_near_answer_has_a_plan_and_a_bound_below_all(
     mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
