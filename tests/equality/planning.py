@@ -62,7 +62,7 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
 }
 
 
-def eager_cluster(shape: tuple[int, ...], preset_name: str) -> autopar.Cluster:
+def eager_cluster(shape: tuple[int, ...], preset_name: str = "cpu") -> autopar.Cluster:
     """Slow devices on a fast network without latency: sharding pays even for a few thousand weights."""
     preset = autopar.Cluster.preset(preset_name, shape=shape)
     device = replace(
