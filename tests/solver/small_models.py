@@ -1,4 +1,4 @@
-"""Twenty small models of four to eight blocks, with configs as transformers has them, and what a plan of one is."""
+"""Small models of four to eight blocks, with configs as transformers has them, and what a plan of one is."""
 
 from __future__ import annotations
 
