@@ -177,6 +177,8 @@ def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
     """
     if isinstance(node.target, LeafCall) and node.target.rule is not None:
         return bind(parse(node.target.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
+    if node.target == "copy_":  # new values of a buffer or an input, which every rank holds whole: nothing could split
+        return None
     try:
         bound = bound_rule(node)
         reason = "has no sharding rule" + (" for these arguments" if entry(node) else "")

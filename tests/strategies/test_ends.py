@@ -13,6 +13,7 @@ from autopar.errors import InputError
 from autopar.graph import VAL
 from autopar.strategies import NoRuleWarning, Strategy, strategies_for
 from autopar.strategies.derive import constants
+from autopar.tracing import trace
 
 
 def meta(*shape: int, grad: bool = False) -> torch.Tensor:
@@ -92,6 +93,24 @@ def test_an_op_without_a_rule_is_replicated_with_one_warning(monkeypatch: pytest
     assert len(caught) == 1
     assert layouts(ways) == ["R"]
     assert ways[0].inputs[0].is_replicated
+
+
+def test_what_is_written_into_a_buffer_is_held_whole_without_a_warning() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.get_buffer("seen").lerp_(x.mean(0), 0.1)
+            return x - self.get_buffer("seen")
+
+    graph = trace(Running(), {"x": meta(4, 6)}, remove_inplace=True).graph
+    [written] = [node for node in graph.nodes if node.target == "copy_"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoRuleWarning)
+        ways = strategies_for(graph, (2,))
+    assert written not in ways or layouts(ways[written]) == ["R"]
 
 
 def test_a_leaf_module_is_replicated() -> None:
