@@ -65,6 +65,16 @@ def triangular(node: fx.Node) -> str | None:
     return "... _ _, ... _ n -> ... _ n | linear:1" if argument(node, "left", 3, True) else None
 
 
+def kron(node: fx.Node) -> str:
+    """A dim of the result is one of the left operand and, inside, one of the right; the last dims are those of both."""
+    sides = [[f"{side}{i}" for i in range(len(input_shape(node, k)), 0, -1)] for k, side in enumerate("ab")]
+    merged = [
+        [name for side in sides for name in side[-i:][:1] if len(side) >= i] for i in range(max(map(len, sides)), 0, -1)
+    ]
+    result = " ".join(f"({' '.join(names)})" if len(names) > 1 else names[0] for names in merged)
+    return f"{' '.join(sides[0])}, {' '.join(sides[1])} -> {result}{EACH}"
+
+
 RULES: dict[str, str | Writer] = {
     "linear": linear,
     "matmul": matmul,
@@ -74,6 +84,7 @@ RULES: dict[str, str | Writer] = {
     "dot": f"k, k -> {EACH}",
     "outer": f"m, n -> m n{EACH}",
     "einsum": einsum,
+    "kron": kron,
     "cdist": "... m d!, ... n d! -> ... m n",
     "grouped_mm": grouped_product,
     "linalg_solve_triangular": triangular,

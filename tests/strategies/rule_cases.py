@@ -29,6 +29,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.mm, x(6, 12), x(12, 4)),
         (torch.mv, x(6, 12), x(12)),
         (torch.outer, x(6), x(12)),
+        (torch.kron, x(4, 6), x(6, 4)),
+        (torch.kron, x(4), x(2, 6)),
         (torch.einsum, "bhqe,bhke->bhqk", x(6, 4, 3, 6), x(6, 4, 5, 6)),
         (torch.cdist, x(6, 4, 12), x(6, 12, 12)),
         (torch.einsum, "bi, oi -> bo", x(6, 4), x(12, 4)),
