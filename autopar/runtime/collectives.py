@@ -21,6 +21,8 @@ from autopar.runtime.failures import failure
 from autopar.runtime.ranges import named
 
 ReduceOp = Literal["sum", "max", "min"]
+# Before, no compiler takes an operator that returns what it writes into. (It compares as a version, not as text.)
+_COMPILES_OUT = torch.__version__ >= "2.13"
 
 
 @dataclass
@@ -100,9 +102,12 @@ def begin_all_reduce_(tensor: torch.Tensor, group: str) -> torch.Tensor:
 def begin_all_gather(tensor: torch.Tensor, size: int, group: str) -> torch.Tensor:
     # `all_gather_into_tensor` asks gloo for a coalesced gather, several of which at once write into freed memory
     # (torch 2.13); with `_out` it takes another way, and is the same over NCCL
-    piece = _sent(tensor).view(-1)
-    whole = piece.new_empty(size * piece.numel())
-    torch.ops._c10d_functional.all_gather_into_tensor_out(piece, size, group, out=whole)
+    piece, functional = _sent(tensor).view(-1), torch.ops._c10d_functional
+    if torch.compiler.is_compiling() and not _COMPILES_OUT:
+        whole = functional.all_gather_into_tensor(piece, size, group)
+    else:
+        whole = piece.new_empty(size * piece.numel())
+        functional.all_gather_into_tensor_out(piece, size, group, out=whole)
     return _received(whole, tensor).view(size, *tensor.shape)
 
 
