@@ -67,12 +67,11 @@ def triangular(node: fx.Node) -> str | None:
 
 def kron(node: fx.Node) -> str:
     """A dim of the result is one of the left operand and, inside, one of the right; the last dims are those of both."""
-    sides = [[f"{side}{i}" for i in range(len(input_shape(node, k)), 0, -1)] for k, side in enumerate("ab")]
-    merged = [
-        [name for side in sides for name in side[-i:][:1] if len(side) >= i] for i in range(max(map(len, sides)), 0, -1)
-    ]
-    result = " ".join(f"({' '.join(names)})" if len(names) > 1 else names[0] for names in merged)
-    return f"{' '.join(sides[0])}, {' '.join(sides[1])} -> {result}{EACH}"
+    left, right = ([f"{side}{i}" for i in range(len(input_shape(node, k)))] for k, side in enumerate("ab"))
+    rank = max(len(left), len(right))
+    pairs = zip([""] * (rank - len(left)) + left, [""] * (rank - len(right)) + right, strict=True)
+    merged = (f"({one} {other})" if one and other else one or other for one, other in pairs)
+    return f"{' '.join(left)}, {' '.join(right)} -> {' '.join(merged)}{EACH}"
 
 
 RULES: dict[str, str | Writer] = {

@@ -11,6 +11,9 @@ import pytest
 from commands import GOOD, refused, with_option
 from commands import run as _run
 
+from autopar.cli import app
+from autopar.errors import InputError
+
 _with = with_option
 
 
@@ -66,6 +69,18 @@ def test_what_nobody_foresaw_is_told_in_one_line(folder: Path, capsys: pytest.Ca
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert "nothing here" in error
+
+
+def test_notes_of_an_error_stand_in_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        error = InputError("no graph")
+        error.add_note("Router is a leaf, because it asks")
+        raise error
+
+    monkeypatch.setattr(app, "app", fails)
+    refused(capsys, GOOD, "error: no graph; Router is a leaf, because it asks")
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/extension.h>
 
+#include <tuple>
+
 #include "on_cpu.h"
 
 namespace {
@@ -18,85 +20,55 @@ class Collectives final : public c10d::Backend {
   using Done = c10::intrusive_ptr<c10d::Work>;
 
   const std::string getBackendName() const override { return "other"; }
-  Done broadcast(Tensors& data, const c10d::BroadcastOptions& how) override {
-    auto on = all(data);
-    return inner_->broadcast(on, how);
-  }
-  Done allreduce(Tensors& data, const c10d::AllreduceOptions& how) override {
-    auto on = all(data);
-    return inner_->allreduce(on, how);
-  }
-  Done reduce(Tensors& data, const c10d::ReduceOptions& how) override {
-    auto on = all(data);
-    return inner_->reduce(on, how);
-  }
+  Done broadcast(Tensors& data, const c10d::BroadcastOptions& how) override { return run(&Backend::broadcast, how, data); }
+  Done allreduce(Tensors& data, const c10d::AllreduceOptions& how) override { return run(&Backend::allreduce, how, data); }
   Done allgather(Lists& to, Tensors& from, const c10d::AllgatherOptions& how) override {
-    auto out = lists(to);
-    auto in = all(from);
-    return inner_->allgather(out, in, how);
+    return run(&Backend::allgather, how, to, from);
   }
   Done _allgather_base(at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& how) override {
-    auto out = one(to), in = one(from);
-    return inner_->_allgather_base(out, in, how);
+    return run(&Backend::_allgather_base, how, to, from);
   }
   Done allgather_into_tensor_coalesced(Tensors& to, Tensors& from, const c10d::AllgatherOptions& how) override {
-    auto out = all(to), in = all(from);
-    return inner_->allgather_into_tensor_coalesced(out, in, how);
+    return run(&Backend::allgather_into_tensor_coalesced, how, to, from);
   }
   Done gather(Lists& to, Tensors& from, const c10d::GatherOptions& how) override {
-    auto out = lists(to);
-    auto in = all(from);
-    return inner_->gather(out, in, how);
+    return run(&Backend::gather, how, to, from);
   }
   Done scatter(Tensors& to, Lists& from, const c10d::ScatterOptions& how) override {
-    auto out = all(to);
-    auto in = lists(from);
-    return inner_->scatter(out, in, how);
-  }
-  Done reduce_scatter(Tensors& to, Lists& from, const c10d::ReduceScatterOptions& how) override {
-    auto out = all(to);
-    auto in = lists(from);
-    return inner_->reduce_scatter(out, in, how);
+    return run(&Backend::scatter, how, to, from);
   }
   Done _reduce_scatter_base(at::Tensor& to, at::Tensor& from, const c10d::ReduceScatterOptions& how) override {
-    auto out = one(to), in = one(from);
-    return inner_->_reduce_scatter_base(out, in, how);
+    return run(&Backend::_reduce_scatter_base, how, to, from);
   }
   Done reduce_scatter_tensor_coalesced(Tensors& to, Tensors& from, const c10d::ReduceScatterOptions& how) override {
-    auto out = all(to), in = all(from);
-    return inner_->reduce_scatter_tensor_coalesced(out, in, how);
+    return run(&Backend::reduce_scatter_tensor_coalesced, how, to, from);
   }
   Done alltoall_base(at::Tensor& to, at::Tensor& from, std::vector<int64_t>& received, std::vector<int64_t>& sent,
       const c10d::AllToAllOptions& how) override {
-    auto out = one(to), in = one(from);
+    auto out = on_cpu(to), in = on_cpu(from);
     return inner_->alltoall_base(out, in, received, sent, how);
-  }
-  Done send(Tensors& data, int to, int tag) override {
-    auto on = all(data);
-    return inner_->send(on, to, tag);
-  }
-  Done recv(Tensors& data, int from, int tag) override {
-    auto on = all(data);
-    return inner_->recv(on, from, tag);
   }
   Done barrier(const c10d::BarrierOptions& how) override { return inner_->barrier(how); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
 
  private:
-  static at::Tensor one(const at::Tensor& given) {
+  static at::Tensor on_cpu(const at::Tensor& given) {
     TORCH_CHECK(given.device().type() == kOther, "a tensor of the ", given.device(), " in a collective of the other device");
     TORCH_CHECK(given.is_non_overlapping_and_dense(), "Tensors must be contiguous");
     return OnCpu().of(given);
   }
-  static Tensors all(const Tensors& given) {
-    Tensors made;
-    for (const auto& tensor : given) made.push_back(one(tensor));
+  template <typename T>
+  static std::vector<T> on_cpu(const std::vector<T>& given) {
+    std::vector<T> made;
+    for (const auto& one : given) made.push_back(on_cpu(one));
     return made;
   }
-  static Lists lists(const Lists& given) {
-    Lists made;
-    for (const auto& tensors : given) made.push_back(all(tensors));
-    return made;
+
+  // The other backend's method, on CPU tensors over the memory of these.
+  template <typename Method, typename How, typename... T>
+  Done run(Method method, const How& how, T&... given) {
+    return std::apply(
+        [&](auto... on) { return (inner_.get()->*method)(on..., how); }, std::tuple<T...>{on_cpu(given)...});
   }
 
   c10::intrusive_ptr<c10d::Backend> inner_;

@@ -51,10 +51,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 Hooks hooks;
 const bool hooked = (at::RegisterPrivateUse1HooksInterface(&hooks), true);
 
-bool may_mix(const std::string& name) {
-  return name == "aten::copy_" || name == "aten::_copy_from" || name == "aten::index.Tensor" ||
-      name == "aten::index_put_" || name == "aten::_index_put_impl_" || name == "aten::index_put";
-}
+// Indices may lie on the CPU, as on a GPU; copies between the devices have a kernel of their own.
+bool may_mix(const std::string& name) { return name == "aten::index.Tensor" || name == "aten::_index_put_impl_"; }
 
 template <typename F>
 c10::IValue each(const c10::IValue& value, const F& f) {

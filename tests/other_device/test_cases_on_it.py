@@ -36,8 +36,8 @@ def results(worker: str) -> list[dict[str, Any]]:
     return launch(f"{worker}.py", 2, backends=WORKERS[worker])
 
 
-def deviations(value: Any, name: str = "") -> Iterator[float]:
-    """Every number in a result that is called an error: of losses, parameters or gradients against one process."""
+def deviations(value: Any, name: str = "error") -> Iterator[float]:
+    """Every number that a case returns, or calls an error: of losses, parameters or gradients against one process."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from deviations(inner, key)

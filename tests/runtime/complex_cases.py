@@ -3,11 +3,8 @@ read. The loops are those of `loop_cases`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from loop_cases import PRESETS, ROWS, Prepare, compared, trained
+from loop_cases import ROWS, in_presets, plainly
 from torch import nn
 
 
@@ -53,19 +50,10 @@ class Spectral(nn.Module):
         return torch.fft.irfft(found, n=x.shape[0], dim=0).pow(2).mean()
 
 
-def filter_of_pairs(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Filtered)
-
-
-def complex_parameters(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Conjugated)
-
-
-def filter_of_rows(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Spectral)
-
-
-KINDS = (filter_of_pairs, complex_parameters, filter_of_rows)
-CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
+CASES = {
+    2: in_presets(
+        filter_of_pairs=plainly(Filtered),
+        complex_parameters=plainly(Conjugated),
+        filter_of_rows=plainly(Spectral),
+    )
 }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from large_cases import refusal
-from loop_cases import PRESETS, ROWS, SGD, Net, Prepare, compared, trained, whole
+from loop_cases import PRESETS, ROWS, SGD, Net, Prepare, in_presets, trained, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -287,6 +287,5 @@ def advised() -> list[list[str]]:
 
 REFUSED = (hook_registered_late, backward_hook, penalty_on_a_gradient, data_of_another_shape, shards_of_rank_zero)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
-    | {case.__name__: case for case in (*REFUSED, own_shards, advised)}
+    2: in_presets(*KINDS) | {case.__name__: case for case in (*REFUSED, own_shards, advised)}
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained, whole
+from loop_cases import ROWS, Net, Prepare, in_presets, trained, whole
 from small_language import gpt2
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -177,6 +177,6 @@ def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
 
 KINDS = (synchronised_norms, norms_updated, numbers_set, stages_that_come_in, configs_set, tensors_set, layers_set)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
+    2: in_presets(*KINDS)
     | {case.__name__: case for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late)}
 }

@@ -3,11 +3,8 @@ are those of `loop_cases`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from loop_cases import PRESETS, ROWS, Net, Prepare, compared, trained
+from loop_cases import Net, in_presets, plainly
 
 
 class Clipped(Net):
@@ -41,19 +38,10 @@ class Into(Net):
         return (self.down(hidden * room) ** 2).mean()
 
 
-def clipped_around_autograd(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Clipped)
-
-
-def history_ended_in_place(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Ended)
-
-
-def written_into_room(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Into)
-
-
-KINDS = (clipped_around_autograd, history_ended_in_place, written_into_room)
-CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {f"{kind.__name__}-{preset}": compared(kind, preset) for kind in KINDS for preset in PRESETS}
+CASES = {
+    2: in_presets(
+        clipped_around_autograd=plainly(Clipped),
+        history_ended_in_place=plainly(Ended),
+        written_into_room=plainly(Into),
+    )
 }

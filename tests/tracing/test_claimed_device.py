@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from autopar import Cluster
+from autopar.errors import UntraceableError
 from autopar.graph import fingerprint, target_name
 from autopar.planning import Stopwatch, request_of, trace_for
 from autopar.tracing import trace
@@ -32,3 +34,34 @@ def test_a_model_is_planned_for_gpus_as_it_runs_there() -> None:
             request = request_of(Cluster.preset(preset, (2,)), precision="fp32")
             traced = trace_for(Positions(), {"x": X.to(device)}, None, request, Stopwatch())
             assert f"Tensor.{op}" in map(target_name, traced.graph.nodes)
+
+
+class Sure(nn.Module):
+    """A draw against a bound that decides it, which the trace finds out by numbers of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if torch.rand([]) < 2 else x.tanh()
+
+
+def test_a_default_device_is_not_that_of_the_traces_own_numbers() -> None:
+    with torch.device("meta"):
+        traced = trace_for(Sure(), {"x": X}, None, request_of(Cluster.preset("cpu", (2,))), Stopwatch())
+    assert "Tensor.sin" in map(target_name, traced.graph.nodes)
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("seen").lerp_(self.linear(x).mean(0), 0.1)
+        return x - self.get_buffer("seen")
+
+
+def test_dtypes_that_precision_made_differ_are_told_with_it() -> None:
+    """bf16 compute is the default on GPUs."""
+    with pytest.raises(UntraceableError, match=r"inputs are torch\.bfloat16 there.*precision='fp32'"):
+        trace_for(Running(), {"x": X}, None, request_of(Cluster.preset("h100", (2,))), Stopwatch())
+    trace_for(Running(), {"x": X}, None, request_of(Cluster.preset("h100", (2,)), precision="fp32"), Stopwatch())
