@@ -206,7 +206,7 @@ def autoparallelize(
     when the ranks disagree.
     """
     from autopar.runtime import apply, check_unplanned
-    from autopar.runtime.agreement import agree, from_rank_zero
+    from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
 
     if not hasattr(device_mesh, "device_type"):
         raise InputError(
@@ -246,7 +246,8 @@ def autoparallelize(
         digests.update(options_of(request))
     except Exception as problem:  # every rank must learn of it before any of them waits for a collective
         error = problem
-    agree(device, digests, error)
+    with waiting_told("autoparallelize"):
+        agree(device, digests, error)
 
     def decide(model: nn.Module, traced: Traced, pinned: Mapping[str, Layout] | None, watch: Stopwatch) -> Plan:
         text = from_rank_zero(lambda: _solve(model, traced, request, watch, pinned).to_json(), device)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.runtime.failures import told
 
+WARNING_SECONDS = 20.0
 _ITEMS = 16  # digests that one call can compare
 _MESSAGE_BYTES = 2048
 # Sets that a forward makes are traced in one order; those that a constructor makes are not.
@@ -47,6 +51,22 @@ def agree(device: torch.device, digests: Mapping[str, str], error: BaseException
             f"the ranks disagree about {' and '.join(differ)}, seen from rank {dist.get_rank()}: all need the same"
             + (_SET_ORDER if "graph" in differ else "")
         )
+
+
+@contextmanager
+def waiting_told(call: str) -> Iterator[None]:
+    """While this lasts: a warning if it takes `WARNING_SECONDS`; where a rank never makes `call`, it takes for good."""
+    text = (
+        f"rank {dist.get_rank()} has waited {WARNING_SECONDS:g} s in {call} for other ranks: every rank must call it "
+        "alike, so take it out of `if rank == 0:` and the like; a rank that is only slow is waited for"
+    )
+    timer = threading.Timer(WARNING_SECONDS, warnings.warn, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def from_rank_zero(make: Callable[[], str], device: torch.device) -> str:

@@ -258,6 +258,10 @@ class Planned:
             where = error.where if isinstance(error, AutoparError) else place_of(error)
             reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
             return InputError(f"{difference.message}; nor can such a call be planned: {reason}", where=where)
+        error.add_note(
+            "This came of a call that is planned for itself: its arguments are like those of an earlier one, but the "
+            "mode (train() or eval(), no_grad), what is trainable, or a value set on a module is another."
+        )
         return error
 
     def _check_first_call(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:

@@ -114,11 +114,13 @@ RULES: dict[str, str | Writer] = {
     "cosine_embedding_loss": row_loss(6, "n d!, n d!, n"),
     "triplet_margin_loss": row_loss(9, "n d!, n d!, n d!"),
     "multi_margin_loss": row_loss(7, "n c!, n, c!", "linear:2"),
+    "multilabel_margin_loss": row_loss(4, "n c!, n c!"),
     "multilabel_soft_margin_loss": row_loss(5, "n c!, n c!, c!"),
     "soft_margin_loss": elementwise_loss(4),
     "hinge_embedding_loss": elementwise_loss(5),
     "margin_ranking_loss": elementwise_loss(6),
     "mse_loss l1_loss": elementwise_loss(4),
     "smooth_l1_loss huber_loss": elementwise_loss(4),
+    "poisson_nll_loss": elementwise_loss(7),
     "binary_cross_entropy binary_cross_entropy_with_logits": elementwise_loss(5),
 }

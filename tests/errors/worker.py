@@ -61,11 +61,28 @@ class Dropping(Net):
         return super().forward(self.dropout(x), scale)
 
 
+class Widening(Net):
+    """Needs more memory once a number is set."""
+
+    copies = 1
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return super().forward(torch.sin(x.repeat(self.copies, 1)).view(-1, 8, 16).mean(0), scale)
+
+
 X = torch.ones(8, 16)
 
 
 def budget_too_small(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Net(), {"x": X}, mesh, memory_budget="1KiB")
+
+
+def later_call_does_not_fit(mesh: DeviceMesh) -> None:
+    needed = autopar.plan(Widening(), {"x": X}, mesh).predicted.peak_bytes
+    model = autopar.autoparallelize(Widening(), {"x": X}, mesh, memory_budget=needed + 4096)
+    model(X)
+    model.copies = 1024
+    model(X)
 
 
 def plan_of_another_model(mesh: DeviceMesh) -> None:
@@ -226,6 +243,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     budget_too_small,
     plan_of_another_model,
     plan_of_another_mesh,
+    later_call_does_not_fit,
     another_shape,
     different_global_batches,
     different_rows,
@@ -266,7 +284,8 @@ def main() -> None:
             mistake(mesh)
             met[mistake.__name__] = {"kinds": [], "message": "no error"}
         except Exception as error:
-            met[mistake.__name__] = {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": str(error)}
+            told = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            met[mistake.__name__] = {"kinds": [kind.__name__ for kind in type(error).__mro__], "message": told}
         met[mistake.__name__]["seconds"] = time.monotonic() - start
         Path(sys.argv[1], f"rank{dist.get_rank()}.json").write_text(json.dumps(met))
         dist.barrier()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
+from autopar.runtime import agreement
 
 
 class Weights:
@@ -115,6 +118,29 @@ def set_to_and_fro() -> dict[str, Any]:
     }
 
 
+def late_rank_told() -> list[str]:
+    """One rank calls `autoparallelize` only when the other has said that it waits."""
+    store = dist.distributed_c10d._get_default_store().clone()
+    agreement.WARNING_SECONDS, before = (0.1, 1e6)[dist.get_rank()], agreement.WARNING_SECONDS
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if dist.get_rank() == 1:
+            store.wait(["waiting told"])
+        else:
+            threading.Thread(target=_answer, args=(told, store), daemon=True).start()
+        try:
+            _planned()
+        finally:
+            agreement.WARNING_SECONDS = before
+    return [str(w.message) for w in told if "autoparallelize" in str(w.message)]
+
+
+def _answer(told: list[warnings.WarningMessage], store: dist.Store) -> None:
+    while not any("autoparallelize" in str(w.message) for w in told):
+        time.sleep(0.01)
+    store.set("waiting told", "")
+
+
 class Recurrent(nn.Module):
     """Keeps its parameters in a list too, which planning fills anew."""
 
@@ -178,5 +204,8 @@ def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
 KINDS = (synchronised_norms, norms_updated, numbers_set, stages_that_come_in, configs_set, tensors_set, layers_set)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: in_presets(*KINDS)
-    | {case.__name__: case for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late)}
+    | {
+        case.__name__: case
+        for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late, late_rank_told)
+    }
 }

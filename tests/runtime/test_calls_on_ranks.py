@@ -87,6 +87,13 @@ def test_values_set_back_are_not_planned_again(two: Two) -> None:
         assert len(found["told"]) == 1 and "'factor' (now 0.5)" in found["told"][0]
 
 
+def test_who_waits_for_a_rank_to_plan_says_so(two: Two) -> None:
+    waited, late = [rank["late_rank_told"] for rank in two(SETTINGS)]
+    assert "error" not in waited, waited["traceback"]
+    assert late["value"] == []
+    assert len(waited["value"]) == 1 and "rank 0 has waited 0.1 s in autoparallelize" in waited["value"][0]
+
+
 def test_parameters_are_no_values_that_change(two: Two) -> None:
     assert all(rank["plans_of_recurrent_layers"]["value"] == 1 for rank in two(SETTINGS))
 

@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from small_models import MODELS, ready, toy_of
+from small_models import MODELS, NO_LIMIT, ready, toy_of
+from torch import fx
 from unfolded import EXACT, Unfolded
 
 from autopar import InfeasibleError, Plan
 from autopar.cost.blocks import find_repeats
+from autopar.layout import Layout
 from autopar.planning import Prepared
+from autopar.solver import smallest as smallest_budgets
+from autopar.strategies.strategy import Strategy
 
 GAP = 1e-3  # of every plan here
 COST = 1.02  # of a step, that folding may take
 LADDER = 12
 
 pytestmark = pytest.mark.timeout(0)  # which goes by the clock
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest budget is the exact one, however long it takes."""
+    monkeypatch.setattr(smallest_budgets, "_PATIENCE", NO_LIMIT)
 
 
 @functools.cache
@@ -95,10 +106,31 @@ def test_more_budget_costs_no_time(name: str) -> None:
 @pytest.mark.parametrize("part", [None, 0.3])
 @pytest.mark.parametrize("name", first(["gpt2-4", "llama-6-grouped", "bert-4", "vit-4", "t5-4"], 0))
 def test_the_order_of_axes_is_no_matter(name: str, part: float | None) -> None:
-    """2x4 and 4x2 of the same two axes: links, and not their numbers, decide. `part`: of the way to a loose budget."""
-    asked = problem(name, 2, 4)
+    """2x4 and 4x2 of the same two axes: links, and not their numbers, decide. `part`: of the way to a loose budget.
+
+    But for parameters and outputs that have one dim split over both: they are DTensors, which split it over the first
+    axis first. A tight budget may want the other order, so that one mesh is slightly better (ViT: 0.41 %).
+    """
+    asked = without_orders(problem(name, 2, 4))
     cluster = asked.request.cluster
-    turned = asked.on(replace(cluster, axes=cluster.axes[::-1]))
+    turned = without_orders(problem(name, 2, 4).on(replace(cluster, axes=cluster.axes[::-1])))
     [budget] = [1 << 60] if part is None else budgets(asked, part)
     one, other = solved(asked, budget), solved(turned, budget)
     assert one.predicted.step_seconds == pytest.approx(other.predicted.step_seconds, rel=GAP)
+
+
+def without_orders(asked: Prepared) -> Prepared:
+    """The same without layouts of parameters and outputs that split one dim over two axes."""
+
+    def ordered(layout: Layout) -> bool:
+        dims = [placement.dim for placement in layout.placements if placement.is_sharded]
+        return len(dims) > len(set(dims))
+
+    def kept(node: fx.Node, choices: Sequence[Strategy]) -> Sequence[Strategy]:
+        if node.op not in ("get_attr", "output"):
+            return choices
+        return [one for one in choices if not any(map(ordered, (*one.inputs, *one.outputs)))]
+
+    left = {node: kept(node, choices) for node, choices in asked.strategies.items()}
+    assert sum(map(len, left.values())) < sum(map(len, asked.strategies.values()))
+    return replace(asked, strategies=left)

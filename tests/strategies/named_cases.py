@@ -29,7 +29,7 @@ def _method(name: str) -> str:
 
 
 def _margins() -> list[Case]:
-    """Losses with a margin, by each reduction; labels are 1 and -1."""
+    """Losses with a margin and of counts, by each reduction; labels are 1 and -1."""
     signs = const(12).sign()
     cases: list[Case] = []
     for reduction in ("mean", "sum", "none"):
@@ -43,6 +43,8 @@ def _margins() -> list[Case]:
             (F.multi_margin_loss, x(12, 6), ids(6, 12), {**given, "weight": const(6).exp()}),
             (F.multi_margin_loss, x(12, 6), ids(6, 12), given),
             (F.multilabel_soft_margin_loss, x(12, 6), const(12, 6).sigmoid(), {"reduction": reduction}),
+            (F.multilabel_margin_loss, x(12, 6), const(12, 6).argsort(-1), {"reduction": reduction}),
+            (F.poisson_nll_loss, x(6, 12), const(6, 12).exp(), {"reduction": reduction, "full": True}),
         ]
     return cases
 
