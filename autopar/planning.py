@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -126,6 +126,7 @@ def options_of(request: Request) -> dict[str, str]:
     }
 
 
+@collection_paused()
 def trace_for(
     model: nn.Module,
     meta_args: Mapping[str, Any],
@@ -143,7 +144,7 @@ def trace_for(
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
     with_grad = torch.is_grad_enabled()  # not so in inference mode
     off, on = torch.inference_mode(False), torch.set_grad_enabled(with_grad)
-    with watch.stage("trace"), off, on, torch.device("cpu"):  # whatever the default device is
+    with watch.stage("trace"), off, on, _default_device("cpu"):
         try:
             traced = trace(
                 model,
@@ -170,6 +171,11 @@ def trace_for(
         find_splits(traced.graph)
         warn_of_leaves(traced.graph, traced.failures, request.constraints)
     return traced
+
+
+def _default_device(device: str) -> AbstractContextManager[Any]:
+    """This default device inside; where it is that already, without a mode that would see each question to a tensor."""
+    return nullcontext() if torch.get_default_device() == torch.device(device) else torch.device(device)
 
 
 def _about_dtypes(message: str, compute: torch.dtype | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import fx
 from autopar.tracing.dynamic import Symbolic
 from autopar.tracing.sizes import TracedFloat, TracedInt
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
-from autopar.tracing.values import META, value_of
+from autopar.tracing.values import META, PLAIN, value_of
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
@@ -21,7 +22,12 @@ Tensor = torch.Tensor
 class Arguments:
     """The arguments of one call, turned into graph arguments; `tensors` are their data-free tensors, in order."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    __slots__ = (
+        "_detach", "elsewhere", "graph_args", "graph_kwargs", "nodes", "parameters", "recorder", "replaced",
+        "tensors", "unknown",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         self.recorder = recorder
         self.tensors: list[Tensor] = []
         self.nodes: list[fx.Node] = []  # those that stand for them in the call
@@ -30,6 +36,8 @@ class Arguments:
         self.replaced = False  # an argument must be replaced to run: a constant, a device, an unknown number
         self.unknown = False  # an argument is a number that is not known
         self._detach = recorder.grad and not torch.is_grad_enabled()
+        self.graph_args = self.take(args)
+        self.graph_kwargs = self.take(kwargs) if kwargs else {}
 
     def value(self, index: int) -> Tensor:
         """A tensor as its node has it: behind a call that writes it under no_grad, its history is what it was, so that
@@ -39,7 +47,7 @@ class Arguments:
 
     def take(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return value
         if isinstance(value, Tensor):
             recorder = self.recorder
@@ -107,4 +115,3 @@ class Arguments:
 
 
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as eager reads them
-_PLAIN = {int, float, bool, str, type(None), complex, torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)}

@@ -130,8 +130,7 @@ def _number(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _data_free(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    with torch.no_grad():
-        free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+    free = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(free, requires_grad=tensor.requires_grad)
     return free.requires_grad_() if tensor.requires_grad else free

@@ -72,7 +72,7 @@ class Body(Recorder):
         operands = pytree.tree_map_only(Tensor, fresh, list(operands))
         with self.outer.pausing(), self:
             self.result = function(*operands)
-            flat = Arguments(self).take(self.result)
+            flat = Arguments(self, self.result).graph_args
         self.graph.output(flat)
 
     def module(self, lifted: Sequence[fx.Node]) -> fx.GraphModule:
@@ -137,7 +137,7 @@ def record_cond(recorder: Recorder, pred: Any, true_fn: Any, false_fn: Any, oper
     lifted = list(dict.fromkeys(n for body in bodies for n in body.lifted))
     names = [_attach(recorder, "cond", f, b.module(lifted)) for f, b in zip((true_fn, false_fn), bodies, strict=True)]
     tensors = [v for v in pytree.tree_leaves(list(operands)) if isinstance(v, Tensor)]
-    taken = Arguments(recorder).take([pred, tensors])
+    taken = Arguments(recorder, [pred, tensors]).graph_args
     node = recorder.graph.call_function(functional.cond, (taken[0], *names, (*taken[1], *lifted)))
     with recorder.pausing():
         result = pytree.tree_map_only(Tensor, data_free_like, bodies[0].result)
@@ -161,7 +161,7 @@ def record_scan(recorder: Recorder, combine_fn: Any, init: Any, xs: Any, dim: in
     body.run(flat, [*carries, *slices])
     lifted = list(body.lifted)
     name = _attach(recorder, "scan", combine_fn, body.module(lifted))
-    taken = Arguments(recorder).take([carries, inputs])
+    taken = Arguments(recorder, [carries, inputs]).graph_args
     node = recorder.graph.call_function(
         functional.scan, (name, *map(tuple, taken), tuple(lifted)), {"dim": dim, "reverse": reverse}
     )

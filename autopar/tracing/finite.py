@@ -30,6 +30,7 @@ _COMBINING: dict[Any, Callable[[bool, bool], bool]] = {
     **dict.fromkeys(methods("logical_or", "bitwise_or", "__or__"), operator.or_),
     **dict.fromkeys(methods("logical_and", "bitwise_and", "__and__"), operator.and_),
 }
+_NOTED = _CHECKS.keys() | _KEEPING | _NEGATING | _COMBINING.keys()
 _ASKING = methods("__bool__", "item", "is_nonzero")
 
 
@@ -43,7 +44,7 @@ class FiniteChecks:
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any, node: fx.Node) -> None:
         """Follow a call that `node` stands for."""
-        if not args or not isinstance(result, Tensor):
+        if func not in _NOTED or not args or not isinstance(result, Tensor):
             return
         said = None
         if func in _CHECKS:

@@ -10,8 +10,9 @@ import torch
 from autopar.errors import UntraceableError
 from autopar.graph import VAL
 from autopar.tracing import histories
+from autopar.tracing.asking import ask
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
-from autopar.tracing.sizes import traced
+from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.values import value_of
 
@@ -27,9 +28,12 @@ def _shape(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     node = recorder.nodes.get(id(tensor))
     if node is None or node.op == "get_attr" or not recorder.trace_sizes:
         return shape  # a parameter's size is as constant as the parameter
-    if any(isinstance(n, torch.SymInt) for n in shape):
-        return shape
-    return torch.Size([traced(n, ("size", node, i)) for i, n in enumerate(shape)])
+    numbers = []
+    for dim, number in enumerate(shape):
+        if type(number) is not int:  # a symbol
+            return shape
+        numbers.append(TracedInt(number, ("size", node, dim)))
+    return torch.Size(numbers)
 
 
 def _size(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -59,10 +63,6 @@ def _device_flag(kind: str) -> Any:
 def _get_device(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> int:
     index = recorder.device.index
     return -1 if recorder.device.type == "cpu" else index or 0
-
-
-def _ask(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    return recorder.ask(func, args, kwargs)
 
 
 def _as(method: Callable[..., Any], *rest: Any) -> Any:
@@ -254,7 +254,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(methods("bincount"), _bincount),
     torch._VF._pack_padded_sequence: _packed,
     Tensor.register_hook: _hooked,
-    **dict.fromkeys(DATA_QUESTIONS, _ask),
+    **dict.fromkeys(DATA_QUESTIONS, ask),
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), _differentiates),
 }
 if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls

@@ -227,6 +227,7 @@ _NO_RANGE = (-1, 0.0, 0.0)
 _UNIFORM = methods("rand", "rand_like", "uniform_")
 _COMPARISONS = methods("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__")
 _FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+MADE_KNOWN = _UNIFORM | _COMPARISONS | _FILLING  # of these something may be known though nothing is of their arguments
 _CPU = torch.device("cpu")
 
 

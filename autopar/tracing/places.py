@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -37,10 +38,16 @@ def current() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if is_users(filename):
-            return "" if filename.startswith(_PACKAGE) else f"{filename}:{frame.f_lineno}"
+        known = _foreign.get(filename)  # asked for each node, of each frame between it and the user's code
+        if known or (known is None and is_users(filename)):
+            return "" if filename.startswith(_PACKAGE) else _place(filename, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+@functools.cache
+def _place(filename: str, line: int) -> str:
+    return f"{filename}:{line}"
 
 
 def raised_at(error: BaseException, homes: Collection[str] = ()) -> str:

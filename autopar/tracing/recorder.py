@@ -10,7 +10,7 @@ no identity is reused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +22,16 @@ from torch.utils import _pytree as pytree
 from autopar.graph import TRIAL_FLOPS, VAL
 from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
-from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.dynamic import DynamicSizes
 from autopar.tracing.errors import UnknownDataError
-from autopar.tracing.guards import ANSWER
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
+from autopar.tracing.known import MADE_KNOWN
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as, written_by_schema
-from autopar.tracing.unknown import UnknownBool, UnknownNumber
 from autopar.tracing.values import META, makes_tensor, with_own_identity
 from autopar.tracing.without_kernel import KNOWN_OR_LEAF, Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
@@ -110,9 +108,12 @@ class Recorder(TorchFunctionMode, GraphWriter):
 
     def record(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `func` on data-free tensors and write it down, unless it makes and changes no tensor."""
-        args, kwargs = self._autocast(func, args, kwargs)
-        seen = Arguments(self)
-        node_args, node_kwargs = seen.take(args), seen.take(kwargs)
+        if torch._C._is_any_autocast_enabled():
+            args, kwargs = self._autocast(func, args, kwargs)
+        seen = Arguments(self, args, kwargs)
+        result = self._again(func, args, kwargs, seen)
+        if result is not None:
+            return self._write_down(func, args, kwargs, seen, result)
         versions = [t._version for t in seen.tensors]
         try:
             result, real = self._run(func, args, kwargs, seen)
@@ -130,14 +131,27 @@ class Recorder(TorchFunctionMode, GraphWriter):
             real = self.known.drawn(func, args, result)
         if not written and not makes_tensor(result, seen.tensors):
             return result
+        return self._write_down(func, args, kwargs, seen, result, real, written)
+
+    def _write_down(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        seen: Arguments,
+        result: Any,
+        real: Any = None,
+        written: Sequence[int] = (),
+    ) -> Any:
+        """The result of a call, now of a node; `written`: the tensors among `seen` that the call wrote into."""
         call = written_as(WRITTEN_AS.get(func) or func, args, kwargs)
-        if call.swapped:
-            node_args = (node_args[1], node_args[0])
-        node = self.write(call.op, call.target, node_args, node_kwargs, call.name)
+        given = seen.graph_args[::-1] if call.swapped else seen.graph_args
+        node = self.write(call.op, call.target, given, seen.graph_kwargs, call.name)
         if written:
             node.meta[WRITES] = {seen.nodes[i]: seen.value(i) for i in written}
         self.register(node, result, real)
-        self.nodes.update(seen.elsewhere)  # the result of a write is what was written
+        if seen.elsewhere:
+            self.nodes.update(seen.elsewhere)  # the result of a write is what was written
         self.finite.note(func, args, result, node)
         if seen.parameters:
             self.order.operation(seen.parameters)
@@ -146,7 +160,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
     def _autocast(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The arguments as autocast hands them to `func`: casts are nodes, one a tensor."""
         kind = self.device.type
-        if not torch._C._is_any_autocast_enabled() or not torch.is_autocast_enabled(kind):
+        if not torch.is_autocast_enabled(kind):
             return args, kwargs
         dtype = self.autocast.input_dtype(kind, func, args, kwargs)
         if dtype is None:
@@ -168,13 +182,12 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         """One opaque node for `run(*args, **kwargs)`, which is not looked into."""
         with self.pausing():
-            seen = Arguments(self)
-            node_args, node_kwargs = seen.take(args), seen.take(kwargs)
+            seen = Arguments(self, args, kwargs)
             if seen.replaced:
                 args, kwargs = seen.data_free(args), seen.data_free(kwargs)
             result = run(*args, **kwargs)
             result = pytree.tree_map_only(Tensor, lambda t: with_own_identity(t, seen.tensors), result)
-            node = self.graph.create_node(op, target, node_args, node_kwargs)
+            node = self.graph.create_node(op, target, seen.graph_args, seen.graph_kwargs)
             self.register(node, result)
         if seen.parameters:
             self.order.operation(seen.parameters)
@@ -229,6 +242,12 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return False
         return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
+    def _again(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> Tensor | None:
+        """What a call makes that ran before and only makes one tensor of unknown values; None for others."""
+        if seen.replaced or not seen.tensors or func in MADE_KNOWN or self.known.can_tell(seen.tensors):
+            return None
+        return self.runs.again(func, args, kwargs)
+
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> tuple[Any, Any]:
         """The result on data-free tensors; the real one too where only real values give a shape."""
         free_args, free_kwargs = args, kwargs
@@ -245,48 +264,11 @@ class Recorder(TorchFunctionMode, GraphWriter):
                 raise
             return run_without_kernel(self, func, args, kwargs, seen, error)
 
-    # ---- questions about data
-
-    def ask(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A question about a tensor's contents: answered where they are known."""
-        seen = Arguments(self)
-        node_args, node_kwargs = seen.take(args), seen.take(kwargs)
-        if not self.known.can_tell(seen.tensors):
-            healthy = self.finite.answer(func, args, self.where())
-            if healthy is not None:
-                return healthy
-            if func is Tensor.item:
-                return self._unknown_item(args[0], node_args)
-            wanted = asserted() if func is Tensor.__bool__ else None
-            if wanted is not None:
-                return wanted  # an assertion is believed, as `torch._check` is
-            name = getattr(func, "__name__", repr(func)).strip("_")
-            if any(id(t) in self.known.random for t in seen.tensors):
-                raise self.unknown(
-                    f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
-                    mend="set the probability to 0, call eval(), or let the module be a leaf",
-                )
-            raise self.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
-        answer, is_guard = self.known.answer(func, args, kwargs, seen.tensors)
-        if is_guard:
-            call = written_as(func, args, kwargs)
-            node = self.graph.create_node(call.op, call.target, node_args, node_kwargs)
-            self.annotate(node, place=True)
-            node.meta[VAL] = node.meta[ANSWER] = answer
-        return answer
-
-    def _unknown_item(self, tensor: Tensor, node_args: Any) -> UnknownNumber:
-        kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int
-        node = self.graph.call_method("item", node_args)
-        self.annotate(node, place=True)
-        node.meta[VAL] = None
-        number = (UnknownBool if kind is bool else UnknownNumber)(self, node, kind)
-        number.whole = self.known.whole_part(tensor)
-        return number
+    # ---- numbers that depend on data
 
     def number_node(self, function: Callable[..., Any], operands: Any, kind: type) -> fx.Node:
         """A node that computes with unknown numbers."""
-        node = self.graph.call_function(function, Arguments(self).take(operands))
+        node = self.graph.call_function(function, Arguments(self, operands).graph_args)
         self.annotate(node, place=True)
         node.meta[VAL] = None
         return node

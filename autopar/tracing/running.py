@@ -7,11 +7,14 @@ the first one's.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from autopar.tracing.values import PLAIN
 
 Tensor = torch.Tensor
 
@@ -20,54 +23,73 @@ class Runs:
     """Remembers for calls on data-free tensors what came out."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, Tensor | None] = {}
+        self._seen: dict[Any, Tensor | _Outcome] = {}
+
+    def again(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+        """What a call makes that ran before, wrote nothing and made one tensor; None where it is another call."""
+        key = _key(func, args, kwargs)
+        found = None if key is None else self._seen.get(key)
+        if isinstance(found, Tensor):
+            return found.clone()
+        return func(*args, **kwargs) if found is _Outcome.VIEW else None
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """`func(*args, **kwargs)`, or a new tensor like the one it made before."""
-        key = self._key(func, args, kwargs)
+        key = _key(func, args, kwargs)
         if key is None:
             return func(*args, **kwargs)
-        like = self._seen.get(key)
-        if like is not None:
-            return like.clone() if like.requires_grad else torch.empty_strided(
-                like.shape, like.stride(), dtype=like.dtype, device="meta"
-            )  # fmt: skip
-        if key in self._seen:  # this function's results share storage with its arguments, or are no single tensor
+        found = self._seen.get(key)
+        if isinstance(found, Tensor):
+            return found.clone()
+        if found is not None:
             return func(*args, **kwargs)
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         versions = [t._version for t in inputs]
         result = func(*args, **kwargs)
-        self._seen[key] = None
+        self._seen[key] = _Outcome.OTHER
         if isinstance(result, Tensor) and versions == [t._version for t in inputs]:
-            self._seen[key] = _prototype(result, inputs)
+            self._seen[key] = _outcome(result, inputs)
         return result
 
-    def _key(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if torch._C._is_any_autocast_enabled():
-            return None
-        parts: list[Any] = [func, torch.is_grad_enabled(), torch.get_default_dtype()]
-        try:
-            _describe(args, parts)
-            if kwargs:
-                _describe(kwargs, parts)
-            key = tuple(parts)
-            hash(key)
-        except TypeError:
-            return None
-        return key
+
+class _Outcome(enum.Enum):
+    VIEW = "a tensor that is none of the arguments, and looks into one; nothing is written"
+    OTHER = "anything else"
+
+
+def _key(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """All that a meta kernel can see of a call, hashable; None where that cannot be described."""
+    if torch._C._is_any_autocast_enabled():
+        return None
+    parts: list[Any] = [func, torch.is_grad_enabled(), torch.get_default_dtype()]
+    try:
+        for value in args:
+            _describe(value, parts)
+        for name, value in kwargs.items():
+            parts.append(name)
+            _describe(value, parts)
+        key = tuple(parts)
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _describe(value: Any, parts: list[Any]) -> None:
     """Append to `parts` all that a meta kernel can see of a value; TypeError for what cannot be described."""
-    if isinstance(value, Tensor):
-        if value.device.type != "meta":
+    kind = type(value)
+    if kind in PLAIN:
+        parts += (kind, value)
+    elif isinstance(value, Tensor):
+        if not value.is_meta:
             raise TypeError("a tensor with data is not described by its shape")
         parts += (Tensor, value.shape, value.stride(), value.dtype, value.requires_grad)
     elif isinstance(value, (tuple, list)):
-        parts += (type(value), len(value))
+        parts += (kind, len(value))
         for item in value:
             _describe(item, parts)
     elif isinstance(value, dict):
+        parts += (kind, len(value))
         for name, item in value.items():
             parts.append(name)
             _describe(item, parts)
@@ -76,15 +98,22 @@ def _describe(value: Any, parts: list[Any]) -> None:
     elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise TypeError("a symbol is not described by its value")
     else:
-        parts += (type(value), value)
+        parts += (kind, value)
 
 
-def _prototype(result: Tensor, inputs: list[Tensor]) -> Tensor | None:
-    """A tensor like the result, of which `clone` makes more; None where the result is not its own."""
+def _outcome(result: Tensor, inputs: list[Tensor]) -> Tensor | _Outcome:
+    """What a call that wrote nothing came to: a tensor like the result, of which `clone` makes more, if it is its own.
+
+    A leaf that needs a gradient is none that `clone` could make.
+    """
+    if type(result) is not Tensor or not result.is_meta or any(result is t for t in inputs):
+        return _Outcome.OTHER
     storage = result.untyped_storage()._cdata
-    if result.device.type != "meta" or any(storage == t.untyped_storage()._cdata for t in inputs):
-        return None
+    if any(storage == t.untyped_storage()._cdata for t in inputs):
+        return _Outcome.VIEW
+    if result.requires_grad and result.is_leaf:
+        return _Outcome.OTHER
     like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
     if result.requires_grad:
         like.requires_grad_()
-    return like if type(result) is Tensor and like.clone().stride() == result.stride() else None
+    return like if like.clone().stride() == result.stride() else _Outcome.OTHER

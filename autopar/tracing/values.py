@@ -8,6 +8,9 @@ import torch
 
 Tensor = torch.Tensor
 META = torch.device("meta")
+PLAIN = frozenset(
+    {int, float, bool, str, type(None), complex, torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)}
+)
 
 
 def value_of(tensor: Tensor) -> Tensor:

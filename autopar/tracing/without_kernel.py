@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing import masked
+from autopar.tracing.asking import ask
 from autopar.tracing.custom_ops import outputs_of_operator
 from autopar.tracing.targets import methods
 from autopar.tracing.values import data_free_like
@@ -63,7 +64,7 @@ def run_without_kernel(
             return slice(number(value.start), number(value.stop), number(value.step))
         if not isinstance(value, Tensor) or value.ndim or value.dtype in _NO_SIZES or not known.knows([value]):
             return value
-        read.append(int(recorder.ask(Tensor.item, (value,), {})))
+        read.append(int(ask(recorder, Tensor.item, (value,), {})))
         return read[-1]
 
     numbers = pytree.tree_map(number, (args, kwargs))
@@ -81,7 +82,7 @@ def run_without_kernel(
 
 def _picked(recorder: Recorder, mask: Tensor) -> int:
     """How many elements a known mask picks; asked, so that a mask which comes from an input is guarded."""
-    return int(recorder.ask(Tensor.item, (recorder.record(torch.count_nonzero, mask),), {}))
+    return int(ask(recorder, Tensor.item, (recorder.record(torch.count_nonzero, mask),), {}))
 
 
 def _with_output_size(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -91,7 +92,7 @@ def _with_output_size(recorder: Recorder, func: Any, args: Any, kwargs: dict[str
     repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
     if not isinstance(repeats, Tensor) or not recorder.known.knows([repeats]):
         return None
-    length = int(recorder.ask(Tensor.item, (recorder.record(torch.sum, repeats),), {}))
+    length = int(ask(recorder, Tensor.item, (recorder.record(torch.sum, repeats),), {}))
     if repeats.numel() == 1:
         dim = args[2] if len(args) > 2 else kwargs.get("dim")
         length *= args[0].numel() if dim is None else args[0].shape[dim]

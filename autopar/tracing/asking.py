@@ -1,0 +1,59 @@
+"""Questions about a tensor's contents: answered where they are known, or follow; else the model cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.graph import VAL
+from autopar.tracing.arguments import Arguments
+from autopar.tracing.asserting import asserted
+from autopar.tracing.guards import ANSWER
+from autopar.tracing.targets import written_as
+from autopar.tracing.unknown import UnknownBool, UnknownNumber
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The answer that an eager run would have had; UnknownDataError where it depends on the inputs."""
+    seen = Arguments(recorder, args, kwargs)
+    known = recorder.known
+    if not known.can_tell(seen.tensors):
+        healthy = recorder.finite.answer(func, args, recorder.where())
+        if healthy is not None:
+            return healthy
+        if func is Tensor.item:
+            return _unknown_item(recorder, args[0], seen.graph_args)
+        wanted = asserted() if func is Tensor.__bool__ else None
+        if wanted is not None:
+            return wanted  # an assertion is believed, as `torch._check` is
+        name = getattr(func, "__name__", repr(func)).strip("_")
+        if any(id(t) in known.random for t in seen.tensors):
+            raise recorder.unknown(
+                f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
+                mend="set the probability to 0, call eval(), or let the module be a leaf",
+            )
+        raise recorder.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
+    answer, is_guard = known.answer(func, args, kwargs, seen.tensors)
+    if is_guard:
+        call = written_as(func, args, kwargs)
+        node = recorder.graph.create_node(call.op, call.target, seen.graph_args, seen.graph_kwargs)
+        recorder.annotate(node, place=True)
+        node.meta[VAL] = node.meta[ANSWER] = answer
+    return answer
+
+
+def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:
+    kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int
+    node = recorder.graph.call_method("item", graph_args)
+    recorder.annotate(node, place=True)
+    node.meta[VAL] = None
+    number = (UnknownBool if kind is bool else UnknownNumber)(recorder, node, kind)
+    number.whole = recorder.known.whole_part(tensor)
+    return number
