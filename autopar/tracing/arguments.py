@@ -68,9 +68,9 @@ class Arguments:
             self.nodes.append(node)
             return node
         if kind is tuple or kind is torch.Size:
-            return tuple([self.take(v) for v in value])
+            return tuple([v if type(v) in PLAIN else self.take(v) for v in value])
         if kind is list:
-            return [self.take(v) for v in value]
+            return [v if type(v) in PLAIN else self.take(v) for v in value]
         if kind is dict:
             return {k: self.take(v) for k, v in value.items()}
         if kind is TracedInt or kind is TracedFloat:

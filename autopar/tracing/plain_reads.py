@@ -22,6 +22,7 @@ from autopar.tracing.patching import attributes_set
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, type)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _PLAIN = (*_SCALARS, *_CONTAINERS, torch.Tensor)
+_KINDS = frozenset(_PLAIN)
 _OTHERS = (nn.Module, torch.Tensor, MethodType, BuiltinFunctionType, ModuleType)  # looked at elsewhere, or nothing
 _MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
 _LARGE = 256
@@ -58,7 +59,7 @@ class PlainReads:
             yield
 
     def _note(self, value: Any, path: str, names: tuple[str, ...]) -> None:
-        if isinstance(value, _PLAIN):
+        if type(value) in _KINDS or isinstance(value, _PLAIN):
             self._places[path, names] = None
         elif not isinstance(value, _OTHERS) and id(value) not in self._objects and hasattr(value, "__dict__"):
             self._objects[id(value)] = value, (path, names)

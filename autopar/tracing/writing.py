@@ -89,16 +89,20 @@ class GraphWriter:
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
         """The facts that hold for every node made now."""
-        meta = node.meta
-        meta[SCOPE] = self.scope
-        meta[REGION] = self.region
-        meta[PLACE] = places.current() if place else ""
-        meta[GRAD_MODE] = torch.is_grad_enabled()
-        meta[AUTOCAST] = ()
+        autocast: tuple[str, ...] = ()
         if torch._C._is_any_autocast_enabled():
             kind = self.device.type
             if torch.is_autocast_enabled(kind):
-                meta[AUTOCAST] = (kind, str(torch.get_autocast_dtype(kind)))
+                autocast = (kind, str(torch.get_autocast_dtype(kind)))
+        node.meta.update(
+            {
+                SCOPE: self.scope,
+                REGION: self.region,
+                PLACE: places.current() if place else "",
+                GRAD_MODE: torch.is_grad_enabled(),
+                AUTOCAST: autocast,
+            }
+        )
 
     def annotate_number(self, node: fx.Node, value: Any, source: fx.Node | None) -> None:
         if source is None:
