@@ -21,6 +21,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _foreign: dict[str, bool] = {}
 
 
+@functools.cache
 def is_installed(filename: str) -> bool:
     """Whether a file is one of an installed package."""
     return not _INSTALLED.isdisjoint(Path(filename).parts)

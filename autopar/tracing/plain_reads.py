@@ -8,6 +8,7 @@ looked up after the trace, when all that forward itself has set is put back.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -159,7 +160,12 @@ def _is_kept(module: nn.Module, names: tuple[str, ...]) -> bool:
     owner = module if len(names) == 1 else _value(module, names[:-1])
     if isinstance(owner, nn.Module) and (names[-1] in owner._parameters or names[-1] in owner._buffers):
         return False
-    return not isinstance(inspect.getattr_static(type(owner), names[-1], None), (property, staticmethod))
+    return not _is_of_class(type(owner), names[-1])
+
+
+@functools.cache
+def _is_of_class(kind: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(kind, name, None), (property, staticmethod))
 
 
 def _value(module: nn.Module, names: tuple[str, ...]) -> Any:

@@ -108,16 +108,21 @@ def test_more_budget_costs_no_time(name: str) -> None:
 def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """2x4 and 4x2 of the same two axes: links, and not their numbers, decide. `part`: of the way to a loose budget.
 
-    But for parameters and outputs that have one dim split over both: they are DTensors, which split it over the first
-    axis first. A tight budget may want the other order, so that one mesh is slightly better (ViT: 0.41 %).
+    But parameters and outputs that have one dim split over both are DTensors, which split it over the first axis first.
+    A tight budget may want the other order; without such layouts the meshes are alike, and no plan is better.
     """
     monkeypatch.setattr(smallest_budgets, "_PATIENCE", 1e-6)  # near the smallest will do, which takes long on two axes
-    asked = without_orders(problem(name, 2, 4))
+    asked = problem(name, 2, 4)
     cluster = asked.request.cluster
-    turned = without_orders(problem(name, 2, 4).on(replace(cluster, axes=cluster.axes[::-1])))
+    turned = asked.on(replace(cluster, axes=cluster.axes[::-1]))
     [budget] = [1 << 60] if part is None else budgets(asked, part)
-    one, other = solved(asked, budget), solved(turned, budget)
-    assert one.predicted.step_seconds == pytest.approx(other.predicted.step_seconds, rel=GAP)
+    one, other = (solved(each, budget).predicted.step_seconds for each in (asked, turned))
+    if one != pytest.approx(other, rel=GAP):
+        print(f"{name}, part {part}: {one / other:.5f} between the meshes")
+        least = min(one, other)
+        one, other = (solved(without_orders(each), budget).predicted.step_seconds for each in (asked, turned))
+        assert min(one, other) >= least * (1 - GAP)
+    assert one == pytest.approx(other, rel=GAP)
 
 
 def without_orders(asked: Prepared) -> Prepared:
