@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
-from autopar.graph import fingerprint
+from autopar.fingerprint import fingerprint
 from autopar.layout import Layout
 from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
 from autopar.leaf_splits import find_splits
