@@ -76,17 +76,19 @@ def find_folds(memory: StepMemory) -> tuple[Fold, ...]:
 
 def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
     repeat, nodes, position = fold.repeat, fold.nodes, fold.position
+    last = repeat.instance(repeat.count - 1).start
     for offset, first in enumerate(repeat.instance(1)):
         mine = nodes[first]
         returned = any(user.op == "output" for user in mine.users)
         if not _stays(fold, memory, nodes[repeat.instance(MODEL).start + offset]):
             return False
-        for block in range(1, repeat.count):
-            at = repeat.instance(block).start + offset
-            node, until = nodes[at], repeat.instance(block).stop + repeat.period
-            if block < repeat.count - 1:
-                later = [user for user in node.users if position[user] >= until]
-                if any(user.op != "output" for user in later) or bool(later) != returned:
+        for at in range(first, repeat.end, repeat.period):
+            node, until = nodes[at], at - offset + 2 * repeat.period
+            if at < last:
+                reaches_further = max(map(position.__getitem__, node.users), default=at) >= until
+                if reaches_further != returned:
+                    return False
+                if reaches_further and any(user.op != "output" for user in node.users if position[user] >= until):
                     return False
             if node is not mine and not _alike(mine, node, at - first, fold, memory):
                 return False
@@ -95,19 +97,22 @@ def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
 
 def _alike(one: fx.Node, other: fx.Node, distance: int, fold: Fold, memory: StepMemory) -> bool:
     """Whether two nodes with equal labels and edges are equal in what is not part of these."""
-    bias, its = one.meta.get(BIAS_OF), other.meta.get(BIAS_OF)
+    facts, others = one.meta, other.meta
+    bias, its = facts.get(BIAS_OF), others.get(BIAS_OF)
     if (bias is None) != (its is None) or (bias and its and fold.position[its] - fold.position[bias] != distance):
         return False
-    mine, cost = one.meta.get(COST), other.meta.get(COST)
+    mine, cost = facts.get(COST), others.get(COST)
     if mine is not cost and mine != cost:
         return False
-    if KIND in one.meta or KIND in other.meta:
-        return bool(one.meta.get(KIND) == other.meta.get(KIND))
+    if KIND in facts or KIND in others:
+        return bool(facts.get(KIND) == others.get(KIND))
     if [_strides(t) for t in output_tensors(one)] != [_strides(t) for t in output_tensors(other)]:
         return False
     if memory.is_parameter(one) and memory.is_parameter(other):
-        facts = [(memory.is_trainable(node), memory.stored_dtype(node)) for node in (one, other)]
-        return facts[0] == facts[1]
+        return (memory.is_trainable(one), memory.stored_dtype(one)) == (
+            memory.is_trainable(other),
+            memory.stored_dtype(other),
+        )
     return memory.is_parameter(one) == memory.is_parameter(other)
 
 

@@ -104,11 +104,12 @@ class _Walk:
         if form not in self._alike:
             self._alike[form] = i, frozenset(self.plan.foreign(i) | inputs)
         other, foreign = self._alike[form]
-        key = form, frozenset(copy for copy in foreign if self.plan.as_in(copy, other, i) in kept)
+        theirs = zip(foreign, self.plan.as_in(foreign, other, i), strict=True)
+        key = form, frozenset(copy for copy, mine in theirs if mine in kept)
         if key not in self._told:
             self._told[key] = i, self._fullest(i, kept | inputs), self._keeps(i, inputs, kept)
         other, peak, keeps = self._told[key]
-        return peak, _Kept(keeps.parts, frozenset(self.plan.as_in(copy, other, i) for copy in keeps.copies))
+        return peak, _Kept(keeps.parts, frozenset(self.plan.as_in(keeps.copies, other, i)))
 
     def _keeps(self, i: int, inputs: set[Copy], kept: set[Copy]) -> _Kept:
         held: Counter[str] = Counter()
@@ -205,7 +206,8 @@ class _Walk:
 
     def _count_parameters(self) -> None:
         for node, storage in self.plan.parameters():
-            self.always.update(self.memory.parameter_bytes(node, storage))
+            for part, size in self.memory.parameter_bytes(node, storage).items():
+                self.always[part] += size
             use = self.plan.last_use(node) if self.memory.is_trainable(node) else None
             if use is not None:
                 last, one = use

@@ -18,7 +18,8 @@ def stretch_name(nodes: Sequence[fx.Node]) -> str:
     calls = [node for node in nodes if node.op.startswith("call") and output_tensors(node)]
     if not calls:
         return "inputs and parameters"
-    shared = _shared([[path for path, _ in node.meta.get(SCOPE, ())] for node in calls])
+    scopes = dict.fromkeys(node.meta.get(SCOPE, ()) for node in calls)
+    shared = _shared([[path for path, _ in scope] for scope in scopes])
     if any(part.isdigit() for part in shared.split(".")):
         return shared
     names = [_name(node) for node in calls]
