@@ -1,17 +1,31 @@
-"""A digest that ties a plan to the graph it was made for."""
+"""Digests that tie a plan to what it was made for."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autopar.frozen import frozen
 from autopar.graph import FIRST_WRITES, FORM, input_nodes, output_tensors, target_name
+
+
+def fingerprints(model: nn.Module, graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[str, str]:
+    """Those of the graph, of the model (names and shapes), and of the mesh."""
+    state = [
+        (name, tuple(tensor.shape))
+        for tensors in (model.named_parameters(), model.named_buffers())
+        for name, tensor in tensors
+    ]
+    return {
+        "graph": fingerprint(graph),
+        "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
+        "mesh": "x".join(map(str, mesh_shape)),
+    }
 
 
 def fingerprint(graph: fx.Graph) -> str:

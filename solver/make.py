@@ -52,6 +52,7 @@ def make_plan(
     pinned: Mapping[str, Layout] | None = None,
     train: bool = True,
     fold: bool = True,
+    repeats: tuple[Repeat, ...] | None = None,
     fingerprints: Mapping[str, str] | None = None,
 ) -> Plan:
     """The fastest plan of an annotated graph that fits the memory budget.
@@ -64,6 +65,7 @@ def make_plan(
         pinned: storage of parameters that is given already.
         train: False plans a forward pass alone.
         fold: let equal repeated blocks share their decisions.
+        repeats: the graph's blocks, where they are known (`find_repeats`).
         gap: how far from the optimum, relatively, the plan may be.
 
     Raises:
@@ -79,7 +81,8 @@ def make_plan(
     memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train)
     restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
     marks = restricted.marks
-    repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
+    if repeats is None or marks:
+        repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
     memory = replace(memory, repeats=repeats)
     watch = _Watch()
     problem, solution, told = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
