@@ -73,6 +73,15 @@ def _unordered(point: Point) -> tuple[object, ...]:
     return point.node, point.backward, set(point.passing), point.made
 
 
+@pytest.mark.parametrize("mesh_shape", [(2,), (2, 4)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_strategies(name: str, mesh_shape: tuple[int, ...]) -> None:
+    asked = ready(name, 2)
+    graph = asked.traced.graph
+    once = strategies_for(graph, mesh_shape, repeats=asked.repeats)
+    assert list(once.items()) == list(strategies_for(graph, mesh_shape).items())
+
+
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_lives_at_every_point(name: str, train: bool) -> None:
