@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.cost.found import Found
 from autopar.frozen import PLAIN, frozen
-from autopar.graph import GRAD_MODE, VAL, TensorRef, is_getitem, resolve, target_name
+from autopar.graph import GRAD_MODE, VAL, TensorRef, input_nodes, is_getitem, resolve, target_name
 
 _SCALARS = frozenset(
     [
@@ -63,15 +63,11 @@ class CallKinds:
     def _written(self, node: fx.Node) -> Hashable:
         """A call as it is written. Which inputs are the same tensor is part of it: where some are, or come from a call
         that yields several, that is asked of each."""
-        read: list[fx.Node] = []
-
-        def facts(source: fx.Node) -> int:
-            read.append(source)
-            return self._facts[source]
-
-        found: list[Hashable] = [node.op, _frozen_target(node), self._facts[node], node.meta.get(GRAD_MODE, True)]
+        facts = self._facts.__getitem__
+        found: list[Hashable] = [node.op, _frozen_target(node), facts(node), node.meta.get(GRAD_MODE, True)]
         found += [frozen(argument, facts) for argument in node.args]
         found += [(name, frozen(argument, facts)) for name, argument in node.kwargs.items()]
+        read = input_nodes(node)
         if len(set(read)) < len(read) or not all(map(self._plain.__getitem__, read)):
             first: dict[TensorRef, int] = {}
             found += [tuple(first.setdefault(ref, len(first)) for ref in resolve(source)) for source in read]

@@ -91,7 +91,9 @@ def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
             return False
         if reaching[offset] != any(user.op == "output" for user in nodes[at].users):
             return False
-        if reaching[offset] and not all(_is_returned_alone(fold, block, offset) for block in range(1, repeat.count - 1)):
+        if reaching[offset] and not all(
+            _is_returned_alone(fold, block, offset) for block in range(1, repeat.count - 1)
+        ):
             return False
     return True
 

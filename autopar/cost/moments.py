@@ -205,9 +205,10 @@ class _Walk:
         return {False: found + (own if self.grouping.ahead(i) else 0), True: found + own + arriving + begun}
 
     def _count_parameters(self) -> None:
-        for node, storage in self.plan.parameters():
+        for node, storage, count in self.plan.distinct_parameters:
             for part, size in self.memory.parameter_bytes(node, storage).items():
-                self.always[part] += size
+                self.always[part] += count * size
+        for node, _ in self.plan.parameters():
             use = self.plan.last_use(node) if self.memory.is_trainable(node) else None
             if use is not None:
                 last, one = use
@@ -241,11 +242,12 @@ class _Walk:
         return segment.first if segment is not None else None
 
     def _optimizer_step(self) -> Moment:
-        memory, parameters = self.memory, self.plan.parameters()
-        sizes = [memory.optimizer_transient_bytes(node, storage) for node, storage in parameters]
+        memory, parameters = self.memory, self.plan.distinct_parameters
+        sizes = [(memory.optimizer_transient_bytes(node, storage), count) for node, storage, count in parameters]
         live = self.always.copy()
-        live["gradients"] += sum(memory.gradient_bytes(node, storage) for node, storage in parameters)
-        live["optimizer transients"] += sum(sizes) if memory.optimizer_at_once else max(sizes, default=0)
+        live["gradients"] += sum(count * memory.gradient_bytes(node, storage) for node, storage, count in parameters)
+        together = sum(size * count for size, count in sizes)
+        live["optimizer transients"] += together if memory.optimizer_at_once else max(sizes, default=(0, 0))[0]
         return Moment("optimizer step", _parts(live))
 
 

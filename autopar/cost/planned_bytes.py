@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -139,6 +140,12 @@ class PlannedBytes:
     def _stored_parameters(self) -> list[tuple[fx.Node, Layout]]:
         found = [n for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
         return [(node, self.storage(node)) for node in found]
+
+    @cached_property
+    def distinct_parameters(self) -> list[tuple[fx.Node, Layout, int]]:
+        """The same, one of those that stand in the same place of equal blocks, with how many these are."""
+        counts = Counter(self.stands_for(node) for node, _ in self.parameters())
+        return [(node, self.storage(node), count) for node, count in counts.items()]
 
     def storage(self, parameter: fx.Node) -> Layout:
         return self._parameters[str(parameter.target)].storage

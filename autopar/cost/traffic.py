@@ -169,6 +169,7 @@ class _Walk:
         self.movable = tuple(Movable(len(grouping.stretches)) for _ in cluster.axes)
         self.last: dict[tuple[TensorRef, Layout], fx.Node] = {}  # outside segments, that keeps a parameter
         self.transfers: list[Transfer] = []
+        self._told: dict[tuple[object, ...], tuple[list[Move], list[Move]]] = {}
 
     def run(self) -> Traffic:
         for node in self.plan.where_something_moves() if self.plan else [n for n in self.nodes if n in self.chosen]:
@@ -206,7 +207,7 @@ class _Walk:
                 continue
             one = self.conversions.get((ref, wanted, segment))
             if one is None:
-                moves = conversion_moves(ref, source, wanted, memory.mesh_shape, needs_grad=grad)
+                moves = self._moves(ref, source, wanted, grad)
                 number = -1 if segment is None else segment
                 one = Conversion(ref, wanted, number, node, *moves, regather=parameter.regather)
                 self.conversions[ref, wanted, segment] = one
@@ -215,6 +216,14 @@ class _Walk:
             if i in saved_inputs and segment is None:
                 one.kept += 1
                 self.last[ref, wanted] = node
+
+    def _moves(self, parameter: TensorRef, source: Layout, wanted: Layout, grad: bool) -> tuple[list[Move], list[Move]]:
+        """The collectives of a parameter, found once for those of equal blocks."""
+        key = self.plan.stands_for(parameter.node) if self.plan else parameter.node, source, wanted, grad
+        if key not in self._told:
+            shape = self.memory.mesh_shape
+            self._told[key] = conversion_moves(parameter, source, wanted, shape, needs_grad=grad)
+        return self._told[key]
 
     def _activation(
         self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool, again: bool
