@@ -65,7 +65,7 @@ class CallKinds:
         that yields several, that is asked of each."""
         facts = self._facts.__getitem__
         found: list[Hashable] = [node.op, _frozen_target(node), facts(node), node.meta.get(GRAD_MODE, True)]
-        found += [frozen(argument, facts) for argument in node.args]
+        found += [facts(a) if isinstance(a, fx.Node) else frozen(a, facts) for a in node.args]
         found += [(name, frozen(argument, facts)) for name, argument in node.kwargs.items()]
         read = input_nodes(node)
         if len(set(read)) < len(read) or not all(map(self._plain.__getitem__, read)):

@@ -23,6 +23,7 @@ from autopar.solver.solution import Solution, segments_of
 from autopar.strategies import strategies_for
 from autopar.strategies.bind import Spot
 from autopar.strategies.derive import positions_of
+from autopar.strategies.members import RuledOp
 from autopar.strategies.modes import Position
 from autopar.strategies.positions import can_cut, position_at
 from autopar.strategies.ragged import ragged
@@ -200,7 +201,8 @@ def test_positions_are_those_of_a_walk_over_all_nodes_until_nothing_changes(name
     while before != sum(map(len, spots.values())):
         before = sum(map(len, spots.values()))
         for node, member in members.items():
-            bound = member.bound
+            assert isinstance(member.op, RuledOp)
+            bound = member.op.bound
             places = [(t, spot) for t, ref in enumerate(member.tensors) for spot in spots[ref]]
             asked = [p for t, spot in places if (p := position_at(bound, t, spot)) is not None]
             asked += [Position(f, 1) for f in range(len(bound.factors)) if member.op.anchor]
