@@ -191,12 +191,10 @@ class _Builder:
 
     def _reaches_further(self, repeat: Repeat, alone: int) -> bool:
         """Whether blocks behind the next one read what one of these blocks makes."""
-        uniform = any(
-            fold.repeat == repeat for fold in self.memory.folds
-        )  # of all blocks but the first, none is read so
+        folded = any(fold.repeat == repeat for fold in self.memory.folds)  # then only the first may be read so
         return any(
             reader.op != "output" and self.position[reader] >= repeat.instance(i + 1).stop
-            for i in range(alone, min(1, repeat.count - 1) if uniform else repeat.count - 1)
+            for i in range(alone, min(1, repeat.count - 1) if folded else repeat.count - 1)
             for position in repeat.instance(i)
             for reader in self._readers(self.nodes[position])
         )

@@ -105,15 +105,15 @@ def node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[Nod
         scope = node.meta.get(SCOPE, ())
         plans.append(
             NodePlan(
-                position,
-                node.name,
-                target_name(node),
-                scope[-1][0] if scope else "",
-                strategy.inputs,
-                strategy.outputs,
-                tuple([tuple(t.shape) for t in outputs]),
-                strategy.factors,
-                strategy.local,
+                position=position,
+                name=node.name,
+                target=target_name(node),
+                scope=scope[-1][0] if scope else "",
+                inputs=strategy.inputs,
+                outputs=strategy.outputs,
+                shapes=tuple([tuple(t.shape) for t in outputs]),
+                factors=strategy.factors,
+                local=strategy.local,
             )
         )
     return tuple(plans)
