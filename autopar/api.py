@@ -17,6 +17,7 @@ from autopar.collecting import collection_paused
 from autopar.comparison import alternatives
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InputError, PlanMismatchError
+from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import split_requests
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
@@ -27,7 +28,6 @@ from autopar.planning import (
     RequestOptions,
     Stopwatch,
     check_fingerprints,
-    fingerprints,
     options_of,
     prepare,
     request_of,
@@ -238,7 +238,7 @@ def autoparallelize(
             leaves, _ = split_requests(plan.constraints)
             request = replace(request, constraints=tuple(dict.fromkeys((*leaves, *request.constraints))))
         traced = trace_for(model, meta_args, concrete_args, request, watch)
-        digests = fingerprints(model, traced, tuple(device_mesh.shape))
+        digests = fingerprints(model, traced.graph, tuple(device_mesh.shape))
         if plan is not None:
             check_fingerprints(plan, digests)
         digests["the code (autopar, torch, Python or the files of the model's classes)"] = code_version(model)
@@ -262,7 +262,7 @@ def autoparallelize(
         error: Exception | None = None
         try:
             again = trace_for(model, examples, constants, request, watch)
-            digests = fingerprints(model, again, tuple(device_mesh.shape))
+            digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}
         agree(device, digests, error)

@@ -19,14 +19,15 @@ FIRST_WRITES   of a parameter: what forward writes into it before anything reads
                ((method, arguments, keyword arguments), ...), the same for each element
 KIND           of a call that was annotated: a number, equal for calls of one graph that do the same
                (target, constants, facts of inputs and outputs); gone where it was not
+FORM           of a call that was annotated: a number, equal for calls that are written alike: of a kind
+               and with the same constants; gone where it was not
 =============  ==========================================================================
 """
 
 from __future__ import annotations
 
-import hashlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -45,8 +46,9 @@ TRIAL_FLOPS = "trial_flops"
 COST = "cost"
 FIRST_WRITES = "first_writes"
 KIND = "kind"
+FORM = "form"
 
-
+_NUMBERS = (int, float, type(None))  # values that hold no tensor
 Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]  # what FIRST_WRITES is
 
 
@@ -71,14 +73,14 @@ def output_tensors(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get(VAL)
     if isinstance(value, torch.Tensor):  # nearly always; asked some ten times a node
         return [value]
+    if isinstance(value, _NUMBERS):  # nearly all others: sizes
+        return []
     return [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
 
 
 def resolve(node: fx.Node) -> list[TensorRef]:
     """The tensors that a value in the graph stands for, seen through `getitem` nodes."""
     if not is_getitem(node):
-        if isinstance(node.meta.get(VAL), torch.Tensor):  # nearly always
-            return [TensorRef(node, 0)]
         return [TensorRef(node, i) for i in range(len(output_tensors(node)))]
     source, key = node.args
     assert isinstance(source, fx.Node)
@@ -96,27 +98,34 @@ def tensor_inputs(node: fx.Node) -> list[TensorRef]:
     """The tensors that a node reads, one entry an occurrence, in the order of its arguments."""
     found: list[TensorRef] = []
     for source in input_nodes(node):
-        if source.target is not operator.getitem and isinstance(source.meta.get(VAL), torch.Tensor):  # nearly always
+        value = source.meta.get(VAL)
+        if isinstance(value, torch.Tensor) and source.target is not operator.getitem:  # nearly always
             found.append(TensorRef(source, 0))
-        else:
+        elif not isinstance(value, _NUMBERS):
             found += resolve(source)
     return found
 
 
-def input_nodes(node: fx.Node) -> Iterator[fx.Node]:
+def input_nodes(node: fx.Node) -> list[fx.Node]:
     """The nodes in a node's arguments, in order, repeated as often as they occur."""
     found: list[fx.Node] = []
+    _collect(node.args, found)
+    if node.kwargs:
+        _collect(node.kwargs.values(), found)
+    return found
 
-    def note(source: fx.Node) -> fx.Node:
-        found.append(source)
-        return source
 
-    for argument in (*node.args, *node.kwargs.values()):
-        if isinstance(argument, fx.Node):
-            found.append(argument)
-        elif isinstance(argument, (tuple, list, dict, slice)):
-            fx.map_arg(argument, note)
-    return iter(found)
+def _collect(values: Iterable[Any], found: list[fx.Node]) -> None:
+    """Add the nodes in some arguments."""
+    for value in values:
+        if isinstance(value, fx.Node):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+        elif isinstance(value, slice):
+            _collect((value.start, value.stop, value.step), found)
 
 
 def storage_of(value: Any) -> int | None:
@@ -142,25 +151,3 @@ def target_name(node: fx.Node) -> str:
         return f"Tensor.{node.target}" if node.op == "call_method" else node.target
     name = getattr(node.target, "__qualname__", None) or getattr(node.target, "__name__", repr(node.target))
     return f"{getattr(node.target, '__module__', '') or ''}.{name}".lstrip(".")
-
-
-def fingerprint(graph: fx.Graph) -> str:
-    """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
-
-    Each rank traces on its own device, and a graph runs on the mesh's whichever it names (`runtime.emission.constant`).
-    """
-    digest = hashlib.sha256()
-    position = {node: i for i, node in enumerate(graph.nodes)}
-
-    def text(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return "device"
-        return f"%{position[value]}" if isinstance(value, fx.Node) else value
-
-    for node in graph.nodes:
-        target = node.target if node.op == "get_attr" else target_name(node)
-        arguments = fx.node.map_aggregate((node.args, node.kwargs), text)
-        values = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in output_tensors(node)]
-        written = node.meta.get(FIRST_WRITES, ())
-        digest.update(repr((node.op, target if node.op != "placeholder" else "", arguments, values, *written)).encode())
-    return digest.hexdigest()[:32]

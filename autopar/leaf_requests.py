@@ -46,15 +46,18 @@ def split_requests(constraints: Iterable[str]) -> tuple[tuple[str, ...], tuple[s
 def asked_for(model: nn.Module, constraints: Iterable[str]) -> Callable[[nn.Module, str], bool] | None:
     """Whether a module at a path is to be a leaf; None where no module is asked for."""
     patterns = list(_patterns(constraints).values())
-    if not any(_is_asked(path, patterns) for path in _paths(model)):
+    if not patterns or not any(_is_asked(path, patterns) for path in _paths(model)):
         return None
     return lambda module, path: _is_asked(path, patterns)
 
 
 def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]) -> None:
     """Raise InputError where a request names no module and no leaf of the traced graph."""
+    patterns = _patterns(constraints)
+    if not patterns:
+        return
     paths = [*_paths(model), *(node.target.path for node in graph.nodes if isinstance(node.target, LeafCall))]
-    for text, pattern in _patterns(constraints).items():
+    for text, pattern in patterns.items():
         if not any(_is_asked(path, [pattern]) for path in paths):
             raise InputError(
                 f"constraint '{text}' matches nothing: no module is called '{pattern}', and no function that could "
@@ -113,7 +116,7 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
         call = node.target
         if isinstance(call, LeafCall) and call.rule is None and not is_accepted(call, constraints):
             alike[re.sub(r"(?<![^.])\d+(?![^.])", "*", call.path)].append(node)
-    total = sum(total_flops(graph))
+    total = sum(total_flops(graph)) if alike else 0
     for pattern, nodes in alike.items():
         costs = [node.meta[COST] for node in nodes]
         share = sum(cost.flops_forward + cost.flops_backward for cost in costs) / max(total, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from torch.utils import _pytree as pytree
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
-from autopar.graph import fingerprint
+from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
 from autopar.leaf_splits import find_splits
@@ -31,6 +30,7 @@ from autopar.tracing.places import raised_at
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from autopar.cost.blocks import Repeat
     from autopar.strategies.strategy import Strategy
 
 LossFunction = Callable[..., torch.Tensor]
@@ -199,11 +199,12 @@ def _homes(model: nn.Module) -> set[str]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An annotated graph with the strategies of its nodes: what plans under several budgets or constraints share."""
+    """An annotated graph with its blocks and the strategies of its nodes: what plans under several budgets share."""
 
     model: nn.Module
     traced: Traced
     strategies: Mapping[fx.Node, Sequence[Strategy]]
+    repeats: tuple[Repeat, ...]
     request: Request
     seconds: Mapping[str, float]
 
@@ -243,7 +244,8 @@ class Prepared:
             gap=gap,
             fold=fold,
             train=torch.is_grad_enabled(),
-            fingerprints=fingerprints(self.model, self.traced, request.cluster.shape),
+            repeats=self.repeats,
+            fingerprints=fingerprints(self.model, self.traced.graph, request.cluster.shape),
         )
         seconds = {**self.seconds, **chosen.planning_seconds}
         return replace(chosen, planning_seconds=seconds, constraints=(*leaves, *others), compiled=request.compiled)
@@ -255,7 +257,9 @@ class Prepared:
         watch = Stopwatch(dict(self.seconds))
         watch.seconds.pop("strategies", None)
         with watch.stage("strategies"):
-            strategies = strategies_for(self.traced.graph, cluster.shape, inputs=self.request.inputs)
+            strategies = strategies_for(
+                self.traced.graph, cluster.shape, inputs=self.request.inputs, repeats=self.repeats
+            )
         return replace(
             self, strategies=strategies, request=replace(self.request, cluster=cluster), seconds=watch.seconds
         )
@@ -268,28 +272,16 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
     Raises UntraceableError where too much of the model is in leaves that nobody asked for.
     """
     from autopar.cost import annotate
+    from autopar.cost.blocks import find_repeats
     from autopar.strategies import strategies_for
 
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)
         check_shares(traced.graph, traced.failures, request.constraints)
     with watch.stage("strategies"):
-        strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs)
-    return Prepared(model, traced, strategies, request, dict(watch.seconds))
-
-
-def fingerprints(model: nn.Module, traced: Traced, mesh_shape: Sequence[int]) -> dict[str, str]:
-    """Digests that tie a plan to what it was made for: graph, model (names and shapes), mesh."""
-    state = [
-        (name, tuple(tensor.shape))
-        for tensors in (model.named_parameters(), model.named_buffers())
-        for name, tensor in tensors
-    ]
-    return {
-        "graph": fingerprint(traced.graph),
-        "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
-        "mesh": "x".join(map(str, mesh_shape)),
-    }
+        repeats = find_repeats(traced.graph)
+        strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs, repeats=repeats)
+    return Prepared(model, traced, strategies, repeats, request, dict(watch.seconds))
 
 
 def check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:

@@ -22,8 +22,9 @@ from autopar.cost.simulator import simulate
 from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
 from autopar.errors import PlanMismatchError
+from autopar.fingerprint import fingerprints
 from autopar.leaf_requests import split_requests
-from autopar.planning import Prepared, check_fingerprints, fingerprints
+from autopar.planning import Prepared, check_fingerprints
 from autopar.plans import ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
 from autopar.strategies.strategy import Strategy
@@ -71,7 +72,7 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
 
     Raises PlanMismatchError where `prepared` holds another graph.
     """
-    check_fingerprints(plan, fingerprints(prepared.model, prepared.traced, cluster.shape))
+    check_fingerprints(plan, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
     nodes = list(prepared.traced.graph.nodes)
     alike: dict[int, dict[object, list[Strategy]]] = {}  # by form, of strategies that equal nodes share
     chosen = {}
@@ -129,7 +130,7 @@ class Restated:
         )
         pins = [pin for pin in split_requests(plan.constraints)[1] if pin.strip() not in PRESETS]
         marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal
-        repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
+        repeats = find_repeats(graph, lambda node: marks.get(node, ())) if marks else prepared.repeats
         return Restated(plan, cluster, memory, chosen, repeats)
 
     @collection_paused()

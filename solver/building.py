@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -13,7 +13,7 @@ from autopar.cost.levels import MOST, Levels, levels_of
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
-from autopar.graph import TensorRef, output_tensors
+from autopar.graph import TensorRef, is_getitem, output_tensors
 from autopar.solver.constraints import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
 
@@ -64,11 +64,6 @@ class _Builder:
         self.recompute = recompute
         self.nodes = list(memory.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
-        self.readers: dict[fx.Node, list[fx.Node]] = {}
-        for node in self.nodes:
-            if output_tensors(node) or node.op == "output":
-                for ref in memory.inputs[node]:
-                    self.readers.setdefault(ref.node, []).append(node)
         self.alone = [self._alone(repeat) if fold else repeat.count for repeat in repeats]
         self.ops: list[Op] = []
         self.op_of: dict[fx.Node, int] = {}
@@ -160,7 +155,7 @@ class _Builder:
         memory = self.memory
         return memory.is_trainable(node) and any(
             any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
-            for reader in self.readers.get(node, ())
+            for reader in self._readers(node)
         )
 
     # -- folding ------------------------------------------------------------------------------------------------------
@@ -196,12 +191,23 @@ class _Builder:
 
     def _reaches_further(self, repeat: Repeat, alone: int) -> bool:
         """Whether blocks behind the next one read what one of these blocks makes."""
+        folded = any(fold.repeat == repeat for fold in self.memory.folds)  # then only the first may be read so
         return any(
             reader.op != "output" and self.position[reader] >= repeat.instance(i + 1).stop
-            for i in range(alone, repeat.count - 1)
+            for i in range(alone, min(1, repeat.count - 1) if folded else repeat.count - 1)
             for position in repeat.instance(i)
-            for reader in self.readers.get(self.nodes[position], ())
+            for reader in self._readers(self.nodes[position])
         )
+
+    def _readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Who reads a tensor that a node makes; those that pick it from a tuple, and their readers."""
+        if not output_tensors(node):
+            return
+        for user in node.users:
+            if output_tensors(user) or user.op == "output":
+                yield user
+            if is_getitem(user):
+                yield from self._readers(user)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         """Who reads which tensor, grouped by who shares conversions."""

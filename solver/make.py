@@ -17,7 +17,7 @@ from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
-from autopar.plans import Certificate, Moment, Plan, PlanSize
+from autopar.plans import Bucket, Certificate, Collective, Moment, Plan, PlanSize, Prediction
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
@@ -30,6 +30,8 @@ from autopar.solver.running import run
 from autopar.solver.smallest import Smallest, smallest_budget
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
+
+Predicted = tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]  # what `predict` tells of a plan
 
 
 def make_plan(
@@ -50,6 +52,7 @@ def make_plan(
     pinned: Mapping[str, Layout] | None = None,
     train: bool = True,
     fold: bool = True,
+    repeats: tuple[Repeat, ...] | None = None,
     fingerprints: Mapping[str, str] | None = None,
 ) -> Plan:
     """The fastest plan of an annotated graph that fits the memory budget.
@@ -62,6 +65,7 @@ def make_plan(
         pinned: storage of parameters that is given already.
         train: False plans a forward pass alone.
         fold: let equal repeated blocks share their decisions.
+        repeats: the graph's blocks, where they are known (`find_repeats`).
         gap: how far from the optimum, relatively, the plan may be.
 
     Raises:
@@ -77,13 +81,12 @@ def make_plan(
     memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train)
     restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
     marks = restricted.marks
-    repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
+    if repeats is None or marks:
+        repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
     memory = replace(memory, repeats=repeats)
     watch = _Watch()
-    problem, solution = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
-    predicted, collectives, buckets = predict(
-        memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats
-    )
+    problem, solution, told = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
+    predicted, collectives, buckets = told
     objective = predicted.step_seconds
     bound = min(solution.bound, objective)
     nodes = node_plans(graph, solution.chosen)
@@ -141,7 +144,7 @@ def _solve(
     solver: str,
     fold: bool,
     watch: _Watch,
-) -> tuple[Problem, Solution]:
+) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
     end = cpu_seconds() + time_limit
     if _replicated_bytes(memory) <= budget:
@@ -151,8 +154,9 @@ def _solve(
         outcome = run(model, solver, time_limit, gap)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
-        if _peak(solution, memory, cluster, repeats).total_bytes <= budget:
-            return problem, solution
+        told = _predicted(solution, memory, cluster, repeats)
+        if told[0].peak_bytes <= budget:
+            return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
@@ -164,11 +168,12 @@ def _solve(
         given = memory, restricted, cluster, repeats, budget * (1 - 1e-6)
         solution = refined(problem, solution, *given, left, gap, solver)
         watch.lap("ilp")
-        return problem, solution
+        return problem, solution, _predicted(solution, memory, cluster, repeats)
     smallest = smallest_budget(problem, solver, gap)
     if smallest is None:
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
-    moment = _peak(read_solution(smallest.model, smallest.outcome), memory, cluster, repeats)
+    prediction, *_ = _predicted(read_solution(smallest.model, smallest.outcome), memory, cluster, repeats)
+    moment = max(prediction.moments, key=lambda m: m.total_bytes)
     raise _too_small(budget, moment, smallest)
 
 
@@ -179,9 +184,8 @@ def _replicated_bytes(memory: StepMemory) -> int:
     return sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
 
 
-def _peak(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Moment:
-    predicted, *_ = predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
-    return max(predicted.moments, key=lambda m: m.total_bytes)
+def _predicted(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Predicted:
+    return predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
 
 
 def _too_small(budget: int, moment: Moment, smallest: Smallest) -> InfeasibleError:

@@ -12,7 +12,7 @@ from autopar.cost.memory import StepMemory
 from autopar.cost.naming import part_name, stretch_name
 from autopar.cost.traffic import replay_end
 from autopar.errors import InfeasibleError
-from autopar.graph import SCOPE, input_nodes, output_tensors, resolve, target_name
+from autopar.graph import SCOPE, output_tensors, target_name, tensor_inputs
 from autopar.layout import Layout
 from autopar.plans import NodePlan, ParameterPlan, Segment
 from autopar.solver.model import Model
@@ -92,14 +92,16 @@ def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather
 def node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[NodePlan, ...]:
     """A plan for every node with a strategy; sizes and the like read tensors as they lie."""
     plans = []
+    readers: dict[tuple[Layout, ...], Strategy] = {}  # without tensors of their own, by what they read
     for position, node in enumerate(graph.nodes):
         strategy = chosen.get(node)
+        outputs = output_tensors(node)
         if strategy is None:
-            refs = [ref for source in input_nodes(node) for ref in resolve(source)]
-            if node.op == "output" or output_tensors(node) or not refs or any(r.node not in chosen for r in refs):
+            refs = tensor_inputs(node) if node.op != "output" and not outputs else []
+            if not refs or any(ref.node not in chosen for ref in refs):
                 continue
-            layouts = tuple(chosen[ref.node].outputs[ref.index] for ref in refs)
-            strategy = Strategy(layouts, (), ("",) * len(layouts[0]))
+            layouts = tuple([chosen[ref.node].outputs[ref.index] for ref in refs])
+            strategy = readers.setdefault(layouts, Strategy(layouts, (), ("",) * len(layouts[0])))
         scope = node.meta.get(SCOPE, ())
         plans.append(
             NodePlan(
@@ -109,7 +111,7 @@ def node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[Nod
                 scope=scope[-1][0] if scope else "",
                 inputs=strategy.inputs,
                 outputs=strategy.outputs,
-                shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
+                shapes=tuple([tuple(t.shape) for t in outputs]),
                 factors=strategy.factors,
                 local=strategy.local,
             )

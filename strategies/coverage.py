@@ -15,6 +15,7 @@ from torch import fx
 from autopar.graph import VAL, TensorRef
 from autopar.strategies.bind import Spot
 from autopar.strategies.derive import constants, positions_of, unruled
+from autopar.strategies.members import RuledOp
 from autopar.strategies.positions import position_at
 from autopar.strategies.table import bound_rule_or_none
 
@@ -39,6 +40,7 @@ def coverage(graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[fx.Node, Covera
             spots[TensorRef(node, 0)] = {Spot(dim, 1): "sequence" if dim else "batch" for dim in dims}
     found: dict[fx.Node, Coverage] = {}
     for node, (op, tensors) in members.items():
+        assert isinstance(op, RuledOp)
         bound = op.bound
         kinds: set[Kind] = set()
         for position in positions[node]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from autopar.cost.blocks import Repeat
 from autopar.errors import RuleError
 from autopar.graph import (
     KIND,
@@ -26,11 +27,13 @@ from autopar.leaf_calls import LeafCall
 from autopar.strategies import ends
 from autopar.strategies.arguments import output_shapes, qualified_name, tensors
 from autopar.strategies.bind import Bound, bind
+from autopar.strategies.blocks import members_with_blocks
 from autopar.strategies.discovery import Found, discover
+from autopar.strategies.members import Member, RuledOp, each_op
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
 from autopar.strategies.outputs import choices
 from autopar.strategies.passing import alike, worth_passing
-from autopar.strategies.positions import Member, RuledOp, useful_positions
+from autopar.strategies.positions import useful_positions
 from autopar.strategies.ragged import ragged
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry, is_registered, parse
@@ -41,32 +44,41 @@ class NoRuleWarning(UserWarning):
 
 
 def strategies_for(
-    graph: fx.Graph, mesh_shape: tuple[int, ...], *, inputs: str = "global"
+    graph: fx.Graph, mesh_shape: tuple[int, ...], *, inputs: str = "global", repeats: Sequence[Repeat] = ()
 ) -> dict[fx.Node, tuple[Strategy, ...]]:
     """Every way to run each node over a mesh, all-replicated first.
 
     The nodes are those that yield a tensor, `getitem` on tuples excepted, and the output. Equal nodes share one
     tuple. `inputs="local"`: each rank passes its part of the batch, so placeholders may be sharded on dim 0.
-    Warns once per op (`NoRuleWarning`) of one that has no rule.
+    `repeats`: the graph's blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answer is the
+    same without. Warns once per op (`NoRuleWarning`) of one that has no rule.
     """
     mesh_shape = tuple(mesh_shape)
     constant = constants(graph)
-    members = _members(graph, constant)
+    every = members_with_blocks(list(graph.nodes), repeats, constant, _Rules(constant).members)
+    members = every.of
     uneven = ragged(members)
     positions = useful_positions(members, _sources(graph), mesh_shape, uneven.factors)
     parameters = {TensorRef(node, 0) for node in graph.nodes if node.op == "get_attr" and node not in constant}
-    passing = alike(
-        worth_passing(members, positions, parameters), {n: (m.op, positions[n]) for n, m in members.items()}
-    )
-    found: dict[fx.Node, tuple[Strategy, ...]] = {}
+    passing = alike(worth_passing(members, positions, parameters), members, positions)
     shared: dict[Hashable, tuple[Strategy, ...]] = {}
+    ruled: dict[fx.Node, tuple[Strategy, ...]] = {}
+    told: dict[Hashable, list[tuple[Strategy, ...]]] = {}  # of members, by node
     key: Hashable
+    for node, (op, _) in members.items():
+        key = (op, positions[node], passing[node], uneven.factors[node])
+        if key not in told:
+            told[key] = []
+            for one, places, passes, cuts in each_op(*key):
+                of_op = (one, places, passes, cuts)
+                if of_op not in shared:
+                    shared[of_op] = _of_op(one, places, passes, cuts, mesh_shape)
+                told[key].append(shared[of_op])
+        ruled.update(zip(every.nodes(node), told[key], strict=True))
+    found: dict[fx.Node, tuple[Strategy, ...]] = {}
     for node in graph.nodes:
-        if node in members:
-            key = (members[node].op, positions[node], passing[node], uneven.factors[node])
-            if key not in shared:
-                shared[key] = _of_op(*key, mesh_shape)
-            found[node] = shared[key]
+        if node in ruled:
+            found[node] = ruled[node]
         elif node.op == "output":
             refs = tensor_inputs(node)
             dims = [sorted(_sharded_dims(found[ref.node], ref.index)) for ref in refs]
@@ -88,11 +100,9 @@ def strategies_for(
     return found
 
 
-def positions_of(
-    graph: fx.Graph, mesh_shape: Sequence[int]
-) -> tuple[dict[fx.Node, Member], dict[fx.Node, tuple[Position, ...]]]:
+def positions_of(graph: fx.Graph, mesh_shape: Sequence[int]) -> tuple[dict[fx.Node, Member], dict[fx.Node, Any]]:
     """The nodes under a rule, and where each is worth splitting."""
-    members = _members(graph, constants(graph))
+    members = _Rules(constants(graph)).members(graph.nodes)
     return members, useful_positions(members, _sources(graph), mesh_shape, ragged(members).factors)
 
 
@@ -111,6 +121,9 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "call_module"):
             continue
+        value = node.meta.get(VAL)
+        if isinstance(value, torch.Tensor) and value.requires_grad:  # nearly always
+            continue
         if any(t.requires_grad for t in output_tensors(node)) or (node.op == "get_attr" and _is_parameter(node)):
             continue
         if all(ref.node in found for ref in tensor_inputs(node)):
@@ -122,28 +135,41 @@ def _is_parameter(node: fx.Node) -> bool:
     return isinstance(node.meta.get(VAL), torch.nn.Parameter)
 
 
-def _members(graph: fx.Graph, constant: set[fx.Node]) -> dict[fx.Node, Member]:
-    """The nodes under a rule, each with what it shares with its like."""
-    members: dict[fx.Node, Member] = {}
-    signatures: dict[int, Hashable] = {}
-    ops: dict[Hashable, RuledOp | None] = {}
-    warned: set[str] = set()
-    for node in graph.nodes:
-        if not _is_op(node) or node in constant or (isinstance(node.target, LeafCall) and node.target.rule is None):
-            continue  # such a leaf runs whole: what it does with its inputs may depend on all of them
-        kind = node.meta.get(KIND)  # of calls of a kind, one is looked at
-        key = _signature(node) if kind not in signatures else signatures[kind]
+class _Rules:
+    """Binds rules to nodes; those of calls of a kind to one of them. Nodes in `constant` have none."""
+
+    def __init__(self, constant: Collection[fx.Node]) -> None:
+        self.constant = constant
+        self._signatures: dict[int, Hashable] = {}
+        self._ops: dict[Hashable, RuledOp | None] = {}
+        self._warned: set[str] = set()
+
+    def members(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, Member]:
+        """The nodes under a rule, each with what it shares with its like."""
+        members: dict[fx.Node, Member] = {}
+        for node in nodes:
+            if not _is_op(node) or node in self.constant:
+                continue
+            if isinstance(node.target, LeafCall) and node.target.rule is None:
+                continue  # such a leaf runs whole: what it does with its inputs may depend on all of them
+            refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
+            op = self._op(node, refs)
+            if op is not None:
+                members[node] = Member(op, refs)
+        return members
+
+    def _op(self, node: fx.Node, refs: Sequence[TensorRef]) -> RuledOp | None:
+        kind = node.meta.get(KIND)
+        key = _signature(node) if kind not in self._signatures else self._signatures[kind]
         if kind is not None:
-            signatures[kind] = key
-        refs = (*tensor_inputs(node), *(TensorRef(node, i) for i in range(len(output_tensors(node)))))
-        if key not in ops:
-            bound = _bound(node, warned)
+            self._signatures[kind] = key
+        if key not in self._ops:
+            bound = _bound(node, self._warned)
             facts = tuple(TensorFact.of(tensor_of(ref)) for ref in refs)
-            ops[key] = RuledOp(bound, facts, _is_anchor(node, bound), _is_of_table(node)) if bound is not None else None
-        op = ops[key]
-        if op is not None:
-            members[node] = Member(op, refs)
-    return members
+            self._ops[key] = (
+                RuledOp(bound, facts, _is_anchor(node, bound), _is_of_table(node)) if bound is not None else None
+            )
+        return self._ops[key]
 
 
 def _is_op(node: fx.Node) -> bool:

@@ -8,14 +8,14 @@ that has it, and with it others that meet in no tensor: the vocabulary of logits
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from autopar.graph import TensorRef
 from autopar.strategies.bind import Bound
+from autopar.strategies.members import Member, RuledBlock
 from autopar.strategies.modes import Position
-from autopar.strategies.positions import Member, RuledOp
 
 
 class Place(NamedTuple):
@@ -30,7 +30,7 @@ def choices(
     tensors: Sequence[TensorRef],
     dims: Sequence[Iterable[int]],
     members: Mapping[fx.Node, Member],
-    positions: Mapping[fx.Node, tuple[Position, ...]],
+    positions: Mapping[fx.Node, Any],
 ) -> list[tuple[int, ...]]:
     """Ways for one axis to shard the returned `tensors`: a dim for each, -1 for whole. `dims`: those worth it."""
     index = _indices(members, positions)
@@ -48,16 +48,18 @@ def choices(
     return [(-1,) * len(tensors), *(tuple(pack.get(t, -1) for t in range(len(tensors))) for pack in packed)]
 
 
-def _indices(
-    members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, tuple[Position, ...]]
-) -> dict[Place, Place]:
+def _indices(members: Mapping[fx.Node, Member], positions: Mapping[fx.Node, Any]) -> dict[Place, Place]:
     """A forest over places; those in one tree are the same index."""
     parent: dict[Place, Place] = {}
-    lies: dict[tuple[RuledOp, tuple[Position, ...]], list[list[tuple[int, int, int]]]] = {}
+    lies: dict[tuple[object, ...], list[list[tuple[int, int, int]]]] = {}
     for node, (op, tensors) in members.items():
         key = op, positions[node]
         if key not in lies:
-            lies[key] = [_where(op.bound, position) for position in positions[node]]
+            lies[key] = (
+                _where_outside(op, positions[node])
+                if isinstance(op, RuledBlock)
+                else [_where(op.bound, position) for position in positions[node]]
+            )
         for places in lies[key]:
             first: Place | None = None
             for t, dim, outer in places:
@@ -67,6 +69,17 @@ def _indices(
                 elif root is not first:
                     parent[root] = first
     return parent
+
+
+def _where_outside(block: RuledBlock, positions: Sequence[Any]) -> list[list[tuple[int, int, int]]]:
+    """Where each index of a block lies in the tensors that others make or touch too, as `_where` tells of one digit."""
+    index = _indices(block.members, dict(zip(block.members, positions, strict=True)))
+    number = {ref: t for t, ref in enumerate(block.outer)}
+    found: dict[Place, list[tuple[int, int, int]]] = {}
+    for place in dict.fromkeys([*index, *index.values()]):
+        if place.tensor in number:
+            found.setdefault(_root(index, place), []).append((number[place.tensor], place.dim, place.outer))
+    return list(found.values())
 
 
 def _where(bound: Bound, position: Position) -> list[tuple[int, int, int]]:

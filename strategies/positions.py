@@ -9,118 +9,58 @@ output and of its weight, while nothing asks to split the `e` beside it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 from torch import fx
 
 from autopar.graph import TensorRef
 from autopar.layout import fills
 from autopar.strategies.bind import Bound, Spot
-from autopar.strategies.modes import Position, TensorFact
+from autopar.strategies.members import Flow, Member, RuledOp, touching_nodes
+from autopar.strategies.modes import Position
 
 Spots = frozenset[Spot]
-
-
-@dataclass(frozen=True, eq=False)
-class RuledOp:
-    """What equal nodes share: their bound rule, the facts of their tensors (inputs, then outputs), whether they are
-    anchors, and whether the rule is the table's. Equality is identity: what follows from it is found once."""
-
-    bound: Bound
-    facts: tuple[TensorFact, ...]
-    anchor: bool
-    of_table: bool
-
-
-class Member(NamedTuple):
-    """A node in the flow: what it shares with its like, and its tensors (inputs, then outputs)."""
-
-    op: RuledOp
-    tensors: tuple[TensorRef, ...]
-
-    @property
-    def bound(self) -> Bound:
-        return self.op.bound
 
 
 def useful_positions(
     members: Mapping[fx.Node, Member],
     sources: Iterable[tuple[TensorRef, Sequence[int]]],
     mesh_shape: Sequence[int],
-    ragged: Mapping[fx.Node, frozenset[int]],
-) -> dict[fx.Node, tuple[Position, ...]]:
-    """For each node the positions of its factors that are worth splitting.
+    ragged: Mapping[fx.Node, Any],
+) -> dict[fx.Node, Any]:
+    """For each node the positions of its factors that are worth splitting, as a tuple of `Position`.
 
     `sources` are tensors with their shapes, every dim of which is a candidate (the graph's inputs); `ragged` the
     factors that may be cut into unequal pieces.
     """
     touching = touching_nodes(members)
-    flow = _Flow(mesh_shape)
+    flow = _Candidates(mesh_shape)
     spots: dict[TensorRef, Spots] = dict.fromkeys(touching, flow.same(frozenset()))
     for ref, shape in sources:
         if ref in spots:
             spots[ref] = flow.same(frozenset(Spot(dim, 1) for dim, length in enumerate(shape) if length > 1))
-    found: dict[fx.Node, tuple[Position, ...]] = {}
-    queue = deque(members)
-    waiting = set(queue)
-    while queue:
-        node = queue.popleft()
-        waiting.discard(node)
-        op, tensors = members[node]
-        known = tuple(map(spots.__getitem__, tensors))
-        found[node], after = flow.through(op, ragged.get(node, frozenset()), known)
-        for ref, before, now in zip(tensors, known, after, strict=True):
-            if now is not before:
-                spots[ref] = flow.same(spots[ref] | now)
-                for other in touching[ref]:
-                    if other not in waiting:
-                        waiting.add(other)
-                        queue.append(other)
-    return found
+    return flow.settle(members, touching, spots, ragged)
 
 
-def touching_nodes(members: Mapping[fx.Node, Member]) -> dict[TensorRef, list[fx.Node]]:
-    """The nodes that read or make each tensor."""
-    found: dict[TensorRef, list[fx.Node]] = {}
-    for node, member in members.items():
-        for ref in dict.fromkeys(member.tensors):
-            found.setdefault(ref, []).append(node)
-    return found
-
-
-class _Flow:
-    """What candidates do at an op, found once for equal ops whose tensors have the same candidates: sets only grow, so
-    that the order of visits does not matter, and equal blocks end with equal ones."""
+class _Candidates(Flow):
+    """The flow of candidates, as spots of tensors; finds positions."""
 
     def __init__(self, mesh_shape: Sequence[int]) -> None:
+        super().__init__()
         self.mesh_shape = mesh_shape
-        self._same: dict[Spots, Spots] = {}
-        self._through: dict[tuple[object, ...], tuple[tuple[Position, ...], tuple[Spots, ...]]] = {}
 
-    def same(self, spots: Spots) -> Spots:
-        """The one object for a set of candidates."""
-        return self._same.setdefault(spots, spots)
-
-    def through(
-        self, op: RuledOp, ragged: frozenset[int], spots: tuple[Spots, ...]
-    ) -> tuple[tuple[Position, ...], tuple[Spots, ...]]:
-        """The positions of an op whose tensors have these candidates, and what candidates they have then."""
-        key = op, ragged, spots
-        found = self._through.get(key)
-        if found is None:
-            bound = op.bound
-            positions = {Position(f, 1) for f in range(len(bound.factors))} if op.anchor else set()
-            positions.update(p for t, some in enumerate(spots) for s in some if (p := position_at(bound, t, s)))
-            useful = [p for p in sorted(positions) if can_cut(bound, p, self.mesh_shape, ragged)]
-            after = []
-            for t, known in enumerate(spots):
-                lies = [(spot, p.outer) for p in useful if (spot := bound.spots[t][p.factor]) is not None]
-                after.append(self.same(known | {Spot(spot.dim, spot.outer * outer) for spot, outer in lies}))
-            found = self._through[key] = tuple(useful), tuple(after)
-        return found
+    def through(self, op: RuledOp, known: tuple[Spots, ...], given: Any) -> tuple[Any, tuple[Spots, ...]]:
+        """`given`: the ragged factors."""
+        bound, ragged = op.bound, given or frozenset()
+        positions = {Position(f, 1) for f in range(len(bound.factors))} if op.anchor else set()
+        positions.update(p for t, some in enumerate(known) for s in some if (p := position_at(bound, t, s)))
+        useful = [p for p in sorted(positions) if can_cut(bound, p, self.mesh_shape, ragged)]
+        after = []
+        for t, before in enumerate(known):
+            lies = [(spot, p.outer) for p in useful if (spot := bound.spots[t][p.factor]) is not None]
+            after.append(self.same(before | {Spot(spot.dim, spot.outer * outer) for spot, outer in lies}))
+        return tuple(useful), tuple(after)
 
 
 def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:

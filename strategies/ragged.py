@@ -12,15 +12,14 @@ No piece may be empty, for ops differ in what they do with nothing.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx
 
 from autopar.graph import TensorRef
 from autopar.strategies.bind import Bound
-from autopar.strategies.positions import Member, RuledOp, touching_nodes
+from autopar.strategies.members import Flow, Member, RuledOp, Set, touching_nodes
 
 # local code that asks where a piece begins and how long it is, in place of dividing by the number of pieces
 _KNOWS_LENGTHS = {
@@ -30,9 +29,9 @@ _KNOWS_LENGTHS = {
 
 
 class Ragged(NamedTuple):
-    """The factors of each node, by number, and the dims of each tensor that may be cut into unequal pieces."""
+    """The factors of each node and the dims of each tensor that may be cut into unequal pieces: sets of numbers."""
 
-    factors: Mapping[fx.Node, frozenset[int]]
+    factors: Mapping[fx.Node, Any]
     dims: Mapping[TensorRef, frozenset[int]]
 
 
@@ -59,27 +58,37 @@ def stated_factors(bound: Bound) -> frozenset[int]:
 
 def ragged(members: Mapping[fx.Node, Member]) -> Ragged:
     """Where uneven pieces may lie; of other rules than the table's, none was run on uneven pieces."""
-    by_op: dict[RuledOp, tuple[frozenset[int], frozenset[int]]] = {}
-    for op in {member.op for member in members.values()}:
-        stated = stated_factors(op.bound)
-        by_op[op] = stated, stated | (local_factors(op.bound) if op.of_table else frozenset())
     touching = touching_nodes(members)
-    dims: dict[TensorRef, set[int]] = {}
-    found = {node: set(by_op[member.op][0]) for node, member in members.items()}
-    queue = deque(node for node in members if found[node])
-    while queue:
-        node = queue.popleft()
-        member = members[node]
-        for factor in by_op[member.op][1] - found[node]:
-            lies = ((dims.get(ref, ()), s[factor]) for ref, s in zip(member.tensors, member.bound.spots, strict=True))
-            if any(spot is not None and spot.dim in marked for marked, spot in lies):
-                found[node].add(factor)
-        for ref, spots in zip(member.tensors, member.bound.spots, strict=True):
-            marked = dims.setdefault(ref, set())
-            new = {spot.dim for factor in found[node] if (spot := spots[factor]) is not None} - marked
-            if new:
-                marked |= new
-                queue.extend(touching[ref])
-    none: frozenset[int] = frozenset()
-    factors = {node: frozenset(some) if some else none for node, some in found.items()}
-    return Ragged(factors, {ref: frozenset(some) for ref, some in dims.items()})
+    flow = _Leave()
+    dims = dict.fromkeys(touching, flow.same(frozenset()))
+    return Ragged(flow.settle(members, touching, dims, {}), dims)
+
+
+class _Leave(Flow):
+    """The flow of the leave to be cut into unequal pieces, as dims of tensors; finds factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: dict[RuledOp, tuple[frozenset[int], frozenset[int]]] = {}
+
+    def through(self, op: RuledOp, known: tuple[Set, ...], given: Any) -> tuple[Any, tuple[Set, ...]]:
+        stated, travels = self._factors(op)
+        spots = op.bound.spots
+        reached = {
+            factor
+            for factor in travels - stated
+            if any(
+                (spot := some[factor]) is not None and spot.dim in dims for dims, some in zip(known, spots, strict=True)
+            )
+        }
+        found = stated | reached
+        after = []
+        for dims, some in zip(known, spots, strict=True):
+            after.append(self.same(dims | {spot.dim for factor in found if (spot := some[factor]) is not None}))
+        return frozenset(found), tuple(after)
+
+    def _factors(self, op: RuledOp) -> tuple[frozenset[int], frozenset[int]]:
+        """The factors that the rule calls ragged, and those on which the op is local."""
+        if op not in self._own:
+            self._own[op] = stated_factors(op.bound), local_factors(op.bound) if op.of_table else frozenset()
+        return self._own[op]

@@ -14,8 +14,9 @@ from autopar.cluster import Cluster
 from autopar.comparison import alternatives
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InfeasibleError, InputError
+from autopar.fingerprint import fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
-from autopar.planning import Stopwatch, check_fingerprints, fingerprints, request_of
+from autopar.planning import Stopwatch, check_fingerprints, request_of
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.report.figures import alternative_figures, limit_bytes, summary
@@ -180,7 +181,7 @@ def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
     request = request_of(cluster, precision=Precision.from_dict(loaded.precision), micro_batches=loaded.micro_batches)
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
-    check_fingerprints(loaded, fingerprints(source.model, traced, cluster.shape))
+    check_fingerprints(loaded, fingerprints(source.model, traced.graph, cluster.shape))
     return _fits(loaded, json)
 
 

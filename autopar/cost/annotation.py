@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from autopar.cost.call_keys import call_key
+from autopar.cost.call_keys import CallKinds
 from autopar.cost.calls import NoDataError, arguments, callable_of, data_free
 from autopar.cost.fusion import fuse
 from autopar.cost.kernels import has_row, kernel
@@ -22,6 +21,7 @@ from autopar.cost.strides import correct_strides
 from autopar.cost.workspace import measure_workspace
 from autopar.graph import (
     COST,
+    FORM,
     GRAD_MODE,
     KIND,
     TRIAL_FLOPS,
@@ -33,8 +33,6 @@ from autopar.graph import (
     tensor_of,
 )
 from autopar.leaf_calls import LeafCall
-
-_KINDS = itertools.count()
 
 
 def annotate(
@@ -58,23 +56,25 @@ def annotate(
     >>> cost.flops_forward, cost.flops_backward, cost.saved_inputs
     (60, 60, (1,))
     """
-    memo: dict[Hashable, tuple[NodeCost, int]] = {}
+    costs: dict[int, NodeCost] = {}
+    kinds = CallKinds()
     root = root if root is not None else graph.owning_module
     correct_strides(graph, device_kind, root)
     for node in graph.nodes:
         node.meta.pop(KIND, None)
-        if node.op in ("placeholder", "get_attr", "output") or not output_tensors(node):
-            node.meta[COST] = _nothing(len(output_tensors(node)))
+        node.meta.pop(FORM, None)
+        outputs = output_tensors(node)
+        if node.op in ("placeholder", "get_attr", "output") or not outputs:
+            node.meta[COST] = _nothing(len(outputs))
         elif is_getitem(node):
             node.meta[COST] = _picked(node)
         else:
-            key = call_key(node)
-            found = memo.get(key)
-            if found is None:
-                found = memo[key] = _cost(node, device_kind, root), next(_KINDS)
-            node.meta[COST] = found[0]
+            form, kind = kinds.of(node)
+            if kind not in costs:
+                costs[kind] = _cost(node, device_kind, root)
+            node.meta[COST] = costs[kind]
             if not isinstance(node.target, LeafCall):  # leaves of a kind may have rules of their own
-                node.meta[KIND] = found[1]
+                node.meta[KIND], node.meta[FORM] = kind, form
     if compiled:
         fuse(graph)
 

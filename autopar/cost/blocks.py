@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autopar.frozen import frozen
 from autopar.graph import KIND, SCOPE, VAL, input_nodes, target_name
 
 Label = Callable[[fx.Node], Hashable]
@@ -92,10 +93,11 @@ class _Facts:
         position = {node: i for i, node in enumerate(nodes)}
         self.nodes, self.labels = nodes, labels
         self.reads = [[position[n] for n in input_nodes(node)] for node in nodes]
-        self.last_use = list(range(len(nodes)))
+        last_use = list(range(len(nodes)))
         for i, sources in enumerate(self.reads):
             for source in sources:
-                self.last_use[source] = i
+                last_use[source] = i
+        self.last_use = numpy.array(last_use, dtype=numpy.int64)
         holds = [n.op == "get_attr" or n.op == "call_module" for n in nodes]
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
@@ -138,7 +140,7 @@ def _periods(labels: numpy.ndarray) -> list[int]:
     gaps = (order[1:] - order[:-1])[same]
     values, counts = numpy.unique(gaps, return_counts=True)
     distances.update(values[(counts >= 2) & (values >= 2)].tolist())
-    short = labels.astype(numpy.int32)  # compared at all distances, a few thousand nodes take hundredths of a second
+    short = labels.astype(numpy.min_scalar_type(int(labels.max(initial=0))))  # at all distances, bytes count
     for distance in range(2, len(labels) // 2 + 1):
         if numpy.count_nonzero(short[distance:] == short[:-distance]) >= distance:
             distances.add(distance)
@@ -149,10 +151,9 @@ def _cut(facts: _Facts, period: int, first: int, end: int) -> Repeat | None:
     """Where a run of equal labels is best cut into blocks: where the fewest values cross from one into the next."""
     if facts.parameters[min(first + period, end)] == facts.parameters[first]:
         return None
-    crossing = numpy.zeros(end - first + 2, dtype=numpy.int64)  # of a cut before position `first + index`
-    for i in range(first, end):
-        crossing[i + 1 - first] += 1
-        crossing[min(facts.last_use[i], end) + 1 - first] -= 1
+    ended = numpy.minimum(facts.last_use[first:end], end) + 1 - first
+    crossing = -numpy.bincount(ended, minlength=end - first + 2)  # of a cut before position `first + index`
+    crossing[1 : end - first + 1] += 1
     crossing = numpy.cumsum(crossing)
     ranked = []
     for shift in range(min(period, end - first - 2 * period + 1)):
@@ -197,13 +198,17 @@ def _told(node: fx.Node, told: dict[int, Hashable]) -> Hashable:
 
 def _label(node: fx.Node) -> Hashable:
     """Equal for nodes that do the same to values of the same form."""
-    values = [
-        (tuple(v.shape), v.dtype, v.requires_grad) if isinstance(v, torch.Tensor) else repr(v)
-        for v in pytree.tree_leaves(node.meta.get(VAL))
-    ]
+    value = node.meta.get(VAL)
+    values = [value] if isinstance(value, (torch.Tensor, int)) else pytree.tree_leaves(value)
+    forms = [(v.shape, v.dtype, v.requires_grad) if isinstance(v, torch.Tensor) else repr(v) for v in values]
     if node.op in ("get_attr", "placeholder", "output"):
         target = node.name if node.op != "get_attr" else ""
     else:
         target = re.sub(r"\d+", "#", node.target) if node.op == "call_module" else target_name(node)  # type: ignore[arg-type]
-    arguments = fx.node.map_aggregate((node.args, node.kwargs), lambda a: "%" if isinstance(a, fx.Node) else a)
-    return repr((node.op, target, arguments, values))
+    arguments = [frozen(a, _any_node) for a in node.args]
+    options = [(name, frozen(a, _any_node)) for name, a in node.kwargs.items()]
+    return (node.op, target, *arguments, None, *options, None, *forms)
+
+
+def _any_node(node: fx.Node) -> Hashable:
+    return None

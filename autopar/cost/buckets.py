@@ -65,10 +65,10 @@ class Grouping:
                 if len(read) == 1:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
-        for node in nodes:
-            refs = memory.inputs[node]
-            if any(memory.is_trainable(refs[j].node) for j in memory.saved(node)[0]):
-                self._last_reader[self.region(node)] = self._position[node]
+        for reader in {user for node in self._home if memory.is_trainable(node) for user in node.users}:
+            refs, region = memory.inputs[reader], self.region(reader)
+            if any(memory.is_trainable(refs[j].node) for j in memory.saved(reader)[0]):
+                self._last_reader[region] = max(self._last_reader[region], self._position[reader])
         total = [sum(tensor_of(TensorRef(n, 0)).nbytes for n in filled.get(i, ())) or 1 for i in range(len(rows))]
         self.stretches: list[Stretch] = []
         self._stretch: list[int] = []  # of each region
@@ -128,6 +128,10 @@ class Grouping:
     def stretch(self, node: fx.Node) -> int:
         """The number of the stretch that a node lies in; of a parameter: that reads it first."""
         return self._stretch[self._home[node] if node in self._home else self.region(node)]
+
+    def stretch_of(self, region: int) -> int:
+        """The number of the stretch that a region's ops lie in."""
+        return self._stretch[region]
 
     def part(self, node: fx.Node) -> float:
         """The part of a bucket's latency that a parameter pays; 1 where several regions read it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Hashable, Mapping, Sequence
@@ -11,10 +12,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.graph import GRAD_MODE, VAL, TensorRef, resolve, target_name
-from autopar.leaf_calls import LeafCall
+from autopar.cost.found import Found
+from autopar.frozen import PLAIN, frozen
+from autopar.graph import GRAD_MODE, VAL, TensorRef, input_nodes, is_getitem, resolve, target_name
 
-_PLAIN = (int, str, bool, type(None), torch.dtype, torch.device)
 _SCALARS = frozenset(
     [
         "add",
@@ -31,6 +32,50 @@ _SCALARS = frozenset(
 )
 """Whose cost and strategies depend on a number among their arguments only by its sign, and by whether it is 0 or 1."""
 
+_KINDS = itertools.count()
+
+
+class CallKinds:
+    """Numbers the calls of a graph, equal for calls of equal keys (`call_key`), and the ways in which they are written.
+
+    Nearly all calls of a deep model are written as others are: with the same constants, on values of the same facts.
+    Of those, which is told at a glance, one is looked at.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, int] = {}  # by key
+        self._forms: dict[Hashable, tuple[int, int]] = {}  # by what is written: its number, and that of the kind
+        self._numbers: dict[Hashable, int] = {}  # of facts
+        self._facts: dict[fx.Node, int] = Found(self._number)
+        self._plain: dict[fx.Node, bool] = Found(_is_plain)
+
+    def of(self, node: fx.Node) -> tuple[int, int]:
+        """The number of the way in which a call is written, and that of its kind."""
+        written = self._written(node)
+        found = self._forms.get(written)
+        if found is None:
+            key = call_key(node)
+            if key not in self._kinds:
+                self._kinds[key] = next(_KINDS)
+            found = self._forms[written] = next(_KINDS), self._kinds[key]
+        return found
+
+    def _written(self, node: fx.Node) -> Hashable:
+        """A call as it is written. Which inputs are the same tensor is part of it: where some are, or come from a call
+        that yields several, that is asked of each."""
+        facts = self._facts.__getitem__
+        found: list[Hashable] = [node.op, _frozen_target(node), facts(node), node.meta.get(GRAD_MODE, True)]
+        found += [facts(a) if isinstance(a, fx.Node) else frozen(a, facts) for a in node.args]
+        found += [(name, frozen(argument, facts)) for name, argument in node.kwargs.items()]
+        read = input_nodes(node)
+        if len(set(read)) < len(read) or not all(map(self._plain.__getitem__, read)):
+            first: dict[TensorRef, int] = {}
+            found += [tuple(first.setdefault(ref, len(first)) for ref in resolve(source)) for source in read]
+        return tuple(found)
+
+    def _number(self, node: fx.Node) -> int:
+        return self._numbers.setdefault(_facts_of(node.meta.get(VAL)), len(self._numbers))
+
 
 def call_key(node: fx.Node) -> Hashable:
     """What a node's cost and strategies depend on: target, constants, and of each tensor shape, strides, dtype,
@@ -40,12 +85,15 @@ def call_key(node: fx.Node) -> Hashable:
     that grow with depth, probabilities of dropping. They are left out: such blocks are equal (`autopar.cost.blocks`).
     """
     first: dict[TensorRef, int] = {}
-    value = node.meta.get(VAL)
-    outputs: Hashable = _facts(value) if isinstance(value, torch.Tensor) else _structure(value)
-    grad_mode = node.meta.get(GRAD_MODE, True)
+
+    def read(source: fx.Node) -> Hashable:
+        """The facts of a node's tensors, and which of those read so far they are."""
+        return tuple(first.setdefault(ref, len(first)) for ref in resolve(source)), _facts_of(source.meta.get(VAL))
+
     args, kwargs = _deciding(node)
-    arguments = tuple(_frozen(a, first) for a in args), tuple((k, _frozen(a, first)) for k, a in kwargs.items())
-    return (node.op, _frozen(node.target), arguments, outputs, grad_mode)
+    arguments = tuple(frozen(a, read) for a in args), tuple((k, frozen(a, read)) for k, a in kwargs.items())
+    outputs = _facts_of(node.meta.get(VAL))
+    return (node.op, _frozen_target(node), arguments, outputs, node.meta.get(GRAD_MODE, True))
 
 
 def _deciding(node: fx.Node) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -76,40 +124,29 @@ def _any_factor(value: Any) -> Any:
     return math.copysign(0.5, value)
 
 
-def _facts(tensor: torch.Tensor) -> Hashable:
-    """What distinguishes one data-free tensor from another."""
-    return tensor.shape, tensor.stride() if tensor.layout == torch.strided else None, tensor.dtype, tensor.requires_grad
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a node stands for one tensor of its own, or for a number."""
+    value = node.meta.get(VAL)
+    return type(value) in PLAIN or (isinstance(value, torch.Tensor) and not is_getitem(node))
 
 
-def _structure(value: Any) -> Hashable:
-    """The same of a tuple, list or dict of tensors and other values."""
+def _facts_of(value: Any) -> Hashable:
+    """What distinguishes one data-free value from another: of tuples, lists and dicts, that of what they hold."""
+    if isinstance(value, torch.Tensor):
+        return _facts(value)
+    if type(value) in PLAIN:
+        return type(value), value
     leaves, spec = pytree.tree_flatten(value)
     return str(spec), tuple(_facts(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
 
 
-def _frozen(value: Any, first: dict[TensorRef, int] | None = None) -> Hashable:
-    """A hashable form of arguments; nodes become the facts of their tensors, and which are the same tensor."""
-    if isinstance(value, fx.Node):
-        assert first is not None
-        refs = resolve(value)
-        held = value.meta.get(VAL)
-        if isinstance(held, torch.Tensor):
-            return first.setdefault(refs[0], len(first)), _facts(held)
-        return "node", tuple(first.setdefault(ref, len(first)) for ref in refs), _structure(held)
-    if type(value) in _PLAIN:
-        return type(value), value  # 1 and True are equal, and not the same constant
-    if isinstance(value, LeafCall):
-        return value.kind
-    if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *(_frozen(item, first) for item in value))
-    if isinstance(value, dict):
-        return tuple((key, _frozen(item, first)) for key, item in value.items())
-    if isinstance(value, slice):
-        return ("slice", _frozen(value.start, first), _frozen(value.stop, first), _frozen(value.step, first))
-    if isinstance(value, float):
-        return float, repr(value)  # of 0.0 and -0.0 too
-    try:
-        hash(value)
-    except TypeError:
-        return ("id", id(value))
-    return (type(value), value)
+def _facts(tensor: torch.Tensor) -> Hashable:
+    return tensor.shape, tensor.stride() if tensor.layout == torch.strided else None, tensor.dtype, tensor.requires_grad
+
+
+def _frozen_target(node: fx.Node) -> Hashable:
+    return node.target if isinstance(node.target, str) else frozen(node.target, _no_node)
+
+
+def _no_node(node: fx.Node) -> Hashable:
+    raise AssertionError(f"{node} is no target")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -50,6 +50,10 @@ class Fold:
         repeat = self.repeat
         return (position - repeat.start) // repeat.period if repeat.start <= position < repeat.end else -1
 
+    def block_nodes(self, block: int) -> Sequence[fx.Node]:
+        span = self.repeat.instance(block)
+        return self.nodes[span.start : span.stop]
+
     def is_middle(self, node: fx.Node) -> bool:
         return self.block(self.position[node]) in self.middle
 
@@ -75,40 +79,54 @@ def find_folds(memory: StepMemory) -> tuple[Fold, ...]:
 
 
 def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
-    repeat, nodes, position = fold.repeat, fold.nodes, fold.position
-    for offset, first in enumerate(repeat.instance(1)):
-        mine = nodes[first]
-        returned = any(user.op == "output" for user in mine.users)
+    repeat, nodes = fold.repeat, fold.nodes
+    second = _facts(fold, 1, memory)
+    if any(_facts(fold, block, memory) != second for block in range(2, repeat.count)):
+        return False
+    reaching = _reaching_further(fold, 1)
+    if any(_reaching_further(fold, block) != reaching for block in range(2, repeat.count - 1)):
+        return False
+    for offset, at in enumerate(repeat.instance(1)):
         if not _stays(fold, memory, nodes[repeat.instance(MODEL).start + offset]):
             return False
-        for block in range(1, repeat.count):
-            at = repeat.instance(block).start + offset
-            node, until = nodes[at], repeat.instance(block).stop + repeat.period
-            if block < repeat.count - 1:
-                later = [user for user in node.users if position[user] >= until]
-                if any(user.op != "output" for user in later) or bool(later) != returned:
-                    return False
-            if node is not mine and not _alike(mine, node, at - first, fold, memory):
-                return False
+        if reaching[offset] != any(user.op == "output" for user in nodes[at].users):
+            return False
+        if reaching[offset] and not all(
+            _is_returned_alone(fold, block, offset) for block in range(1, repeat.count - 1)
+        ):
+            return False
     return True
 
 
-def _alike(one: fx.Node, other: fx.Node, distance: int, fold: Fold, memory: StepMemory) -> bool:
-    """Whether two nodes with equal labels and edges are equal in what is not part of these."""
-    bias, its = one.meta.get(BIAS_OF), other.meta.get(BIAS_OF)
-    if (bias is None) != (its is None) or (bias and its and fold.position[its] - fold.position[bias] != distance):
-        return False
-    mine, cost = one.meta.get(COST), other.meta.get(COST)
-    if mine is not cost and mine != cost:
-        return False
-    if KIND in one.meta or KIND in other.meta:
-        return bool(one.meta.get(KIND) == other.meta.get(KIND))
-    if [_strides(t) for t in output_tensors(one)] != [_strides(t) for t in output_tensors(other)]:
-        return False
-    if memory.is_parameter(one) and memory.is_parameter(other):
-        facts = [(memory.is_trainable(node), memory.stored_dtype(node)) for node in (one, other)]
-        return facts[0] == facts[1]
-    return memory.is_parameter(one) == memory.is_parameter(other)
+def _facts(fold: Fold, block: int, memory: StepMemory) -> tuple[list[Any], ...]:
+    """What is not part of the labels and edges of a block: equal where blocks are."""
+    start, nodes = fold.repeat.instance(block).start, fold.block_nodes(block)
+    costs = [node.meta.get(COST) for node in nodes]
+    kinds = [node.meta.get(KIND) for node in nodes]
+    biases = [fold.position[bias] - start if (bias := node.meta.get(BIAS_OF)) else None for node in nodes]
+    others = [_facts_of_one(node, memory) for node, kind in zip(nodes, kinds, strict=True) if kind is None]
+    return costs, kinds, biases, others
+
+
+def _facts_of_one(node: fx.Node, memory: StepMemory) -> tuple[object, ...]:
+    """Of a node that is no call of some kind."""
+    strides = [_strides(tensor) for tensor in output_tensors(node)]
+    if not memory.is_parameter(node):
+        return (strides,)
+    return strides, memory.is_trainable(node), memory.stored_dtype(node)
+
+
+def _reaching_further(fold: Fold, block: int) -> list[bool]:
+    """Which nodes are read behind the next block."""
+    until, position = fold.repeat.instance(block + 1).stop, fold.position
+    return [max(map(position.__getitem__, node.users), default=0) >= until for node in fold.block_nodes(block)]
+
+
+def _is_returned_alone(fold: Fold, block: int, offset: int) -> bool:
+    """Whether nothing but the graph's output reads a node behind the next block."""
+    until = fold.repeat.instance(block + 1).stop
+    users = fold.block_nodes(block)[offset].users
+    return all(user.op == "output" for user in users if fold.position[user] >= until)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

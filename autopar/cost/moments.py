@@ -104,11 +104,12 @@ class _Walk:
         if form not in self._alike:
             self._alike[form] = i, frozenset(self.plan.foreign(i) | inputs)
         other, foreign = self._alike[form]
-        key = form, frozenset(copy for copy in foreign if self.plan.as_in(copy, other, i) in kept)
+        theirs = zip(foreign, self.plan.as_in(foreign, other, i), strict=True)
+        key = form, frozenset(copy for copy, mine in theirs if mine in kept)
         if key not in self._told:
             self._told[key] = i, self._fullest(i, kept | inputs), self._keeps(i, inputs, kept)
         other, peak, keeps = self._told[key]
-        return peak, _Kept(keeps.parts, frozenset(self.plan.as_in(copy, other, i) for copy in keeps.copies))
+        return peak, _Kept(keeps.parts, frozenset(self.plan.as_in(keeps.copies, other, i)))
 
     def _keeps(self, i: int, inputs: set[Copy], kept: set[Copy]) -> _Kept:
         held: Counter[str] = Counter()
@@ -204,8 +205,10 @@ class _Walk:
         return {False: found + (own if self.grouping.ahead(i) else 0), True: found + own + arriving + begun}
 
     def _count_parameters(self) -> None:
-        for node, storage in self.plan.parameters():
-            self.always.update(self.memory.parameter_bytes(node, storage))
+        for node, storage, count in self.plan.distinct_parameters:
+            for part, size in self.memory.parameter_bytes(node, storage).items():
+                self.always[part] += count * size
+        for node, _ in self.plan.parameters():
             use = self.plan.last_use(node) if self.memory.is_trainable(node) else None
             if use is not None:
                 last, one = use
@@ -239,11 +242,12 @@ class _Walk:
         return segment.first if segment is not None else None
 
     def _optimizer_step(self) -> Moment:
-        memory, parameters = self.memory, self.plan.parameters()
-        sizes = [memory.optimizer_transient_bytes(node, storage) for node, storage in parameters]
+        memory, parameters = self.memory, self.plan.distinct_parameters
+        sizes = [(memory.optimizer_transient_bytes(node, storage), count) for node, storage, count in parameters]
         live = self.always.copy()
-        live["gradients"] += sum(memory.gradient_bytes(node, storage) for node, storage in parameters)
-        live["optimizer transients"] += sum(sizes) if memory.optimizer_at_once else max(sizes, default=0)
+        live["gradients"] += sum(count * memory.gradient_bytes(node, storage) for node, storage, count in parameters)
+        together = sum(size * count for size, count in sizes)
+        live["optimizer transients"] += together if memory.optimizer_at_once else max(sizes, default=(0, 0))[0]
         return Moment("optimizer step", _parts(live))
 
 

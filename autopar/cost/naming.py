@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
@@ -18,7 +18,7 @@ def stretch_name(nodes: Sequence[fx.Node]) -> str:
     calls = [node for node in nodes if node.op.startswith("call") and output_tensors(node)]
     if not calls:
         return "inputs and parameters"
-    shared = _shared([[path for path, _ in node.meta.get(SCOPE, ())] for node in calls])
+    shared = _shared([node.meta.get(SCOPE, ()) for node in calls])
     if any(part.isdigit() for part in shared.split(".")):
         return shared
     names = [_name(node) for node in calls]
@@ -40,14 +40,16 @@ def _within(node: fx.Node, block: str) -> str:
     return path.removeprefix(f"{block}.") if path != block else target_name(node).rpartition(".")[2]
 
 
-def _shared(paths: Sequence[Sequence[str]]) -> str:
+def _shared(scopes: Iterable[tuple[tuple[str, str], ...]]) -> str:
     """The deepest module around all ops; those of the model's own forward do not count."""
-    shared = ""
-    for parts in zip(*[p for p in paths if p], strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared = parts[0]
-    return shared
+    shared: tuple[tuple[str, str], ...] | None = None
+    for scope in scopes:
+        if not scope:
+            continue
+        shared = scope if shared is None else shared
+        while scope[: len(shared)] != shared:
+            shared = shared[:-1]
+    return shared[-1][0] if shared else ""
 
 
 def _name(node: fx.Node) -> str:

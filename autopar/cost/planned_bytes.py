@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -85,6 +87,11 @@ class PlannedBytes:
         """The region that moves what this one moves."""
         return i - self.rows[i].instance + MODEL if self._middle(i) else i
 
+    def stands_for(self, node: fx.Node) -> fx.Node:
+        """The node that moves what this one moves."""
+        fold = self._middle(self.region_of[node])
+        return fold.model_of(node) if fold else node
+
     def where_something_moves(self) -> Iterator[fx.Node]:
         """The plan's nodes, but those of equal blocks at which nothing moves in the one that stands for them."""
         places: dict[int, list[int]] = {}
@@ -109,11 +116,11 @@ class PlannedBytes:
         """Equal for regions in the middle of a fold that are recomputed alike; None for others."""
         return (self.model(i), *self._cuts.get(i, ())) if self._middle(i) else None
 
-    def as_in(self, copy: Copy, one: int, other: int) -> Copy:
-        """A copy that a region reads or keeps, as another block of its fold has it."""
-        fold = self._middle(one)
+    def as_in(self, copies: Iterable[Copy], one: int, other: int) -> list[Copy]:
+        """Copies that a region reads or keeps, as another block of its fold has them."""
+        fold, blocks = self._middle(one), self.rows[other].instance - self.rows[one].instance
         assert fold is not None
-        return fold.moved(copy[0], self.rows[other].instance - self.rows[one].instance), copy[1]
+        return [(fold.moved(root, blocks), cuts) for root, cuts in copies]
 
     def foreign(self, i: int) -> set[Copy]:
         """What a region reads and keeps of storages that it does not make."""
@@ -127,8 +134,18 @@ class PlannedBytes:
 
     def parameters(self) -> list[tuple[fx.Node, Layout]]:
         """The parameters' nodes, with how they are stored."""
+        return self._stored_parameters
+
+    @cached_property
+    def _stored_parameters(self) -> list[tuple[fx.Node, Layout]]:
         found = [n for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
         return [(node, self.storage(node)) for node in found]
+
+    @cached_property
+    def distinct_parameters(self) -> list[tuple[fx.Node, Layout, int]]:
+        """The same, one of those that stand in the same place of equal blocks, with how many these are."""
+        counts = Counter(self.stands_for(node) for node, _ in self.parameters())
+        return [(node, self.storage(node), count) for node, count in counts.items()]
 
     def storage(self, parameter: fx.Node) -> Layout:
         return self._parameters[str(parameter.target)].storage

@@ -12,7 +12,7 @@ Bytes: `autopar.cost.moments`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import fx
 
@@ -48,23 +48,22 @@ def predict(
     nodes, many = list(memory.graph.nodes), memory.micro_batches
     compute = recompute = optimizer = 0.0
     flops = 0
-    seconds: dict[fx.Node, tuple[float, float]] = {}
-    for i, members in enumerate(plan.members):  # those of equal blocks are those of one
-        if plan.model(i) == i:
-            seconds.update((node, seconds_of(memory, node, chosen[node], cluster)) for node in members)
-        else:
-            seconds.update(zip(members, map(seconds.__getitem__, plan.members[plan.model(i)]), strict=True))
+    regions: list[_Region] = []
     before, behind = [0.0] * len(grouping.stretches), [0.0] * len(grouping.stretches)
-    for node in chosen:
-        forward, backward = seconds[node]
-        compute += many * (forward + (backward if memory.train else 0.0))
-        before[grouping.stretch(node)] += forward
-        behind[grouping.stretch(node)] += backward if memory.train else 0.0
-        cost = node.meta.get(COST)
-        flops += many * (cost.flops_forward + (cost.flops_backward if memory.train else 0)) if cost else 0
-        if memory.is_parameter(node):
-            traffic = memory.optimizer_traffic_bytes(node, parameters[str(node.target)].storage)
-            optimizer += cluster.device.update_seconds(traffic)
+    for i, members in enumerate(plan.members):  # what equal blocks take is what one takes
+        model = plan.model(i)
+        regions.append(_region(memory, cluster, chosen, parameters, members) if model == i else regions[model])
+        for forward, backward in regions[i].running:
+            compute += many * (forward + backward)
+            before[grouping.stretch_of(i)] += forward
+            behind[grouping.stretch_of(i)] += backward
+        for update in regions[i].updates:
+            optimizer += update
+        flops += many * regions[i].flops
+    if segments:
+        seconds = {
+            node: own for i, row in enumerate(plan.members) for node, own in zip(row, regions[i].ops, strict=True)
+        }
     for segment in segments:
         inside = nodes[segment.first : segment.last + 1]
         again = (n for n in inside[: computed_end(memory, inside)] if in_segment(n) and n in seconds)
@@ -89,6 +88,35 @@ def predict(
         hidden_seconds=hidden,
     )
     return prediction, collectives, moved.buckets
+
+
+class _Region(NamedTuple):
+    """Of the nodes of a region: seconds forward and backward of each, and of those that run; seconds of the optimizer's
+    step by parameter; FLOPs of a micro-batch."""
+
+    ops: Sequence[tuple[float, float]]
+    running: Sequence[tuple[float, float]]
+    updates: Sequence[float]
+    flops: int
+
+
+def _region(
+    memory: StepMemory,
+    cluster: Cluster,
+    chosen: Chosen,
+    parameters: Mapping[str, ParameterPlan],
+    members: Sequence[fx.Node],
+) -> _Region:
+    ops, updates, flops = [], [], 0
+    for node in members:
+        forward, backward = seconds_of(memory, node, chosen[node], cluster)
+        ops.append((forward, backward if memory.train else 0.0))
+        cost = node.meta.get(COST)
+        flops += cost.flops_forward + (cost.flops_backward if memory.train else 0) if cost else 0
+        if memory.is_parameter(node):
+            traffic = memory.optimizer_traffic_bytes(node, parameters[str(node.target)].storage)
+            updates.append(cluster.device.update_seconds(traffic))
+    return _Region(ops, [one for one in ops if any(one)], updates, flops)
 
 
 def seconds_of(memory: StepMemory, node: fx.Node, strategy: Strategy, cluster: Cluster) -> tuple[float, float]:

@@ -21,20 +21,25 @@ from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, t
 def correct_strides(graph: fx.Graph, device_kind: str, root: nn.Module | None) -> None:
     """Give VAL the device's strides, and follow them through the ops that read such a tensor."""
     changed: set[TensorRef] = set()
+    holders: set[fx.Node] = set()  # of changed tensors: what makes or picks them
     for node in graph.nodes:
-        if is_getitem(node) and changed.intersection(resolve(node)):
-            source, key = node.args
-            assert isinstance(source, fx.Node)
-            node.meta[VAL] = source.meta[VAL][key]
-        elif node.op.startswith("call") and output_tensors(node) and not is_getitem(node):
-            has_own = has_row(node.target, device_kind)
-            if not (changed or has_own):
-                continue
+        if not node.op.startswith("call"):
+            continue
+        reads = not holders.isdisjoint(node.all_input_nodes)
+        if is_getitem(node):
+            if reads and changed.intersection(resolve(node)):
+                source, key = node.args
+                assert isinstance(source, fx.Node)
+                node.meta[VAL] = source.meta[VAL][key]
+                holders.add(node)
+        elif ((has_own := has_row(node.target, device_kind)) or reads) and output_tensors(node):
             refs = tensor_inputs(node)
-            if changed.intersection(refs):
-                changed |= _run_again(node, refs, root)
+            news = _run_again(node, refs, root) if changed.intersection(refs) else set()
             if has_own:
-                changed |= _lay_out(node, refs, device_kind)
+                news |= _lay_out(node, refs, device_kind)
+            if news:
+                changed |= news
+                holders.add(node)
 
 
 def _run_again(node: fx.Node, refs: Sequence[TensorRef], root: nn.Module | None) -> set[TensorRef]:

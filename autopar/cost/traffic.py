@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.cost.bucket_prices import BucketPrices, Priced
 from autopar.cost.buckets import Conversion, Grouped, Grouping, group
-from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
+from autopar.cost.collectives import collective_seconds
 from autopar.cost.memory import StepMemory
 from autopar.cost.overlap import Movable
 from autopar.graph import COST, TensorRef, tensor_of
@@ -168,6 +169,7 @@ class _Walk:
         self.movable = tuple(Movable(len(grouping.stretches)) for _ in cluster.axes)
         self.last: dict[tuple[TensorRef, Layout], fx.Node] = {}  # outside segments, that keeps a parameter
         self.transfers: list[Transfer] = []
+        self._told: dict[tuple[object, ...], tuple[list[Move], list[Move]]] = {}
 
     def run(self) -> Traffic:
         for node in self.plan.where_something_moves() if self.plan else [n for n in self.nodes if n in self.chosen]:
@@ -175,8 +177,9 @@ class _Walk:
             self._inner(node)
         dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}
         buckets = group(list(self.conversions.values()), self.grouping, self.memory, dtypes)
+        prices = BucketPrices(self.memory, self.cluster, self.grouping, dtypes, self.plan)
         for number, bucket in enumerate(buckets):
-            self._bucket(number, bucket)
+            self._bucket(number, bucket, prices)
         found = tuple(
             Collective(kind, axis, size, count, self.seconds[kind, axis, size, phase, cause], phase, cause)
             for (kind, axis, size, phase, cause), count in self.count.items()
@@ -204,7 +207,7 @@ class _Walk:
                 continue
             one = self.conversions.get((ref, wanted, segment))
             if one is None:
-                moves = conversion_moves(ref, source, wanted, memory.mesh_shape, needs_grad=grad)
+                moves = self._moves(ref, source, wanted, grad)
                 number = -1 if segment is None else segment
                 one = Conversion(ref, wanted, number, node, *moves, regather=parameter.regather)
                 self.conversions[ref, wanted, segment] = one
@@ -213,6 +216,14 @@ class _Walk:
             if i in saved_inputs and segment is None:
                 one.kept += 1
                 self.last[ref, wanted] = node
+
+    def _moves(self, parameter: TensorRef, source: Layout, wanted: Layout, grad: bool) -> tuple[list[Move], list[Move]]:
+        """The collectives of a parameter, found once for those of equal blocks."""
+        key = self.plan.stands_for(parameter.node) if self.plan else parameter.node, source, wanted, grad
+        if key not in self._told:
+            shape = self.memory.mesh_shape
+            self._told[key] = conversion_moves(parameter, source, wanted, shape, needs_grad=grad)
+        return self._told[key]
 
     def _activation(
         self, node: fx.Node, ref: TensorRef, source: Layout, wanted: Layout, *, grad: bool, enters: bool, again: bool
@@ -243,46 +254,41 @@ class _Walk:
         self.seconds[kind, axis, size, phase, cause] += count * seconds
         self.transfers.append(Transfer(node, phase, kind, axis, size, seconds, cause))
 
-    def _bucket(self, number: int, bucket: Grouped) -> None:
+    def _bucket(self, number: int, bucket: Grouped, prices: BucketPrices) -> None:
         """A bucket's gathers run for every micro-batch, its reductions once."""
-        many, cause, members = self.memory.micro_batches, f"bucket {number}", bucket.members
-        self._together(members, [1] * len(members), "forward", "forward", cause, many, "gathers")
+        many, members = self.memory.micro_batches, bucket.members
+        gathers = prices.of(members, "forward")
+        self._together(number, members, [1] * len(members), gathers, "forward", many, "gathers")
         if any(one.replayed for one in members):
-            self._together(members, [one.replayed for one in members], "forward", "replay", cause, many, "again")
+            self._together(number, members, [one.replayed for one in members], gathers, "replay", many, "again")
         again = bucket.again
-        self._together(again, [one.kept for one in again], "forward", "backward", cause, many, "again")
+        kept = prices.of(again, "forward")
+        self._together(number, again, [one.kept for one in again], kept, "backward", many, "again")
         if members[0].enters:
-            self._together(members, [1] * len(members), "backward", "backward", cause, 1, "reductions")
+            reductions = prices.of(members, "backward")
+            self._together(number, members, [1] * len(members), reductions, "backward", 1, "reductions")
 
     def _together(
         self,
+        number: int,
         members: Sequence[Conversion],
         uses: Sequence[int],
-        way: Literal["forward", "backward"],
+        moves: Sequence[Priced],
         phase: str,
-        cause: str,
         count: int,
         kind: Literal["gathers", "again", "reductions"],
     ) -> None:
-        """One collective for each move of the members; `uses`: how often the solver's price counts each."""
+        """The collectives of a bucket's members; `uses`: how often the solver's price counts each member."""
         due = {"gathers": "forward", "reductions": "reduction"}.get(kind, "again" if phase == "backward" else phase)
         readers = [self.last[one.ref, one.wanted] if due == "again" else one.first for one in members]
-        for moves in zip(*(getattr(one, way) for one in members), strict=True):
-            sizes, together = [], 0.0
-            for move, one in zip(moves, members, strict=True):
-                backward = reduction_dtype(self.memory, one.ref) if way == "backward" else tensor_of(one.ref).dtype
-                sizes.append(move.elements * backward.itemsize)
-            key = moves[0].kind, moves[0].axis, sum(sizes), phase, cause
+        for move in moves:
+            key = move.kind, move.axis, move.bytes, phase, f"bucket {number}"
+            movable = getattr(self.movable[move.axis], kind)
             self.count[key] += count
-            for size, one, times in zip(sizes, members, uses, strict=True):
-                axis, calls = self.cluster.axes[moves[0].axis], self.grouping.calls(one.ref, one.wanted)
-                fixed, per_byte = bucket_terms(moves[0].kind, axis, self.memory.bucket_bytes)
-                seconds = calls * fixed + size * per_byte
-                seconds += copies_seconds(moves[0].kind, size, axis, self.cluster.device)
+            together = 0.0
+            for (seconds, stretch), times in zip(move.members, uses, strict=True):
                 self.seconds[key] += count * times * seconds
                 together += times * seconds
-                movable = getattr(self.movable[moves[0].axis], kind)
-                movable[self.grouping.stretch(one.ref.node)] += count * times * seconds
+                movable[stretch] += count * times * seconds
             at = max(readers, key=self.position.__getitem__) if due == "again" else readers[0]
-            number = int(cause.rpartition(" ")[2])
-            self.transfers.append(Transfer(at, due, *key[:3], together, cause, number))
+            self.transfers.append(Transfer(at, due, *key[:3], together, key[4], number))

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError, PlanMismatchError
-from autopar.graph import fingerprint
+from autopar.fingerprint import fingerprint
 from autopar.plans import Plan
 from autopar.runtime.advice import advise
 from autopar.runtime.agreement import agree

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import AutoparError, InputError
-from autopar.graph import fingerprint
+from autopar.fingerprint import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation

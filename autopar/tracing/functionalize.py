@@ -31,6 +31,8 @@ _OWN_STATE = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm,
 def functionalize(graph: fx.Graph) -> int:
     """Remove every write in place that the recorder marked; returns how many there were."""
     writers = [n for n in graph.nodes if WRITES in n.meta and n.target not in _OWN_STATE]
+    if not writers:
+        return 0
     taken = take_first_writes(graph, writers)
     left = [writer for writer in writers if writer not in taken]
     if left:

@@ -21,12 +21,11 @@ def show_leaf_tensors(traced: Traced, parameter_dtype: torch.dtype | None = None
 
     `parameter_dtype`: floating parameters appear in this dtype, as those of `trace` do.
     """
+    leaves = [node for node in traced.graph.nodes if node.op == "call_module"]
+    if not leaves:
+        return []
     attributes = {id(traced.attribute(str(node.target))): node for node in traced.graph.nodes if node.op == "get_attr"}
-    made = []
-    for node in list(traced.graph.nodes):
-        if node.op == "call_module":
-            made.append(_shown(traced, node, attributes, parameter_dtype))
-    return made
+    return [_shown(traced, leaf, attributes, parameter_dtype) for leaf in leaves]
 
 
 def _shown(

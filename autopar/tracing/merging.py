@@ -27,10 +27,10 @@ def merge_equal_constants(graph: fx.Graph) -> int:
     first: dict[Hashable, fx.Node] = {}
     erased = 0
     for node in list(graph.nodes):
-        if node.op in ("placeholder", "get_attr") or not output_tensors(node):
-            continue
-        if node.op != "call_function" or node.target not in _CONSTANT or tensor_inputs(node):
-            first.clear()
+        is_constant = node.op == "call_function" and node.target in _CONSTANT and not tensor_inputs(node)
+        if not is_constant:
+            if first and node.op not in ("placeholder", "get_attr") and output_tensors(node):
+                first.clear()
             continue
         if any(user.op == "output" for user in node.users):
             continue

@@ -24,7 +24,7 @@ def place_shared_attributes(graph: fx.Graph) -> int:
     position = {node: i for i, node in enumerate(nodes)}
     stacks = [node.meta[SCOPE] for node in nodes]
     moved = 0
-    for node in (node for node in nodes if node.op == "get_attr"):
+    for node in (node for node in nodes if node.op == "get_attr" and len(node.users) > 1):
         places = sorted(position[user] for user in node.users)
         common = _common([stacks[place] for place in places])
         first = stacks[places[0]][: len(common) + 1]

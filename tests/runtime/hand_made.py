@@ -13,7 +13,8 @@ from torch import fx, nn
 from torch.nn import functional
 
 from autopar.errors import InputError
-from autopar.graph import BIAS_OF, VAL, fingerprint, output_tensors, target_name, tensor_inputs, tensor_of
+from autopar.fingerprint import fingerprint
+from autopar.graph import BIAS_OF, VAL, output_tensors, target_name, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.reshard import steps

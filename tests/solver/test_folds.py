@@ -23,6 +23,7 @@ from autopar.solver.solution import Solution, segments_of
 from autopar.strategies import strategies_for
 from autopar.strategies.bind import Spot
 from autopar.strategies.derive import positions_of
+from autopar.strategies.members import RuledOp
 from autopar.strategies.modes import Position
 from autopar.strategies.positions import can_cut, position_at
 from autopar.strategies.ragged import ragged
@@ -71,6 +72,15 @@ def _unordered(point: Point) -> tuple[object, ...]:
     """The sum over what passes is asked for, in whatever order."""
     assert len(set(point.passing)) == len(point.passing)
     return point.node, point.backward, set(point.passing), point.made
+
+
+@pytest.mark.parametrize("mesh_shape", [(2,), (2, 4)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_strategies(name: str, mesh_shape: tuple[int, ...]) -> None:
+    asked = ready(name, 2)
+    graph = asked.traced.graph
+    once = strategies_for(graph, mesh_shape, repeats=asked.repeats)
+    assert list(once.items()) == list(strategies_for(graph, mesh_shape).items())
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -191,7 +201,8 @@ def test_positions_are_those_of_a_walk_over_all_nodes_until_nothing_changes(name
     while before != sum(map(len, spots.values())):
         before = sum(map(len, spots.values()))
         for node, member in members.items():
-            bound = member.bound
+            assert isinstance(member.op, RuledOp)
+            bound = member.op.bound
             places = [(t, spot) for t, ref in enumerate(member.tensors) for spot in spots[ref]]
             asked = [p for t, spot in places if (p := position_at(bound, t, spot)) is not None]
             asked += [Position(f, 1) for f in range(len(bound.factors)) if member.op.anchor]

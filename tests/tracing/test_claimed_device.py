@@ -8,7 +8,8 @@ from torch import nn
 
 from autopar import Cluster
 from autopar.errors import UntraceableError
-from autopar.graph import fingerprint, target_name
+from autopar.fingerprint import fingerprint
+from autopar.graph import target_name
 from autopar.planning import Stopwatch, request_of, trace_for
 from autopar.tracing import trace
 

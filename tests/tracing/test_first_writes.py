@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.graph import FIRST_WRITES, fingerprint
+from autopar.fingerprint import fingerprint
+from autopar.graph import FIRST_WRITES
 from autopar.tracing import trace
 from autopar.tracing.errors import UntraceableError
 

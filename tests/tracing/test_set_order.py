@@ -13,7 +13,7 @@ GOES_OVER_A_SET = """
 import torch
 from torch import nn
 
-from autopar.graph import fingerprint
+from autopar.fingerprint import fingerprint
 from autopar.tracing import trace
 
 

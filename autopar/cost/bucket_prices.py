@@ -1,0 +1,68 @@
+"""What the collectives of a bucket take, by the parts that its members account for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.buckets import Conversion, Grouping
+from autopar.cost.collectives import bucket_terms, copies_seconds
+from autopar.cost.memory import StepMemory
+from autopar.graph import tensor_of
+
+if TYPE_CHECKING:
+    from autopar.cost.planned_bytes import PlannedBytes
+
+
+class Priced(NamedTuple):
+    """One collective: its kind, mesh axis and bytes; of each member the seconds, and the stretch it lies in."""
+
+    kind: str
+    axis: int
+    bytes: int
+    members: Sequence[tuple[float, int]]
+
+
+class BucketPrices:
+    """Prices buckets; those of equal blocks' parameters, of which `plan` knows, once. `dtypes`: of gradients' sums."""
+
+    def __init__(
+        self,
+        memory: StepMemory,
+        cluster: Cluster,
+        grouping: Grouping,
+        dtypes: Mapping[fx.Node, torch.dtype],
+        plan: PlannedBytes | None,
+    ) -> None:
+        self.memory, self.cluster, self.grouping, self.dtypes, self.plan = memory, cluster, grouping, dtypes, plan
+        self._told: dict[tuple[object, ...], list[Priced]] = {}
+
+    def of(self, members: Sequence[Conversion], way: Literal["forward", "backward"]) -> list[Priced]:
+        """One collective for each move of the members."""
+        stands = [self.plan.stands_for(one.ref.node) if self.plan else one.ref.node for one in members]
+        alike = (way, *((node, one.wanted) for node, one in zip(stands, members, strict=True)))
+        if alike not in self._told:
+            self._told[alike] = self._priced(members, way)
+        return self._told[alike]
+
+    def _priced(self, members: Sequence[Conversion], way: Literal["forward", "backward"]) -> list[Priced]:
+        found = []
+        for moves in zip(*(getattr(one, way) for one in members), strict=True):
+            kind, axis = moves[0].kind, self.cluster.axes[moves[0].axis]
+            fixed, per_byte = bucket_terms(kind, axis, self.memory.bucket_bytes)
+            sizes, prices = [], []
+            for move, one in zip(moves, members, strict=True):
+                size = move.elements * self._dtype(one, way).itemsize
+                seconds = self.grouping.calls(one.ref, one.wanted) * fixed + size * per_byte
+                seconds += copies_seconds(kind, size, axis, self.cluster.device)
+                sizes.append(size)
+                prices.append((seconds, self.grouping.stretch(one.ref.node)))
+            found.append(Priced(kind, moves[0].axis, sum(sizes), prices))
+        return found
+
+    def _dtype(self, one: Conversion, way: Literal["forward", "backward"]) -> torch.dtype:
+        return self.dtypes[one.ref.node] if way == "backward" else tensor_of(one.ref).dtype

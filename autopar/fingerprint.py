@@ -1,0 +1,98 @@
+"""Digests that tie a plan to what it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import fx, nn
+
+from autopar.frozen import frozen
+from autopar.graph import FIRST_WRITES, FORM, input_nodes, output_tensors, target_name
+
+
+def fingerprints(model: nn.Module, graph: fx.Graph, mesh_shape: Sequence[int]) -> dict[str, str]:
+    """Those of the graph, of the model (names and shapes), and of the mesh."""
+    state = [
+        (name, tuple(tensor.shape))
+        for tensors in (model.named_parameters(), model.named_buffers())
+        for name, tensor in tensors
+    ]
+    return {
+        "graph": fingerprint(graph),
+        "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
+        "mesh": "x".join(map(str, mesh_shape)),
+    }
+
+
+def fingerprint(graph: fx.Graph) -> str:
+    """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
+
+    Each rank traces on its own device, and a graph runs on the mesh's whichever it names (`runtime.emission.constant`).
+    What a node does but for what it reads is put in words once for all nodes that do the same; of every node, the
+    number of its words and the positions of what it reads follow.
+    """
+    digest = hashlib.sha256()
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    told: dict[Hashable, int] = {}  # numbers of words, by what tells nodes apart at a glance
+    numbers: dict[str, int] = {}
+    rows: list[int] = []
+    names: list[str] = []
+    for node in graph.nodes:
+        key = _key(node)
+        number = told.get(key)
+        if number is None:
+            words = _words(node)
+            if words not in numbers:
+                digest.update(f"{len(words)} {words}".encode())
+            number = told[key] = numbers.setdefault(words, len(numbers))
+        read = [position[source] for source in input_nodes(node)]
+        rows += (number, len(read), *read)
+        if node.op == "get_attr":
+            names.append(str(node.target))
+    digest.update(numpy.array(rows, dtype="<i8").tobytes())
+    digest.update(repr(names).encode())
+    return digest.hexdigest()[:32]
+
+
+def _key(node: fx.Node) -> Hashable:
+    """Equal for nodes of the same words alone, and quickly told."""
+    if FIRST_WRITES in node.meta:
+        return node
+    if FORM in node.meta:
+        return node.meta[FORM]
+    target = "" if node.op in _NAMED else node.target if isinstance(node.target, str) else id(node.target)
+    arguments = [frozen(argument, _not_told) for argument in node.args]
+    options = [(name, frozen(argument, _not_told)) for name, argument in node.kwargs.items()]
+    values = [(t.shape, t.dtype, t.requires_grad) for t in output_tensors(node)]
+    return (node.op, target, *arguments, None, *options, None, *values)
+
+
+def _not_told(node: fx.Node) -> Hashable:
+    return None
+
+
+def _words(node: fx.Node) -> str:
+    def text(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return "device"
+        return _NODE if isinstance(value, fx.Node) else value
+
+    target = "" if node.op in _NAMED else target_name(node)
+    arguments = fx.node.map_aggregate((node.args, node.kwargs), text)
+    values = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in output_tensors(node)]
+    return repr((node.op, target, arguments, values, *node.meta.get(FIRST_WRITES, ())))
+
+
+class _Node:
+    """Stands for any node; no constant is printed like it."""
+
+    def __repr__(self) -> str:
+        return "%"
+
+
+_NODE = _Node()
+_NAMED = ("placeholder", "get_attr")  # whose target is a name, of which those of parameters count
