@@ -1,34 +1,91 @@
-"""Storage of parameters and recompute decided once more, for each of a few blocks on its own.
+"""What blocks that share their decisions do decided once more, for each of a few blocks on its own.
 
 Blocks that share their decisions fill a budget in steps: what one block changes, all do. With few blocks such a step is
-large. So the problem is stated again without folding, every op with the one strategy that it has already; how
-parameters are stored, and at which level each block recomputes, is left open. With so little to choose it is solved in
-tenths of seconds, and the plan of before is one of its plans.
+large. So the problem is stated again without folding, with few ways to run each op, so that it is small, and the level
+at which each block recomputes left open. The plan of before is one of its plans. That is done twice:
+
+- with the ways that the relaxation of the folded problem mixes. Where a budget binds, a relaxation does part of the
+  work in a way that is fast and part in one that takes little memory; blocks on their own can do so in whole numbers,
+  some one way and some the other. Which ones, the relaxation of the problem stated again says (relaxation enforced
+  neighbourhood search: Berthold 2014): it is not alike for all blocks, and what it leaves out is left out;
+- with the ways of the plan alone, and all storages of parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
+from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
 from autopar.errors import AutoparError
 from autopar.solver.building import build_problem
+from autopar.solver.clock import Clock
 from autopar.solver.constraints import Restricted
 from autopar.solver.model import Model
-from autopar.solver.problem import Problem
+from autopar.solver.outcome import WHOLE, Outcome
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
+from autopar.solver.running import in_program, in_seconds, price, run
 from autopar.solver.solution import Solution, read_solution
+from autopar.strategies.strategy import Strategy
 
 MOST_BLOCKS = 8
 """Of one kind that are few: with more, one block is a small part of a step, and rows of all take longer."""
 
+_NODES = 20  # of HiGHS's search among ways that a relaxation mixes, so that its end does not depend on the clock
+_CLOSE = 1e-3  # what a relaxation may miss of its optimum, relatively
+
+Ways = Mapping[fx.Node, Sequence[Strategy]]
+
+
+@dataclass(frozen=True)
+class EachBlock:
+    """A problem whose blocks decide for themselves, at the `levels` of recompute of the folded one."""
+
+    memory: StepMemory
+    restricted: Restricted
+    cluster: Cluster
+    repeats: Sequence[Repeat]
+    budget_bytes: float
+    levels: Mapping[tuple[Repeat, int], Levels | None]
+
+    def model(self, ways: Ways) -> Model:
+        """Of plans in which ops run in these ways."""
+        again = replace(self.restricted, strategies=dict(ways))
+        problem = build_problem(self.memory, again, self.cluster, self.repeats, fold=False, levels=self.levels)
+        model = Model(problem)
+        Rows(model, self.budget_bytes)
+        return model
+
+    def storages(self, solution: Solution) -> Ways:
+        """The ways of a solution, and all storages of parameters."""
+        return {
+            node: some if self.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
+            for node, some in self.restricted.strategies.items()
+        }
+
+    def mixed(self, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
+        """The ways that a relaxation of the folded problem mixes, and those of its solution."""
+        problem = folded.problem
+        used = [
+            [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > WHOLE]
+            for op, variables in zip(problem.ops, folded.x, strict=True)
+        ]
+        found: dict[fx.Node, Sequence[Strategy]] = {}
+        for node, some in self.restricted.strategies.items():
+            mine = used[problem.op_of[node]] if node in problem.op_of else []
+            chosen = solution.chosen.get(node)
+            found[node] = [one for one in some if one in mine or one == chosen] or some
+        return found
+
 
 def refined(
-    problem: Problem,
+    folded: Model,
     solution: Solution,
     memory: StepMemory,
     restricted: Restricted,
@@ -43,27 +100,54 @@ def refined(
 
     Its status and bound are those of the folded problem: of plans whose blocks share their decisions.
     """
-    counts = [stage.count for stage in problem.stages]
-    if not 1 < max(counts) <= MOST_BLOCKS or time_limit <= 0:
+    stages = folded.problem.stages
+    if not 1 < max(stage.count for stage in stages) <= MOST_BLOCKS or time_limit <= 0:
         return solution
-    strategies = {
-        node: some if memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
-        for node, some in restricted.strategies.items()
-    }
-    again = replace(restricted, strategies=strategies)
     levels = {
         (stage.repeat, stage.first + i): stage.levels
-        for stage in problem.stages
+        for stage in stages
         if stage.repeat is not None
         for i in range(stage.count)
     }
-    model = Model(build_problem(memory, again, cluster, repeats, fold=False, levels=levels))
-    Rows(model, budget_bytes)
+    blocks = EachBlock(memory, restricted, cluster, repeats, budget_bytes, levels)
+    clock = Clock(time_limit, time_limit)
+    relaxed = folded.program.relax(solver, time_limit, {}, time_limit / 2, close=_CLOSE)
+    if relaxed.status == "optimal":
+        model = blocks.model(blocks.mixed(folded, relaxed, solution))
+        found = _told_apart(model, solution, solver, clock, gap)
+        solution = _faster(model, found, solution, gap)
+    left = clock.left(True)
+    if left <= 0:
+        return solution
+    model = blocks.model(blocks.storages(solution))
     try:
-        outcome = run(model, solver, time_limit, gap, patience=time_limit)
+        outcome = run(model, solver, left, gap, patience=left)
     except AutoparError:  # none found in time
         return solution
-    if outcome.status == "infeasible" or outcome.objective >= solution.seconds * (1 - gap):
+    return _faster(model, outcome, solution, gap)
+
+
+def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:
+    """The best solution, soon, in which ops run in the ways that the model's relaxation uses, or a solution does, if
+    it is faster by more than the gap."""
+    price(model)
+    program = model.program
+    left = clock.left(True) / 2  # so that storages have the other half
+    relaxed = program.relax(solver, left, {}, left / 2)
+    if relaxed.status != "optimal":
+        return relaxed
+    kept = np.ones(len(program.names), dtype=bool)
+    for op, variables in zip(model.problem.ops, model.x, strict=True):
+        for variable, choice in zip(variables, op.choices, strict=True):
+            kept[variable] = relaxed.values[variable] > WHOLE or choice.strategy == solution.chosen[op.node]
+    cutoff = in_program(model, solution.seconds * (1 - gap))
+    found = program.integrate(solver, np.flatnonzero(kept), left, gap, {}, cutoff=cutoff, nodes=_NODES, heuristics=True)
+    return in_seconds(model, found)
+
+
+def _faster(model: Model, outcome: Outcome, solution: Solution, gap: float) -> Solution:
+    """What an outcome stands for, if that is faster by more than the gap; else the solution."""
+    if not len(outcome.values) or outcome.objective >= solution.seconds * (1 - gap):
         return solution
     found = read_solution(model, outcome)
     return replace(

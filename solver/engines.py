@@ -80,15 +80,21 @@ def is_highs(solver: str) -> bool:
 
 
 def engine(
-    solver: str, time_limit: float, gap: float, cutoff: float = math.inf, nodes: int | None = None
+    solver: str,
+    time_limit: float,
+    gap: float,
+    cutoff: float = math.inf,
+    nodes: int | None = None,
+    *,
+    heuristics: bool = False,
 ) -> pulp.LpSolver:
     """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`, and at no
-    more than so many nodes of its own search.
+    more than so many nodes of its own search; with `heuristics` it looks for solutions in smaller programs too.
 
     Raises InputError for any other name.
     """
     if is_highs(solver):
-        options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, False)}
+        options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, heuristics)}
         if cutoff < math.inf:  # to prove that there is nothing below takes twice as long with another presolve between
             options["mip_allow_restart"] = False
         if nodes is not None:

@@ -166,7 +166,7 @@ def _solve(
     if outcome.status != "infeasible":
         solution, left = read_solution(model, outcome), end - cpu_seconds()
         given = memory, restricted, cluster, repeats, budget * (1 - 1e-6)
-        solution = refined(problem, solution, *given, left, gap, solver)
+        solution = refined(model, solution, *given, left, gap, solver)
         watch.lap("ilp")
         return problem, solution, _predicted(solution, memory, cluster, repeats)
     smallest = smallest_budget(problem, solver, gap)

@@ -233,10 +233,12 @@ class Program:
         *,
         cutoff: float = math.inf,
         nodes: int | None = None,
+        heuristics: bool = False,
     ) -> Outcome:
         """The best solution in whole numbers in which all variables outside `kept` are 0, up to the `cutoff`, above
-        which bound and solution say nothing, or what HiGHS has of it after so many `nodes`."""
-        return self._optimise(engine(solver, time_limit, gap, cutoff, nodes), kept, True, gap, bounds)
+        which bound and solution say nothing, or what HiGHS has of it after so many `nodes`, with its `heuristics`."""
+        run = engine(solver, time_limit, gap, cutoff, nodes, heuristics=heuristics)
+        return self._optimise(run, kept, True, gap, bounds)
 
     def _optimise(self, run: pulp.LpSolver, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:
         """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""

@@ -15,14 +15,24 @@ _PLAIN = 1e-5  # what one departure from the plainest plan costs in the program
 
 def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: float | None = None) -> Outcome:
     """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds."""
-    program = model.program
-    scale = model.reference() / OBJECTIVE
-    prices, plainness = model.seconds.array(len(program.names)), model.plainness()
-    program.cost = prices / scale + _PLAIN * plainness
-    outcome = search(program, solver, time_limit=time_limit, gap=gap, patience=patience)
-    if outcome.status == "infeasible":
+    price(model)
+    outcome = search(model.program, solver, time_limit=time_limit, gap=gap, patience=patience)
+    return in_seconds(model, outcome)
+
+
+def price(model: Model) -> None:
+    """Give the program its objective: the model's seconds, scaled, and a little for what is not plain."""
+    prices = model.seconds.array(len(model.program.names))
+    model.program.cost = prices / _scale(model) + _PLAIN * model.plainness()
+
+
+def in_seconds(model: Model, outcome: Outcome) -> Outcome:
+    """What a solver found of a priced program, its objective and bound in seconds."""
+    if not len(outcome.values):
         return outcome
-    slack = _PLAIN * model.most_departures(plainness)
+    program, scale = model.program, _scale(model)
+    prices = model.seconds.array(len(program.names))
+    slack = _PLAIN * model.most_departures(model.plainness())
     whole = program.matrix().whole  # a solver calls 1 what is nearly 1
     values = np.where(whole, np.round(outcome.values), outcome.values)
     seconds = float(prices @ values)
@@ -31,3 +41,13 @@ def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: f
         seconds += overlap.unit * float(values[overlap.hidden]) - overlap.seconds(values)
     bound = max(0.0, outcome.bound - slack) * scale
     return replace(outcome, values=values, objective=seconds, bound=min(bound, seconds))
+
+
+def in_program(model: Model, seconds: float) -> float:
+    """Seconds as the objective of a priced program has them, for a plain plan."""
+    return seconds / _scale(model)
+
+
+def _scale(model: Model) -> float:
+    """Seconds of one unit of the program's objective."""
+    return model.reference() / OBJECTIVE
