@@ -73,9 +73,10 @@ def plan(
         micro_batches: backward passes per optimizer step. Of several numbers the fastest is taken; `meta_args` are
             then of the whole batch of a step, which each of them divides.
         optimizer: "adamw", "sgd", "sgd-momentum" or "adafactor": what its state costs in memory and time.
-        constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"), pins by name pattern, or `leaf:PATTERN`:
-            modules of these paths are not looked into and run whole on every rank, and so do functions of the model
-            that cannot be traced.
+        constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp", with options: "fsdp(zero=2)"), roles of axes
+            ("axis:tp = tp"), layouts pinned, forbidden or preferred by name pattern ("param:*.weight != R"; see
+            `autopar.solver.schemes` and `autopar.solver.pins`), or `leaf:PATTERN`: modules of these paths are not
+            looked into and run whole on every rank, and so do functions of the model that cannot be traced.
         concrete_args: inputs fixed to these values; they are no inputs of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.planning import LossFunction
+from autopar.tracing.inputs import loss_names_of
 
 
 def sorted_arguments(
@@ -31,7 +32,7 @@ def _is_example(value: Any) -> bool:
 def _by_name(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
 ) -> dict[str, Any]:
-    extra = list(inspect.signature(loss_fn).parameters)[1:] if loss_fn is not None else []
+    extra = loss_names_of(loss_fn)
     own = {name: value for name, value in kwargs.items() if name not in extra}
     forward = inspect.signature(model.forward)
     named: dict[str, Any] = {}

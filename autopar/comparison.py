@@ -15,21 +15,21 @@ _UNBOUNDED_BYTES = 1 << 60
 def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iterator[Alternative]:
     """One preset or pin after the other: its best plan under the request's budget, or why there is none.
 
-    None asks for all presets that the mesh has axes for. The request's pins hold for these too; a preset among its
-    constraints gives way to the one compared with. A pin is added to all that the request asks.
+    None asks for all presets that the mesh has axes for. The request's pins hold for these too; a preset, or roles of
+    axes, among its constraints give way to what is compared with. A pin is added to all that the request asks.
     """
-    from autopar.solver.constraints import PRESETS
+    from autopar.solver.schemes import PRESETS, is_preset, is_scheme
 
-    unknown = [name for name in names or () if name not in PRESETS and ":" not in name]
+    unknown = [name for name in names or () if not is_preset(name) and ":" not in name]
     if unknown:
         known = ", ".join(PRESETS)
         raise InputError(
             f"{unknown[0]!r} is no preset to compare with: use {known}, or a pin such as 'param:*.weight = S0'"
         )
-    pins = tuple(text for text in prepared.request.constraints if text.strip() not in PRESETS)
+    pins = tuple(text for text in prepared.request.constraints if not is_scheme(text))
     for name in PRESETS if names is None else names:
         try:
-            others = pins if name in PRESETS else prepared.request.constraints
+            others = pins if is_scheme(name) else prepared.request.constraints
             yield _alternative(prepared, name, (*others, name))
         except InputError as error:  # it needs another mesh: the pins were read before, for the plan itself
             if names is not None:

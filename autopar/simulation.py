@@ -111,7 +111,8 @@ class Restated:
 
         Raises PlanMismatchError where `prepared` holds another graph, or the mesh is another.
         """
-        from autopar.solver.constraints import PRESETS, restrict
+        from autopar.solver.constraints import restrict
+        from autopar.solver.schemes import is_scheme
 
         cluster = cluster if cluster is not None else Cluster.from_dict(plan.cluster)
         if cluster.shape != tuple(plan.mesh_shape):
@@ -128,8 +129,9 @@ class Restated:
             any(collective.phase == "backward" for collective in plan.collectives)
             or plan.predicted.optimizer_seconds > 0,
         )
-        pins = [pin for pin in split_requests(plan.constraints)[1] if pin.strip() not in PRESETS]
-        marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal
+        pins = [pin for pin in split_requests(plan.constraints)[1] if not is_scheme(pin)]
+        # blocks with other pins are not equal
+        marks = restrict(prepared.strategies, memory, pins, cluster.axis_names).marks
         repeats = find_repeats(graph, lambda node: marks.get(node, ())) if marks else prepared.repeats
         return Restated(plan, cluster, memory, chosen, repeats)
 

@@ -14,8 +14,8 @@ from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
 from autopar.graph import TensorRef, is_getitem, output_tensors
-from autopar.solver.constraints import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
+from autopar.solver.restricted import RECOMPUTE, Recompute, Restricted
 
 MANY_CHOICES = 1500
 """Of the ops of a block: with more, several levels below the whole block take longer than planning may, and one is
@@ -109,11 +109,17 @@ class _Builder:
                 members.append(len(self.ops))
                 again = self._again(nodes, offset, levels) if levels else Again()
                 self.ops.append(Op(node, len(self.stages), choices[node], again))
-        self.stages.append(Stage(count, tuple(members), repeat, first, levels))
+        asked = self._asked(nodes) if levels is not None else None
+        self.stages.append(Stage(count, tuple(members), repeat, first, levels, asked))
+
+    def _asked(self, nodes: Sequence[fx.Node]) -> Recompute | None:
+        """What is asked of the recompute of a block: of several things that which keeps most."""
+        asked = {self.restricted.recompute.get(node) for node in nodes}
+        return next((one for one in RECOMPUTE if one in asked), None)
 
     def _levels(self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]]) -> Levels | None:
         """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
-        if not self.recompute or not replay_end(self.memory, nodes) or self.restricted.kept & set(nodes):
+        if not self.recompute or not replay_end(self.memory, nodes) or self._asked(nodes) == "never":
             return None
         many = sum(len(some) for some in choices.values()) > MANY_CHOICES
         most = min(self.inner_levels, 1) if many else self.inner_levels

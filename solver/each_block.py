@@ -26,9 +26,9 @@ from autopar.cost.memory import StepMemory
 from autopar.errors import AutoparError
 from autopar.solver.building import build_problem
 from autopar.solver.clock import Clock
-from autopar.solver.constraints import Restricted
 from autopar.solver.model import Model
 from autopar.solver.outcome import WHOLE, Outcome
+from autopar.solver.restricted import Restricted
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_program, in_seconds, price, run
 from autopar.solver.solution import Solution, read_solution

@@ -21,12 +21,13 @@ from autopar.plans import Bucket, Certificate, Collective, Moment, Plan, PlanSiz
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.constraints import Restricted, Strategies, restrict
+from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
+from autopar.solver.running import price, run
 from autopar.solver.smallest import Smallest, smallest_budget
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
@@ -79,13 +80,27 @@ def make_plan(
     budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
     memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train)
-    restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
-    marks = restricted.marks
-    if repeats is None or marks:
-        repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
-    memory = replace(memory, repeats=repeats)
     watch = _Watch()
-    problem, solution, told = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
+    stored = _with_storage(strategies, memory, pinned or {})
+
+    def restricted(texts: Sequence[str]) -> tuple[StepMemory, Restricted]:
+        """What some constraints leave, and the blocks that are equal under them."""
+        left = restrict(stored, memory, texts, cluster.axis_names)
+        known = repeats
+        if known is None or left.marks:
+            known = find_repeats(graph, (lambda node: left.marks.get(node, ())) if left.marks else None)
+        return replace(memory, repeats=known), left
+
+    def solved(texts: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
+        return _solve(*restricted(texts), cluster, budget, time_limit, gap, solver, fold, watch)
+
+    def possible(texts: Sequence[str]) -> bool:
+        try:
+            return _has_plan(*restricted(texts), cluster, solver, time_limit)
+        except InfeasibleError:  # an op has no way to run, or none to get what it reads
+            return False
+
+    problem, solution, told = satisfied(constraints, solved, possible)
     predicted, collectives, buckets = told
     objective = predicted.step_seconds
     bound = min(solution.bound, objective)
@@ -137,7 +152,6 @@ def _solve(
     memory: StepMemory,
     restricted: Restricted,
     cluster: Cluster,
-    repeats: Sequence[Repeat],
     budget: int,
     time_limit: float,
     gap: float,
@@ -146,8 +160,8 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end = cpu_seconds() + time_limit
-    if _replicated_bytes(memory) <= budget:
+    end, repeats = cpu_seconds() + time_limit, memory.repeats
+    if _replicated_bytes(memory) <= budget and not restricted.forces_replays:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
         model = Model(problem)
         watch.lap("build")
@@ -158,6 +172,8 @@ def _solve(
         if told[0].peak_bytes <= budget:
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
+    if memory.train and restricted.forces_replays and not any(stage.asked for stage in problem.stages):
+        raise InputError("constraints ask for recompute, but nothing of what they name is a block that repeats")
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
@@ -175,6 +191,13 @@ def _solve(
     prediction, *_ = _predicted(read_solution(smallest.model, smallest.outcome), memory, cluster, repeats)
     moment = max(prediction.moments, key=lambda m: m.total_bytes)
     raise _too_small(budget, moment, smallest)
+
+
+def _has_plan(memory: StepMemory, restricted: Restricted, cluster: Cluster, solver: str, time_limit: float) -> bool:
+    """Whether what is left has some plan, whatever memory it takes; a relaxation that has one is believed."""
+    model = Model(build_problem(memory, restricted, cluster, memory.repeats, recompute=False))
+    price(model)
+    return model.program.relax(solver, time_limit, {}).status != "infeasible"
 
 
 def _replicated_bytes(memory: StepMemory) -> int:

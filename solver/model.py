@@ -154,10 +154,11 @@ class Model:
         many, program = float(stage.count), self.program
         self.recomputed[number], self.any_recomputed[number] = [], []
         for level in range(1, stage.depth + 1):
-            r = program.variable(f"r.{number}.{level}", upper=many, integer=True)
+            least, most = _range(stage, level)
+            r = program.variable(f"r.{number}.{level}", lower=least, upper=most, integer=True)
             q = r
             if stage.count > 1:
-                q = program.variable(f"q.{number}.{level}", integer=True)
+                q = program.variable(f"q.{number}.{level}", lower=min(1.0, least), upper=min(1.0, most), integer=True)
                 program.early.append((r, q))
                 program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
                 program.at_most("q", [(r, 1.0), (q, -many)], 0.0)
@@ -271,3 +272,11 @@ class Model:
         self.seconds.add(variables, count * (many * forward + times * backward).sum(axis=0))
         self._movable("gathers", tensor, variables, count * many * forward)
         self._movable("reductions", tensor, variables, count * times * backward)
+
+
+def _range(stage: Stage, level: int) -> tuple[float, float]:
+    """How many blocks may recompute at a level or a higher one, as the user asks."""
+    many, inner = float(stage.count), stage.depth > 1
+    if stage.asked == "full" or (stage.asked == "selective" and inner and level == 1):
+        return many, many
+    return 0.0, 0.0 if stage.asked == "selective" and level == stage.depth else many

@@ -19,6 +19,7 @@ from autopar.cost.buckets import Grouping
 from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
 from autopar.graph import TensorRef
+from autopar.solver.restricted import Recompute
 from autopar.strategies.strategy import Strategy
 
 Kind = Literal["plain", "inner", "first", "next", "outer", "each"]
@@ -59,7 +60,7 @@ class Op:
 class Stage:
     """A stretch of the graph: `count` equal blocks (`repeat`, blocks `first` and on), or what lies between.
 
-    `levels`: those at which its blocks may be recomputed, if any.
+    `levels`: those at which its blocks may be recomputed, if any; `asked`: what the user asks of them.
     """
 
     count: int
@@ -67,6 +68,7 @@ class Stage:
     repeat: Repeat | None = None
     first: int = 0
     levels: Levels | None = None
+    asked: Recompute | None = None
 
     @property
     def recomputable(self) -> bool:

@@ -80,7 +80,7 @@ def gather(
     signature = inspect.signature(forward)
     parameters = signature.parameters
     accepted = _extra_names(model, parameters)
-    loss_names = _loss_names(loss_fn)
+    loss_names = loss_names_of(loss_fn)
     for kind, given in (("meta_args", meta_args), ("concrete_args", concrete_args)):
         if not isinstance(given, Mapping):
             names = ", ".join(f"{name!r}: ..." for name in list(parameters)[:3])
@@ -160,13 +160,18 @@ def _concrete(name: str, value: Any) -> Any:
     return value
 
 
-def _loss_names(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
+def loss_names_of(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
+    """What a loss takes beside the model's output."""
     if loss_fn is None:
         return ()
     target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    try:
+        parameters = inspect.signature(target).parameters
+    except ValueError:  # a builtin such as torch.mean tells none: it gets the output alone
+        return ()
     names = [
         n
-        for n, p in inspect.signature(target).parameters.items()
+        for n, p in parameters.items()
         if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     ]
     if not names:

@@ -21,8 +21,9 @@ from autopar.layout import Layout
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction, Segment
 from autopar.solver.building import build_problem
-from autopar.solver.constraints import Strategies, restrict
+from autopar.solver.constraints import restrict
 from autopar.solver.model import Model
+from autopar.solver.restricted import Strategies
 from autopar.solver.running import run
 from autopar.solver.solution import read_solution
 
@@ -73,7 +74,7 @@ def price(
     prepared = prepare(model, traced, request, watch)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     memory = memory_on(cluster, traced.graph, parameters, request.precision, "adamw", micro_batches)
-    restricted = restrict(_using(prepared.strategies, memory, used_as or {}), memory, constraints)
+    restricted = restrict(_using(prepared.strategies, memory, used_as or {}), memory, constraints, cluster.axis_names)
     marks = restricted.marks
     repeats = find_repeats(traced.graph, (lambda node: marks.get(node, ())) if marks else None)
     program = Model(build_problem(memory, restricted, cluster, repeats, recompute=False))

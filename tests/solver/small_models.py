@@ -13,7 +13,7 @@ from autopar import Cluster
 from autopar.cost.blocks import find_repeats
 from autopar.cost.on_cluster import memory_on
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
-from autopar.solver.constraints import Restricted
+from autopar.solver.restricted import Restricted
 
 TOKENS = 512
 NO_LIMIT = 1e6  # seconds: HiGHS counts those of one relaxation by the clock

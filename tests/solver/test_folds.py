@@ -18,7 +18,7 @@ from autopar.cost.memory import StepMemory
 from autopar.cost.step import predict
 from autopar.graph import KIND, VAL, TensorRef, output_tensors
 from autopar.plans import Segment
-from autopar.solver.constraints import Restricted
+from autopar.solver.restricted import Restricted
 from autopar.solver.solution import Solution, segments_of
 from autopar.strategies import strategies_for
 from autopar.strategies.bind import Spot

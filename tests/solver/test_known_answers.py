@@ -16,7 +16,7 @@ from autopar import Cluster, InfeasibleError, Plan, plan
 from autopar.cost.buckets import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import target_name
-from autopar.solver.constraints import Restricted
+from autopar.solver.restricted import Restricted
 from autopar.solver.solution import Solution
 
 WIDTH, RANKS = 64, 4

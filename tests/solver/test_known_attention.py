@@ -12,7 +12,7 @@ from autopar.cost.buckets import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import output_tensors, target_name
 from autopar.plans import Collective
-from autopar.solver.constraints import Restricted
+from autopar.solver.restricted import Restricted
 from autopar.solver.solution import Solution
 
 WIDTH, TOKENS = 64, 8

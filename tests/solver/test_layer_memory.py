@@ -88,7 +88,8 @@ def kept_bytes(ranks: int, *, sequence: bool = False, fused: bool = False, recom
         pins += [f"param:layers.*.{name}.weight = S0" for name in ("q", "k", "v", "up")]
         pins += [f"param:layers.*.{name}.weight = S1" for name in ("out", "down")]
     if ranks > 1:
-        problem.restricted = restrict(problem.restricted.strategies, memory, pins if sequence else ["tp", *pins])
+        asked = pins if sequence else ["tp", *pins]
+        problem.restricted = restrict(problem.restricted.strategies, memory, asked, problem.cluster.axis_names)
     solution = problem.solve(recompute=False)
     segments = [Segment(repeat.instance(i).start, repeat.instance(i).stop - 1, "") for i in range(3) if recompute]
     grouping = Grouping(memory, problem.repeats)

@@ -50,7 +50,7 @@ def with_zero_2(model: nn.Module, batch: int, cluster: Cluster, budget_bytes: fl
     prepared = prepare(model, trace_for(model, tokens(batch), None, request, watch), request, watch)
     graph, parameters = prepared.traced.graph, dict(model.named_parameters())
     memory = memory_on(cluster, graph, parameters, request.precision, "adamw", 1)
-    restricted = restrict(prepared.strategies, memory, ("fsdp",))
+    restricted = restrict(prepared.strategies, memory, ("fsdp",), cluster.axis_names)
     restricted = replace(restricted, regather=dict.fromkeys(restricted.regather, False))
     repeats = find_repeats(graph)
     made = Model(build_problem(memory, restricted, cluster, repeats, inner_levels=0))

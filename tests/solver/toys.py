@@ -20,10 +20,10 @@ from autopar.cost.step import predict
 from autopar.plans import Prediction
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
-from autopar.solver.constraints import Restricted
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.restricted import Restricted
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
 from autopar.solver.solution import Solution, read_solution

@@ -1,0 +1,192 @@
+"""Layouts that the user pins, forbids or prefers, and blocks of which recompute is asked, by name pattern.
+
+==========================================  ===================================================================
+`param:*.mlp.*.weight = S1,R`               storage of parameters, by qualified name
+`input:input_ids = S0,R`                    inputs of the graph, by name
+`activation:layers.*.mlp = S0,*`            what a module gives to others, by its path
+`output:* = R`                              what the model returns (* or its place: 0, 1, ...)
+`activation:layers.* != *,S1`               no such layout
+`param:* ~ S0`                              such a layout wherever there is one and a plan with it fits
+`recompute:layers.1? = never`               blocks by module path: never, selective (a part) or full
+==========================================  ===================================================================
+
+Patterns are those of `fnmatch`. A layout has a placement for each mesh axis, or one for all; `*` leaves an axis free, R
+is R or R+, and S0 on several axes stands for either order of splitting dim 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from torch import fx
+
+from autopar.cost.memory import StepMemory
+from autopar.errors import InputError, LayoutError
+from autopar.graph import SCOPE, TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_of
+from autopar.layout import Layout, Placement
+from autopar.solver.restricted import RECOMPUTE, ExcludedError, Restricted
+from autopar.strategies.strategy import Strategy
+
+KINDS = {"param": "parameter", "input": "input", "activation": "module", "output": "output", "recompute": "module"}
+_FORM = re.compile(r"\s*(\w+)\s*:\s*(.+?)\s*(!=|~|=)\s*(.+?)\s*")
+_ANY_OUTER = 0  # of a placement that does not say how a dim is nested
+
+Form = Sequence["Placement | None"]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One constraint on layouts or recompute, as it was written: `sign` is "=", "!=" or "~"."""
+
+    text: str
+    kind: str
+    pattern: str
+    sign: str
+    wanted: str
+
+
+def read_pin(text: str) -> Pin | None:
+    """What a constraint says, if it has the form of one.
+
+    >>> read_pin("param:head.weight != S0").sign
+    '!='
+    """
+    found = _FORM.fullmatch(text)
+    return Pin(text, *found.groups()) if found and found[1] in KINDS else None
+
+
+def is_preference(text: str) -> bool:
+    """Whether a constraint gives way where no plan fits with it."""
+    pin = read_pin(text)
+    return pin is not None and pin.sign == "~"
+
+
+def hold(restricted: Restricted, memory: StepMemory, pin: Pin) -> Restricted:
+    """The strategies in which a pin holds.
+
+    Raises InputError where it is malformed or matches nothing, ExcludedError where it leaves an op none.
+    """
+    nodes = _matching(memory, pin.kind, pin.pattern)
+    if not nodes:
+        raise InputError(f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]} is called '{pin.pattern}'")
+    marks = dict(restricted.marks)
+    for node in nodes:
+        marks[node] = (*marks.get(node, ()), pin.text)
+    if pin.kind == "recompute":
+        if pin.wanted not in RECOMPUTE or pin.sign != "=":
+            raise InputError(f"constraint '{pin.text}': recompute is pinned with =, to {', '.join(RECOMPUTE)}")
+        return replace(restricted, marks=marks).recomputing(nodes, pin.wanted)
+    form = _form(pin, len(memory.mesh_shape))
+    strategies = dict(restricted.strategies)
+    for node, places in _fitting(memory, pin, nodes, form).items():
+        before = strategies.get(node, ())
+        left = tuple(s for s in before if _holds(s, pin, places, form, memory.mesh_shape))
+        if before and not left and pin.sign != "~":
+            raise ExcludedError(pin.text, f"{_told(memory, node)} has no way to lie so")
+        strategies[node] = left or before
+    return replace(restricted, strategies=strategies, marks=marks)
+
+
+def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tuple[int, ...]]:
+    """The nodes that a pin speaks of, and of which of their outputs (of the output node: inputs)."""
+    found: dict[fx.Node, tuple[int, ...]] = {}
+    inside: dict[str, list[fx.Node]] = {}
+    for node in memory.graph.nodes:
+        if kind == "param" and memory.is_parameter(node) and fnmatchcase(str(node.target), pattern):
+            found[node] = (0,)
+        elif kind == "input" and node.op == "placeholder" and fnmatchcase(str(node.target), pattern):
+            found[node] = tuple(range(len(output_tensors(node))))
+        elif kind == "output" and node.op == "output":
+            found[node] = tuple(i for i in range(len(memory.inputs[node])) if fnmatchcase(str(i), pattern))
+        elif kind in ("activation", "recompute") and node.op.startswith("call"):
+            for path, _ in node.meta.get(SCOPE, ()):
+                if fnmatchcase(path, pattern):
+                    inside.setdefault(path, []).append(node)
+    if kind == "recompute":
+        return {node: () for nodes in inside.values() for node in nodes if output_tensors(node)}
+    for nodes in inside.values():
+        for ref in _given(nodes):
+            found[ref.node] = tuple(sorted({*found.get(ref.node, ()), ref.index}))
+    return {node: places for node, places in found.items() if places}
+
+
+def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
+    """The tensors that a module's nodes make and others read."""
+    own = set(nodes)
+    leaving = (node for node in nodes if any(user not in own for user in node.users))
+    return list(dict.fromkeys(ref for node in leaving for ref in resolve(node) if ref.node in own))
+
+
+def _fitting(
+    memory: StepMemory, pin: Pin, nodes: Mapping[fx.Node, tuple[int, ...]], form: Form
+) -> Mapping[fx.Node, tuple[int, ...]]:
+    """Of what a module gives, the tensors that have the dims that the layout splits: a loss beside them has none."""
+    if pin.kind != "activation":
+        return nodes
+    rank = 1 + max((wanted.dim for wanted in form if wanted is not None and wanted.is_sharded), default=-1)
+    found = {
+        node: tuple(i for i in places if tensor_of(TensorRef(node, i)).dim() >= rank) for node, places in nodes.items()
+    }
+    found = {node: places for node, places in found.items() if places}
+    if not found:
+        raise InputError(f"constraint '{pin.text}': nothing that these modules give has {rank} dims")
+    return found
+
+
+def _holds(strategy: Strategy, pin: Pin, places: Sequence[int], form: Form, mesh_shape: Sequence[int]) -> bool:
+    layouts = strategy.inputs if pin.kind == "output" else strategy.outputs
+    fits = [_fits(layouts[i], form, mesh_shape) for i in places]
+    return not any(fits) if pin.sign == "!=" else all(fits)
+
+
+def _form(pin: Pin, axes: int) -> Form:
+    """A layout with free axes (None); one placement alone stands for all axes."""
+    parts = [part.strip() for part in pin.wanted.split(",")]
+    parts = parts * axes if len(parts) == 1 else parts
+    if len(parts) != axes:
+        raise InputError(f"constraint '{pin.text}' has {len(parts)} placements, the mesh has {axes} axes")
+    try:
+        form = [None if part == "*" else Placement.parse(part) for part in parts]
+    except LayoutError as error:
+        raise InputError(f"constraint '{pin.text}': {error}") from error
+    plain = [one.dim for part, one in zip(parts, form, strict=True) if one and one.is_sharded and "@" not in part]
+    return [
+        replace(one, outer=_ANY_OUTER) if one and "@" not in part and plain.count(one.dim) > 1 else one
+        for part, one in zip(parts, form, strict=True)
+    ]
+
+
+def _fits(layout: Layout, form: Form, mesh_shape: Sequence[int]) -> bool:
+    pairs = list(zip(layout.placements, form, strict=True))
+    nested = {wanted.dim for _, wanted in pairs if wanted is not None and wanted.outer == _ANY_OUTER}
+    return all(_is_plain(layout, dim, mesh_shape) for dim in nested) and all(
+        wanted is None
+        or p == wanted
+        or (wanted.is_replicated and not wanted.partial_grad and p.is_replicated)
+        or (wanted.outer == _ANY_OUTER and p.is_sharded and p.dim == wanted.dim)
+        for p, wanted in pairs
+    )
+
+
+def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
+    """Whether the axes that split a dim cut it one inside the other, from its outermost digit on."""
+    outer = 1
+    for digit, size in sorted((p.outer, n) for p, n in zip(layout.placements, mesh_shape, strict=True) if p.dim == dim):
+        if digit != outer:
+            return False
+        outer *= size
+    return True
+
+
+def _told(memory: StepMemory, node: fx.Node) -> str:
+    """A node as the user knows it."""
+    if memory.is_parameter(node):
+        return f"'{node.target}'"
+    if node.op in ("placeholder", "output"):
+        return f"'{node.name}'"
+    source = node.args[0] if is_getitem(node) else node
+    scope = node.meta.get(SCOPE, ())
+    return f"{target_name(source)} of '{scope[-1][0] if scope else 'the model'}'"  # type: ignore[arg-type]
