@@ -25,8 +25,8 @@ _MODEL = (
     "model, or (model, meta_args), or (model, meta_args, loss_fn)."
 )
 _CONSTRAINT = (
-    "ddp, fsdp, tp, fsdp+tp, hsdp, with options as in 'fsdp(zero=2)'; a role of an axis ('axis:tp = tp'); or a layout by "
-    "name ('param:*.weight = S0,R'; != forbids, ~ prefers it). May be repeated."
+    "ddp, fsdp, tp, fsdp+tp, hsdp, with options as in 'fsdp(zero=2)'; a role of an axis ('axis:tp = tp'); or a layout "
+    "by name ('param:*.weight = S0,R'; != forbids, ~ prefers it). May be repeated."
 )
 _BATCH = "Sequences or pictures of one optimizer step, all devices together; for models that bring no examples."
 _CLUSTER = "What the mesh is made of: a100, h100, cpu, or a profile (JSON)."
