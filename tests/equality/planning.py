@@ -22,7 +22,7 @@ from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
 GAP = 0.05  # these plans need not be the best ones
-KINDS = ("free", "sharded", "recompute", "tp")
+KINDS = ("free", "sharded", "recompute", "tp", "asked")
 OPTIMIZERS = {"float64": "adamw", "float32": "sgd-momentum"}
 
 
@@ -59,6 +59,7 @@ IS_OF_KIND: dict[str, Callable[[Plan], bool]] = {
     "sharded": gathers_parameters,
     "recompute": lambda plan: bool(plan.recompute),
     "tp": shards_tensors,
+    "asked": shards_tensors,
 }
 
 
@@ -115,11 +116,18 @@ class Ladder:
         self.least = 0
 
     def plan(self, kind: str) -> Plan:
-        """The free plan, the tp preset's, or the first under a budget that is of this kind."""
+        """The free plan, the tp preset's, that of a preset with all its options, or the first under a budget that is of
+        this kind."""
         if kind == "free":
             return self.free
         if kind == "tp":
             return self.prepared.solve(constraints=("tp",), gap=GAP)
+        if kind == "asked":
+            shape = self.prepared.request.cluster.shape
+            preset, recompute = ("fsdp+tp", "full") if len(shape) > 1 else ("tp", "selective")
+            options = ["sequence=split", *(["zero=2"] * (len(shape) > 1))]
+            options += [f"recompute={recompute}"] * bool(self.prepared.repeats)
+            return self.prepared.solve(constraints=(f"{preset}({', '.join(options)})",), gap=GAP)
         if not self.least:
             self.least = smallest_budget(self.prepared)
         most = self.free.predicted.peak_bytes
