@@ -222,7 +222,7 @@ class Prepared:
 
         `fold`: equal repeated blocks share their decisions.
         """
-        from autopar.cost.memory import without_data
+        from autopar.cost.weights import buffers_of, parameters_of
         from autopar.solver import make_plan
 
         request = self.request
@@ -232,7 +232,8 @@ class Prepared:
             self.traced.graph,
             self.strategies,
             request.cluster,
-            parameters=without_data(self.model),
+            parameters=parameters_of(self.model),
+            buffers=buffers_of(self.model),
             memory_budget_bytes=memory_budget_bytes,
             precision=request.precision,
             micro_batches=request.micro_batches,

@@ -14,13 +14,14 @@ from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.buckets import Grouping
-from autopar.cost.memory import StepMemory, without_data
+from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.seconds import node_seconds
 from autopar.cost.simulated import Simulated
 from autopar.cost.simulator import simulate
 from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
+from autopar.cost.weights import buffers_of, parameters_of
 from autopar.errors import PlanMismatchError
 from autopar.fingerprint import fingerprints
 from autopar.leaf_requests import split_requests
@@ -121,12 +122,13 @@ class Restated:
         memory = memory_on(
             cluster,
             graph,
-            without_data(prepared.model),
+            parameters_of(prepared.model),
             Precision.from_dict(plan.precision),
             plan.optimizer,
             plan.micro_batches,
             any(collective.phase == "backward" for collective in plan.collectives)
             or plan.predicted.optimizer_seconds > 0,
+            buffers_of(prepared.model),
         )
         pins = [pin for pin in split_requests(plan.constraints)[1] if pin.strip() not in PRESETS]
         marks = restrict(prepared.strategies, memory, pins).marks  # blocks with other pins are not equal

@@ -51,6 +51,7 @@ def make_plan(
     solver: str = "highs",
     pinned: Mapping[str, Layout] | None = None,
     train: bool = True,
+    buffers: Mapping[str, torch.Tensor] | None = None,
     fold: bool = True,
     repeats: tuple[Repeat, ...] | None = None,
     fingerprints: Mapping[str, str] | None = None,
@@ -64,6 +65,7 @@ def make_plan(
         memory_budget_bytes: peak allocated bytes per device; None: what the device has.
         pinned: storage of parameters that is given already.
         train: False plans a forward pass alone.
+        buffers: the model's buffers by qualified name: those that the graph does not read take memory too.
         fold: let equal repeated blocks share their decisions.
         repeats: the graph's blocks, where they are known (`find_repeats`).
         gap: how far from the optimum, relatively, the plan may be.
@@ -78,7 +80,7 @@ def make_plan(
         raise InputError(f"micro_batches is {micro_batches}: it must be 1 or more")
     budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
-    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train)
+    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train, buffers, pinned)
     restricted = restrict(_with_storage(strategies, memory, pinned or {}), memory, constraints)
     marks = restricted.marks
     if repeats is None or marks:
@@ -178,10 +180,10 @@ def _solve(
 
 
 def _replicated_bytes(memory: StepMemory) -> int:
-    """What all parameters and their states take where nothing is sharded."""
+    """What all weights and their states take where nothing is sharded."""
     whole = Layout.replicated(len(memory.mesh_shape))
     nodes = [node for node in memory.graph.nodes if memory.is_parameter(node)]
-    return sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
+    return memory.unread_bytes + sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
 
 
 def _predicted(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Predicted:
