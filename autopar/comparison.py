@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.errors import AutoparError, InfeasibleError, InputError, budget_bounds
 from autopar.planning import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint
 
@@ -43,11 +43,11 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
     except InputError:
         raise
     except AutoparError as error:
-        smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
-        if smallest is None:  # the pins exclude it, or the solver's time was over
+        bounds = budget_bounds(error)
+        if bounds["smallest_budget_bytes"] is None:  # the pins exclude it, or the solver's time was over
             return Alternative(name, fits=False, predicted=None, note=error.message)
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
-    return replace(_of(name, free), fits=False, smallest_budget_bytes=smallest)
+    return replace(_of(name, free), fits=False, **bounds)
 
 
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:

@@ -6,18 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.errors import AutoparError, InputError, budget_bounds
 from autopar.planning import Prepared
 from autopar.plans import Plan
 
 
 @dataclass(frozen=True)
 class MeshResult:
-    """The best plan on one mesh; None where none fits, and `note` says why."""
+    """The best plan on one mesh; None where there is none, and `note` says why.
+
+    The bounds are those of the `InfeasibleError`: the smallest budget that a plan was found for, which is not the least
+    where that takes too long, and the budget below which none fits, proven.
+    """
 
     mesh_shape: tuple[int, ...]
     plan: Plan | None
     smallest_budget_bytes: int | None = None
+    budget_lower_bound_bytes: int | None = None
     note: str = ""
 
 
@@ -54,8 +59,7 @@ def planned_meshes(prepared: Prepared, preset: str, meshes: Sequence[tuple[int, 
         except InputError:
             raise
         except AutoparError as error:  # nothing fits, or the solver's time was over
-            smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
-            yield MeshResult(shape, None, smallest, error.message)
+            yield MeshResult(shape, None, note=error.message, **budget_bounds(error))
         else:
             yield MeshResult(shape, made)
 

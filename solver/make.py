@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
-from autopar.plans import Bucket, Certificate, Collective, Moment, Plan, PlanSize, Prediction
+from autopar.plans import Bucket, Certificate, Collective, Plan, PlanSize, Prediction
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
@@ -25,9 +24,10 @@ from autopar.solver.constraints import Restricted, Strategies, restrict
 from autopar.solver.each_block import refined
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.refusal import too_small
 from autopar.solver.rows import Rows
 from autopar.solver.running import run
-from autopar.solver.smallest import Smallest, smallest_budget
+from autopar.solver.smallest import smallest_budget
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
 
@@ -87,7 +87,8 @@ def make_plan(
         repeats = find_repeats(graph, (lambda node: marks.get(node, ())) if marks else None)
     memory = replace(memory, repeats=repeats)
     watch = _Watch()
-    problem, solution, told = _solve(memory, restricted, cluster, repeats, budget, time_limit, gap, solver, fold, watch)
+    given = memory, restricted, cluster, repeats, constraints
+    problem, solution, told = _solve(*given, budget, time_limit, gap, solver, fold, watch)
     predicted, collectives, buckets = told
     objective = predicted.step_seconds
     bound = min(solution.bound, objective)
@@ -140,6 +141,7 @@ def _solve(
     restricted: Restricted,
     cluster: Cluster,
     repeats: Sequence[Repeat],
+    constraints: Sequence[str],
     budget: int,
     time_limit: float,
     gap: float,
@@ -174,9 +176,10 @@ def _solve(
     smallest = smallest_budget(problem, solver, gap)
     if smallest is None:
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
-    prediction, *_ = _predicted(read_solution(smallest.model, smallest.outcome), memory, cluster, repeats)
+    solution = read_solution(smallest.model, smallest.outcome)
+    prediction, *_ = _predicted(solution, memory, cluster, repeats)
     moment = max(prediction.moments, key=lambda m: m.total_bytes)
-    raise _too_small(budget, moment, smallest)
+    raise too_small(budget, smallest, solution, moment, memory, constraints)
 
 
 def _replicated_bytes(memory: StepMemory) -> int:
@@ -190,23 +193,6 @@ def _predicted(solution: Solution, memory: StepMemory, cluster: Cluster, repeats
     return predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
 
 
-def _too_small(budget: int, moment: Moment, smallest: Smallest) -> InfeasibleError:
-    largest = sorted(moment.parts.items(), key=lambda item: -item[1])[:3]
-    parts = ", ".join(f"{name} {_text(size)}" for name, size in largest)
-    enough = math.ceil(smallest.budget_bytes * (1 + 1e-5)) + 64
-    near = smallest.bound_bytes < 0.99 * smallest.budget_bytes
-    known = (
-        f"none fits less than {_text(int(smallest.bound_bytes))}, one fits"
-        if near
-        else "the smallest budget that has one is"
-    )
-    return InfeasibleError(
-        f"no plan fits {_text(budget)} per device: {known} {_text(enough)} "
-        f"(at '{moment.name}': {parts}); a larger mesh, more micro-batches or another optimizer would need less",
-        smallest_budget_bytes=enough,
-    )
-
-
 def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[str, Layout]) -> Strategies:
     """Strategies in which parameters have the storage that they have already."""
     if not pinned:
@@ -216,15 +202,3 @@ def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[st
         if memory.is_parameter(node) and str(node.target) in pinned:
             found[node] = (Strategy((), (pinned[str(node.target)],), ("",) * len(memory.mesh_shape)),)
     return found
-
-
-def _text(size: int) -> str:
-    """Bytes as people read them.
-
-    >>> _text(3 << 30), _text(1500)
-    ('3.00 GiB', '1500 bytes')
-    """
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"

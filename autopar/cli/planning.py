@@ -13,7 +13,7 @@ from autopar.cli.question import MeshQuestion, Question, asks, check_mesh, prepa
 from autopar.cluster import Cluster
 from autopar.comparison import alternatives
 from autopar.comparison import tradeoff as budget_ladder
-from autopar.errors import InfeasibleError, InputError
+from autopar.errors import InfeasibleError, InputError, budget_bounds
 from autopar.fingerprint import fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.planning import Stopwatch, check_fingerprints, request_of
@@ -23,7 +23,7 @@ from autopar.report.figures import alternative_figures, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
 from autopar.simulation import streams
-from autopar.sizes import show_bytes
+from autopar.sizes import show_bytes, show_bytes_up
 
 DOES_NOT_FIT = 3
 
@@ -112,6 +112,7 @@ def search(
         raise InfeasibleError(
             f"no plan fits on any mesh of {devices} devices; the least that one needs, on {_mesh(best)}: {best.note}",
             smallest_budget_bytes=best.smallest_budget_bytes,
+            budget_lower_bound_bytes=best.budget_lower_bound_bytes,
         )
     if json:
         say_json([_figures(result) for result in ordered])
@@ -129,7 +130,7 @@ def _mesh(result: MeshResult) -> str:
 
 def _row(result: MeshResult, best_seconds: float) -> list[str]:
     if result.plan is None:
-        needs = show_bytes(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
+        needs = show_bytes_up(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
         return [_mesh(result), "", "", "", "", f"needs {needs}", ""]
     p = result.plan.predicted
     return [
@@ -144,7 +145,12 @@ def _row(result: MeshResult, best_seconds: float) -> list[str]:
 
 
 def _figures(result: MeshResult) -> dict[str, object]:
-    made = {"mesh": list(result.mesh_shape), "smallest_budget_bytes": result.smallest_budget_bytes, "note": result.note}
+    made = {
+        "mesh": list(result.mesh_shape),
+        "smallest_budget_bytes": result.smallest_budget_bytes,
+        "budget_lower_bound_bytes": result.budget_lower_bound_bytes,
+        "note": result.note,
+    }
     return {**made, **(alternative_figures_of(result.plan) if result.plan else {})}
 
 
@@ -167,7 +173,7 @@ def check(
                 raise
             status.stop()
             if json:
-                say_json({"fits": False, "smallest_budget_bytes": error.smallest_budget_bytes, "note": error.message})
+                say_json({"fits": False, **budget_bounds(error), "note": error.message})
             else:
                 say(f"does not fit: {error.message}\n")
             return DOES_NOT_FIT
