@@ -5,11 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from autopar.argument_checks import texts_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, budget_bounds
 from autopar.planning import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint
 
 _UNBOUNDED_BYTES = 1 << 60
+
+
+def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
+    """The names to compare with, as `alternatives` takes them; before anything is solved.
+
+    Raises InputError for what is neither a preset nor a pin, and for a trade-off of one point.
+    """
+    from autopar.solver.constraints import PRESETS
+
+    if tradeoff != 0 and (not isinstance(tradeoff, int) or tradeoff < 2):
+        raise InputError(f"a trade-off of {tradeoff!r} points is no curve: ask for 2 or more")
+    if against is None:
+        return None
+    names = texts_of("against", against)
+    unknown = [name for name in names if name not in PRESETS and ":" not in name]
+    if unknown:
+        known = ", ".join(PRESETS)
+        raise InputError(
+            f"{unknown[0]!r} is no preset to compare with: use {known}, or a pin such as 'param:*.weight = S0'"
+        )
+    return names
 
 
 def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iterator[Alternative]:
@@ -20,12 +42,6 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
     """
     from autopar.solver.constraints import PRESETS
 
-    unknown = [name for name in names or () if name not in PRESETS and ":" not in name]
-    if unknown:
-        known = ", ".join(PRESETS)
-        raise InputError(
-            f"{unknown[0]!r} is no preset to compare with: use {known}, or a pin such as 'param:*.weight = S0'"
-        )
     pins = tuple(text for text in prepared.request.constraints if text.strip() not in PRESETS)
     for name in PRESETS if names is None else names:
         try:
@@ -52,8 +68,6 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
 
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more."""
-    if points < 2:
-        raise InputError(f"a trade-off of {points} points is no curve: ask for 2 or more")
     constraints = prepared.request.constraints
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
     least, most = 1, free.predicted.peak_bytes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InputError, budget_bounds
+from autopar.micro_batches import fastest
 from autopar.planning import Prepared
 from autopar.plans import Plan
 
@@ -49,15 +50,22 @@ def _ordered(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
             yield from ((first, *rest) for rest in _ordered(devices // first, axes - 1))
 
 
-def planned_meshes(prepared: Prepared, preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
-    """The plan of each mesh of devices of `preset`, in the order given."""
-    request = prepared.request
+def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
+    """The fastest plan of each mesh of devices of `preset`, in the order given.
+
+    `ready`: one for each number of micro-batches to choose from. What a mesh cannot be asked (a constraint wants
+    another number of axes) is noted; what none can is raised.
+    """
+    mistakes: list[InputError] = []
     for shape in meshes:
-        here = prepared.on(Cluster.preset(preset, shape))
+        cluster = Cluster.preset(preset, shape)
         try:
-            made = here.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
-        except InputError:
-            raise
+            _, made = fastest(one.on(cluster) for one in ready)
+        except InputError as error:
+            mistakes.append(error)
+            if len(mistakes) == len(meshes):
+                raise mistakes[0] from None
+            yield MeshResult(shape, None, note=error.message)
         except AutoparError as error:  # nothing fits, or the solver's time was over
             yield MeshResult(shape, None, note=error.message, **budget_bounds(error))
         else:

@@ -23,9 +23,9 @@ from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
 from autopar.cost.weights import buffers_of, parameters_of
 from autopar.errors import PlanMismatchError
-from autopar.fingerprint import fingerprints
+from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.leaf_requests import split_requests
-from autopar.planning import Prepared, check_fingerprints
+from autopar.planning import Prepared
 from autopar.plans import ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
 from autopar.strategies.strategy import Strategy
@@ -73,7 +73,7 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
 
     Raises PlanMismatchError where `prepared` holds another graph.
     """
-    check_fingerprints(plan, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
+    check_fingerprints(plan.fingerprints, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
     nodes = list(prepared.traced.graph.nodes)
     alike: dict[int, dict[object, list[Strategy]]] = {}  # by form, of strategies that equal nodes share
     chosen = {}

@@ -46,7 +46,6 @@ def _hints(
     fixed = memory.allocator_bytes + memory.unread_bytes
     if fixed >= budget:
         yield f"{show_bytes(fixed)} of this no plan saves: what the allocator takes, and weights that are not read"
-        return
     of_rows = any(moment.parts.get(name) for name in _OF_ROWS)
     ways = []
     if of_rows or any(not parameter.storage.is_replicated for parameter in solution.parameters.values()):

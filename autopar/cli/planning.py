@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import MeshQuestion, Question, asks, check_mesh, prepared, traced_source
+from autopar.cli.question import MeshQuestion, Question, asks, check_mesh, each_prepared, traced_source
 from autopar.cluster import Cluster
-from autopar.comparison import alternatives
+from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InfeasibleError, InputError, budget_bounds
-from autopar.fingerprint import fingerprints
+from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
-from autopar.planning import Stopwatch, check_fingerprints, request_of
+from autopar.micro_batches import fastest
+from autopar.planning import Stopwatch, request_of
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.report.figures import alternative_figures, limit_bytes, summary
@@ -37,9 +38,7 @@ def plan(question: MeshQuestion, out: Out = None, json: Json = False) -> None:
     check_folder("--out", out)
     request = question.request()
     with progress("...") as status:
-        made = prepared(question, request, status).solve(
-            memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints
-        )
+        _, made = fastest(each_prepared(question, request, status))
     _tell(made, json, out)
 
 
@@ -53,13 +52,13 @@ def compare(
 ) -> None:
     """Plan MODEL and hold the plan against ddp, fsdp, tp, fsdp+tp and hsdp at the same prices."""
     check_folder("--out", out)
+    names = check_asked(against or None, tradeoff)
     request = question.request()
     with progress("...") as status:
-        ready = prepared(question, request, status)
-        made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+        ready, made = fastest(each_prepared(question, request, status))
         found = []
         status.update("solving the first preset ...")
-        for alternative in alternatives(ready, against or None):
+        for alternative in alternatives(ready, names):
             found.append(alternative)
             status.update(f"solved {alternative.name}, going on ...")
         points = []
@@ -103,7 +102,7 @@ def search(
     meshes = list(factorisations(devices, most_axes))
     results: list[MeshResult] = []
     with progress("...") as status:
-        ready = prepared(question, request, status)
+        ready = list(each_prepared(question, request, status))
         for number, result in enumerate(planned_meshes(ready, question.cluster, meshes), 1):
             results.append(result)
             status.update(f"solving mesh {min(number + 1, len(meshes))} of {len(meshes)} ...")
@@ -157,7 +156,12 @@ def _figures(result: MeshResult) -> dict[str, object]:
 @asks
 def check(
     question: MeshQuestion,
-    plan: Annotated[Path | None, typer.Option(help="Check that this plan (JSON) is one of MODEL on this mesh.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Check that this plan (JSON) is one of MODEL on this mesh, and fits --memory or its own budget."
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Say whether the training of MODEL fits. Exit code 0 if it does, 3 if it does not."""
@@ -165,9 +169,8 @@ def check(
         return _check_plan(question, load_plan(plan), json)
     request = question.request()
     with progress("...") as status:
-        ready = prepared(question, request, status)
         try:
-            made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+            _, made = fastest(each_prepared(question, request, status))
         except InfeasibleError as error:
             if error.smallest_budget_bytes is None:
                 raise
@@ -181,13 +184,16 @@ def check(
 
 
 def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
-    """A plan that was made before, against the model and mesh of now."""
-    cluster = question.request().cluster
+    """A plan that was made before, against the model and mesh of now; by the memory asked for, else by its own."""
+    request = question.request()
+    cluster, asked = request.cluster, request.memory_budget_bytes
     check_mesh(loaded, cluster)
     request = request_of(cluster, precision=Precision.from_dict(loaded.precision), micro_batches=loaded.micro_batches)
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
-    check_fingerprints(loaded, fingerprints(source.model, traced.graph, cluster.shape))
+    check_fingerprints(loaded.fingerprints, fingerprints(source.model, traced.graph, cluster.shape))
+    if asked is not None:
+        loaded = replace(loaded, memory_budget_bytes=asked)
     return _fits(loaded, json)
 
 
