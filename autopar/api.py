@@ -14,20 +14,19 @@ from autopar.call_arguments import sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
 from autopar.collecting import collection_paused
-from autopar.comparison import alternatives
+from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InputError, PlanMismatchError
-from autopar.fingerprint import fingerprints
+from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import split_requests
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
-from autopar.micro_batches import fastest
+from autopar.micro_batches import fastest, prepared_for
 from autopar.planning import (
+    CommonOptions,
     LossFunction,
     Request,
-    RequestOptions,
     Stopwatch,
-    check_fingerprints,
     options_of,
     prepare,
     request_of,
@@ -80,7 +79,9 @@ def plan(
         concrete_args: inputs fixed to these values; they are no inputs of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
-        time_limit: CPU seconds for the solver; past it the best plan so far is taken, with its gap.
+        time_limit: seconds for the solver; past it the best plan so far is taken, with its gap. Between its steps they
+            are CPU seconds; within one, HiGHS and CBC go by the clock. So a plan that reaches the limit may differ from
+            run to run, above all on a busy machine; one that is proven ("optimal") well before does not.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
 
     Raises:
@@ -89,18 +90,11 @@ def plan(
             way depends on data.
         InfeasibleError: no plan fits; it states the smallest budget that has one.
     """
-
-    def one(examples: Mapping[str, Any], count: int) -> Plan:
-        request = request_of(
-            mesh, memory_budget, precision, count, optimizer, constraints, loss_fn, inputs, time_limit, compiled
-        )
-        watch = Stopwatch()
-        return _solve(model, trace_for(model, examples, concrete_args, request, watch), request, watch)
-
+    given = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled
+    request = request_of(mesh, *given)
     with collection_paused():
-        if isinstance(micro_batches, int):
-            return one(meta_args, micro_batches)
-        return fastest(meta_args, micro_batches, one)
+        _, chosen = fastest(prepared_for(micro_batches, model, meta_args, concrete_args, request))
+    return chosen
 
 
 def compare(
@@ -108,26 +102,27 @@ def compare(
     meta_args: Mapping[str, Any],
     mesh: DeviceMesh | Cluster,
     *,
-    against: Sequence[str] | None = None,
+    against: str | Sequence[str] | None = None,
     tradeoff: int = 0,
+    micro_batches: int | Sequence[int] = 1,
     concrete_args: Mapping[str, Any] | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[CommonOptions],
 ) -> Plan:
     """The plan of `plan`, with known schemes beside it in `comparison`, at the same prices under the same budget.
 
     `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all that the mesh has axes for), or pins:
     what the best plan in which a pin holds costs says why the plan is otherwise.
     `tradeoff` is the number of other budgets that are planned too, from the smallest that has a plan on. Other
-    arguments and errors as in `plan`. Tracing, annotating and listing strategies are done once.
+    arguments and errors as in `plan`. Tracing, annotating and listing strategies are done once; of several numbers of
+    `micro_batches` the fastest is found first, and all else is planned with it.
     """
+    names = check_asked(against, tradeoff)
     request = request_of(mesh, **options)
-    watch = Stopwatch()
-    prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
-    chosen = prepared.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+    prepared, chosen = fastest(prepared_for(micro_batches, model, meta_args, concrete_args, request))
     return replace(
         chosen,
         streams=streams(prepared, chosen),
-        comparison=tuple(alternatives(prepared, against)),
+        comparison=tuple(alternatives(prepared, names)),
         tradeoff=tuple(budget_ladder(prepared, tradeoff)) if tradeoff else (),
     )
 
@@ -139,18 +134,19 @@ def search(
     devices: int,
     *,
     most_axes: int = 2,
+    micro_batches: int | Sequence[int] = 1,
     concrete_args: Mapping[str, Any] | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[CommonOptions],
 ) -> list[MeshResult]:
     """How to lay out so many devices of a cluster preset ("h100", "a100", "cpu") as a mesh: fastest plan first.
 
-    Every factorisation into up to `most_axes` axes is planned, from one trace. Other arguments and errors as in
-    `plan`, but a mesh on which nothing fits is a result without a plan.
+    Every factorisation into up to `most_axes` axes is planned, from one trace for each number of `micro_batches`. Other
+    arguments and errors as in `plan`, but a mesh on which nothing fits, or that has too few axes for a constraint, is a
+    result without a plan.
     """
     request = request_of(Cluster.preset(preset, (devices,)), **options)
-    watch = Stopwatch()
-    prepared = prepare(model, trace_for(model, meta_args, concrete_args, request, watch), request, watch)
-    return ranked(list(planned_meshes(prepared, preset, list(factorisations(devices, most_axes)))))
+    ready = list(prepared_for(micro_batches, model, meta_args, concrete_args, request))
+    return ranked(list(planned_meshes(ready, preset, list(factorisations(devices, most_axes)))))
 
 
 def simulate(
@@ -241,7 +237,7 @@ def autoparallelize(
         traced = trace_for(model, meta_args, concrete_args, request, watch)
         digests = fingerprints(model, traced.graph, tuple(device_mesh.shape))
         if plan is not None:
-            check_fingerprints(plan, digests)
+            check_fingerprints(plan.fingerprints, digests)
         digests["the code (autopar, torch, Python or the files of the model's classes)"] = code_version(model)
         digests["whether a plan is given"] = str(plan is not None)
         digests.update(options_of(request))

@@ -5,11 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.argument_checks import texts_of
+from autopar.errors import AutoparError, InfeasibleError, InputError, budget_bounds
 from autopar.planning import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint
 
 _UNBOUNDED_BYTES = 1 << 60
+
+
+def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
+    """The names to compare with, as `alternatives` takes them; before anything is solved.
+
+    Raises InputError for what is neither a preset nor a pin, and for a trade-off of one point.
+    """
+    from autopar.solver.schemes import PRESETS, is_preset
+
+    if tradeoff != 0 and (not isinstance(tradeoff, int) or tradeoff < 2):
+        raise InputError(f"a trade-off of {tradeoff!r} points is no curve: ask for 2 or more")
+    if against is None:
+        return None
+    names = texts_of("against", against)
+    unknown = [name for name in names if not is_preset(name) and ":" not in name]
+    if unknown:
+        known = ", ".join(PRESETS)
+        raise InputError(
+            f"{unknown[0]!r} is no preset to compare with: use {known}, or a pin such as 'param:*.weight = S0'"
+        )
+    return names
 
 
 def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iterator[Alternative]:
@@ -18,14 +40,8 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
     None asks for all presets that the mesh has axes for. The request's pins hold for these too; a preset, or roles of
     axes, among its constraints give way to what is compared with. A pin is added to all that the request asks.
     """
-    from autopar.solver.schemes import PRESETS, is_preset, is_scheme
+    from autopar.solver.schemes import PRESETS, is_scheme
 
-    unknown = [name for name in names or () if not is_preset(name) and ":" not in name]
-    if unknown:
-        known = ", ".join(PRESETS)
-        raise InputError(
-            f"{unknown[0]!r} is no preset to compare with: use {known}, or a pin such as 'param:*.weight = S0'"
-        )
     pins = tuple(text for text in prepared.request.constraints if not is_scheme(text))
     for name in PRESETS if names is None else names:
         try:
@@ -43,17 +59,15 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
     except InputError:
         raise
     except AutoparError as error:
-        smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
-        if smallest is None:  # the pins exclude it, or the solver's time was over
+        bounds = budget_bounds(error)
+        if bounds["smallest_budget_bytes"] is None:  # the pins exclude it, or the solver's time was over
             return Alternative(name, fits=False, predicted=None, note=error.message)
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
-    return replace(_of(name, free), fits=False, smallest_budget_bytes=smallest)
+    return replace(_of(name, free), fits=False, **bounds)
 
 
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more."""
-    if points < 2:
-        raise InputError(f"a trade-off of {points} points is no curve: ask for 2 or more")
     constraints = prepared.request.constraints
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
     least, most = 1, free.predicted.peak_bytes

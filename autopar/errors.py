@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 
 class AutoparError(Exception):
     """Base of every error that autopar raises on purpose.
@@ -37,12 +39,36 @@ class RuleError(AutoparError):
 class InfeasibleError(AutoparError):
     """No plan fits the memory budget or the constraints.
 
-    `smallest_budget_bytes` is the smallest budget that has a plan, where one was found.
+    `smallest_budget_bytes` is the smallest budget that a plan was found for. Where the exact one takes too long, it is
+    an upper bound: no plan fits less than `budget_lower_bound_bytes`, proven, and between the two nothing is known.
+    Both are None where no plan was found for any budget.
     """
 
-    def __init__(self, message: str, *, smallest_budget_bytes: int | None = None, where: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        smallest_budget_bytes: int | None = None,
+        budget_lower_bound_bytes: int | None = None,
+        where: str = "",
+    ) -> None:
         super().__init__(message, where=where)
         self.smallest_budget_bytes = smallest_budget_bytes
+        self.budget_lower_bound_bytes = budget_lower_bound_bytes
+
+
+class BudgetBounds(TypedDict):
+    """What an error says of budgets, for whoever keeps it as a result."""
+
+    smallest_budget_bytes: int | None
+    budget_lower_bound_bytes: int | None
+
+
+def budget_bounds(error: AutoparError) -> BudgetBounds:
+    """None and None where the error is no `InfeasibleError`."""
+    names = ("smallest_budget_bytes", "budget_lower_bound_bytes")
+    smallest, lower = (getattr(error, name, None) for name in names)
+    return {"smallest_budget_bytes": smallest, "budget_lower_bound_bytes": lower}
 
 
 class CollectiveError(AutoparError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch import fx, nn
 
+from autopar.errors import PlanMismatchError
 from autopar.frozen import frozen
 from autopar.graph import FIRST_WRITES, FORM, input_nodes, output_tensors, target_name
 
@@ -26,6 +27,19 @@ def fingerprints(model: nn.Module, graph: fx.Graph, mesh_shape: Sequence[int]) -
         "model": hashlib.sha256(repr(state).encode()).hexdigest()[:32],
         "mesh": "x".join(map(str, mesh_shape)),
     }
+
+
+def check_fingerprints(planned: Mapping[str, str], digests: Mapping[str, str]) -> None:
+    """Raise PlanMismatchError where a plan's fingerprints are not those of this model and graph."""
+    if planned["model"] != digests["model"]:
+        raise PlanMismatchError(
+            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
+        )
+    if planned["graph"] != digests["graph"]:
+        raise PlanMismatchError(
+            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
+            "another training mode, or other versions of the model's code: plan again with these examples"
+        )
 
 
 def fingerprint(graph: fx.Graph) -> str:

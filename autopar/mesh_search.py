@@ -6,18 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.errors import AutoparError, InputError, budget_bounds
+from autopar.micro_batches import fastest
 from autopar.planning import Prepared
 from autopar.plans import Plan
 
 
 @dataclass(frozen=True)
 class MeshResult:
-    """The best plan on one mesh; None where none fits, and `note` says why."""
+    """The best plan on one mesh; None where there is none, and `note` says why.
+
+    The bounds are those of the `InfeasibleError`: the smallest budget that a plan was found for, which is not the least
+    where that takes too long, and the budget below which none fits, proven.
+    """
 
     mesh_shape: tuple[int, ...]
     plan: Plan | None
     smallest_budget_bytes: int | None = None
+    budget_lower_bound_bytes: int | None = None
     note: str = ""
 
 
@@ -44,18 +50,24 @@ def _ordered(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
             yield from ((first, *rest) for rest in _ordered(devices // first, axes - 1))
 
 
-def planned_meshes(prepared: Prepared, preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
-    """The plan of each mesh of devices of `preset`, in the order given."""
-    request = prepared.request
+def planned_meshes(ready: Sequence[Prepared], preset: str, meshes: Sequence[tuple[int, ...]]) -> Iterator[MeshResult]:
+    """The fastest plan of each mesh of devices of `preset`, in the order given.
+
+    `ready`: one for each number of micro-batches to choose from. What a mesh cannot be asked (a constraint wants
+    another number of axes) is noted; what none can is raised.
+    """
+    mistakes: list[InputError] = []
     for shape in meshes:
-        here = prepared.on(Cluster.preset(preset, shape))
+        cluster = Cluster.preset(preset, shape)
         try:
-            made = here.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
-        except InputError:
-            raise
+            _, made = fastest(one.on(cluster) for one in ready)
+        except InputError as error:
+            mistakes.append(error)
+            if len(mistakes) == len(meshes):
+                raise mistakes[0] from None
+            yield MeshResult(shape, None, note=error.message)
         except AutoparError as error:  # nothing fits, or the solver's time was over
-            smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
-            yield MeshResult(shape, None, smallest, error.message)
+            yield MeshResult(shape, None, note=error.message, **budget_bounds(error))
         else:
             yield MeshResult(shape, made)
 

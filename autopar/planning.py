@@ -13,9 +13,10 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from autopar.argument_checks import count_of, seconds_of, texts_of
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
-from autopar.errors import AutoparError, InputError, PlanMismatchError, UntraceableError
+from autopar.errors import AutoparError, InputError, UntraceableError
 from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
@@ -65,18 +66,26 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
-class RequestOptions(TypedDict, total=False):
-    """The keyword arguments of `plan` that make a `Request`; `compare` and `search` take them alike."""
+class CommonOptions(TypedDict, total=False):
+    """The keyword arguments that `plan`, `compare` and `search` take alike.
+
+    `time_limit` holds for each solve: CPU seconds between the solver's steps, seconds by the clock within one.
+    """
 
     memory_budget: int | str | None
     precision: Precision | str | torch.dtype | None
-    micro_batches: int
     optimizer: str
     constraints: str | Sequence[str]
     loss_fn: LossFunction | None
     inputs: str
     time_limit: float
     compiled: bool
+
+
+class RequestOptions(CommonOptions, total=False):
+    """What makes a `Request`."""
+
+    micro_batches: int
 
 
 def request_of(
@@ -94,20 +103,16 @@ def request_of(
     """Arguments as in `plan`, checked; InputError for what cannot be."""
     if inputs not in ("global", "local"):
         raise InputError(f'inputs is {inputs!r}: it must be "global" or "local"')
-    if not isinstance(micro_batches, int) or micro_batches < 1:
-        raise InputError(f"micro_batches is {micro_batches!r}: it must be a whole number, 1 or more")
-    if not time_limit > 0:
-        raise InputError(f"time_limit is {time_limit!r}: it must be more than 0 seconds")
     cluster = Cluster.of(mesh)
     return Request(
         cluster=cluster,
         precision=Precision.of(precision, cluster.device.kind),
         memory_budget_bytes=None if memory_budget is None else parse_bytes(memory_budget),
-        micro_batches=micro_batches,
+        micro_batches=count_of("micro_batches", micro_batches),
         optimizer=optimizer,
-        constraints=(constraints,) if isinstance(constraints, str) else tuple(constraints or ()),
+        constraints=texts_of("constraints", constraints),
         inputs=inputs,
-        time_limit=time_limit,
+        time_limit=seconds_of("time_limit", time_limit),
         loss_fn=loss_fn,
         compiled=compiled,
     )
@@ -222,7 +227,7 @@ class Prepared:
 
         `fold`: equal repeated blocks share their decisions.
         """
-        from autopar.cost.memory import without_data
+        from autopar.cost.weights import buffers_of, parameters_of
         from autopar.solver import make_plan
 
         request = self.request
@@ -232,7 +237,8 @@ class Prepared:
             self.traced.graph,
             self.strategies,
             request.cluster,
-            parameters=without_data(self.model),
+            parameters=parameters_of(self.model),
+            buffers=buffers_of(self.model),
             memory_budget_bytes=memory_budget_bytes,
             precision=request.precision,
             micro_batches=request.micro_batches,
@@ -282,16 +288,3 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
         repeats = find_repeats(traced.graph)
         strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs, repeats=repeats)
     return Prepared(model, traced, strategies, repeats, request, dict(watch.seconds))
-
-
-def check_fingerprints(plan: Plan, digests: Mapping[str, str]) -> None:
-    """Raise PlanMismatchError where the plan is not one of this model and graph."""
-    if plan.fingerprints["model"] != digests["model"]:
-        raise PlanMismatchError(
-            "the plan is for another model (its parameters have other names or shapes): plan again for this one"
-        )
-    if plan.fingerprints["graph"] != digests["graph"]:
-        raise PlanMismatchError(
-            "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
-            "another training mode, or other versions of the model's code: plan again with these examples"
-        )

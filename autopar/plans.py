@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import LayoutError, PlanMismatchError
+from autopar.json_form import json_form, revived
 from autopar.layout import Layout
 from autopar.shown import Shown
 
@@ -133,8 +134,7 @@ class Alternative:
     """A known scheme on the same mesh at the same prices, to hold a plan against.
 
     `predicted` (without moments) is its best plan within the budget; where none `fits`, its fastest whatever the
-    memory, and `smallest_budget_bytes` what it would need at least. None where the scheme has no plan at all: `note`
-    says why.
+    memory, with the bounds of its `InfeasibleError`. None where the scheme has no plan at all: `note` says why.
     """
 
     name: str
@@ -143,6 +143,7 @@ class Alternative:
     comm_bytes: int = 0  # handed to collectives by one device in a step
     smallest_budget_bytes: int | None = None
     note: str = ""
+    budget_lower_bound_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Plan(Shown):
         return Plan.from_json(Path(path).read_text(), source=str(path))
 
     def to_json(self) -> str:
-        return json.dumps(_plain(self), indent=1)
+        return json.dumps(json_form(self), indent=1)
 
     @staticmethod
     def from_json(text: str, source: str = "plan") -> Plan:
@@ -238,7 +239,7 @@ class Plan(Shown):
             found = data.get("version") if isinstance(data, dict) else None
             raise PlanMismatchError(f"{source} has plan version {found}; this autopar reads {VERSION}: plan again")
         try:
-            plan: Plan = _revive(Plan, data)
+            plan: Plan = revived(Plan, data)
         except (AttributeError, KeyError, LayoutError, TypeError, ValueError) as error:
             raise PlanMismatchError(f"{source} is a damaged plan ({error}): plan again") from error
         if len(plan.mesh_shape) != len(plan.axis_names):
@@ -251,50 +252,3 @@ class Plan(Shown):
         """The parameters that a collective of this plan gathers, or whose gradients it reduces."""
         kind, _, number = collective.cause.partition(" ")
         return self.buckets[int(number)].names if kind == "bucket" else ()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Layout):
-        return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-_NESTED = {
-    "nodes": NodePlan,
-    "parameters": ParameterPlan,
-    "recompute": Segment,
-    "buckets": Bucket,
-    "collectives": Collective,
-    "moments": Moment,
-    "predicted": Prediction,
-    "certificate": Certificate,
-    "size": PlanSize,
-    "comparison": Alternative,
-    "tradeoff": TradeoffPoint,
-    "streams": Span,
-}
-_LAYOUTS = {"inputs", "outputs", "storage", "wanted"}
-
-
-def _revive(kind: type, data: dict[str, Any]) -> Any:
-    """A dataclass from its JSON form; the field's name says what its items are."""
-    values: dict[str, Any] = {}
-    for f in fields(kind):
-        if f.name not in data:
-            continue
-        item = data[f.name]
-        if item is None:
-            pass
-        elif f.name in _NESTED:
-            nested = _NESTED[f.name]
-            item = tuple(_revive(nested, i) for i in item) if isinstance(item, list) else _revive(nested, item)
-        elif f.name in _LAYOUTS and kind is not Plan:
-            item = tuple(map(Layout.parse, item)) if isinstance(item, list) else Layout.parse(item)
-        elif isinstance(item, list):
-            item = tuple(tuple(i) if isinstance(i, list) else i for i in item)
-        values[f.name] = item
-    return kind(**values)

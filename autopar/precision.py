@@ -26,6 +26,16 @@ class Precision:
     reduction: torch.dtype | None = None
     master: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            dtype = getattr(self, f.name)
+            if dtype is not None and not (
+                isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+            ):
+                raise InputError(
+                    f"precision has {dtype} for {f.name}: it must be a floating dtype, such as torch.bfloat16"
+                )
+
     @staticmethod
     def of(value: Precision | str | torch.dtype | None, device_kind: str = "cpu") -> Precision:
         """From a name ("bf16", "fp16", "fp32", "fp64", "pure-bf16"), a dtype, or None: the default of the device.

@@ -14,17 +14,18 @@ from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.buckets import Grouping
-from autopar.cost.memory import StepMemory, without_data
+from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.seconds import node_seconds
 from autopar.cost.simulated import Simulated
 from autopar.cost.simulator import simulate
 from autopar.cost.step import predict, seconds_of
 from autopar.cost.traffic import announced
+from autopar.cost.weights import buffers_of, parameters_of
 from autopar.errors import PlanMismatchError
-from autopar.fingerprint import fingerprints
+from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.leaf_requests import split_requests
-from autopar.planning import Prepared, check_fingerprints
+from autopar.planning import Prepared
 from autopar.plans import ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
 from autopar.strategies.strategy import Strategy
@@ -72,7 +73,7 @@ def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[
 
     Raises PlanMismatchError where `prepared` holds another graph.
     """
-    check_fingerprints(plan, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
+    check_fingerprints(plan.fingerprints, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
     nodes = list(prepared.traced.graph.nodes)
     alike: dict[int, dict[object, list[Strategy]]] = {}  # by form, of strategies that equal nodes share
     chosen = {}
@@ -122,12 +123,13 @@ class Restated:
         memory = memory_on(
             cluster,
             graph,
-            without_data(prepared.model),
+            parameters_of(prepared.model),
             Precision.from_dict(plan.precision),
             plan.optimizer,
             plan.micro_batches,
             any(collective.phase == "backward" for collective in plan.collectives)
             or plan.predicted.optimizer_seconds > 0,
+            buffers_of(prepared.model),
         )
         pins = [pin for pin in split_requests(plan.constraints)[1] if not is_scheme(pin)]
         # blocks with other pins are not equal

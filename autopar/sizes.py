@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from fractions import Fraction
 
 from autopar.errors import InputError
 
@@ -43,19 +43,50 @@ def parse_bytes(value: int | str) -> int:
             raise InputError(f"{value!r} has no unit: write '{number}GiB' or '{number}GB' (or '{number}B' for bytes)")
         if unit.upper() not in _UNITS:
             raise InputError(f"unit {unit!r} in {value!r} is unknown: use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
-        amount = math.floor(float(number) * _UNITS[unit.upper()])
+        amount = int(Fraction(number) * _UNITS[unit.upper()])  # as it is written: no float's rounding
     if amount <= 0:
         raise InputError(f"{value!r} is no amount of memory: it must be more than zero bytes")
     return amount
 
 
-def show_bytes(count: float) -> str:
+_SHOWN = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def show_bytes(count: float, digits: int = 1) -> str:
     """Bytes for people, in powers of 1024.
 
     >>> show_bytes(75161927680), show_bytes(1536), show_bytes(12)
     ('70.0 GiB', '1.5 KiB', '12 B')
     """
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    for unit, name in _SHOWN:
         if abs(count) >= unit:
-            return f"{count / unit:.1f} {name}"
+            return f"{count / unit:.{digits}f} {name}"
     return f"{count:.0f} B"
+
+
+def show_bytes_up(count: int) -> str:
+    """An amount that is enough: of two decimals, the least that `parse_bytes` reads as no fewer bytes.
+
+    >>> show_bytes_up(136357150), show_bytes_up(1536), show_bytes_up(2**20 - 1)
+    ('130.05 MiB', '1.50 KiB', '1024.00 KiB')
+    """
+    for unit, name in _SHOWN:
+        if count >= unit:
+            return _hundredths(-(-count * 100 // unit), name)
+    return f"{count} B"
+
+
+def show_bytes_down(count: int) -> str:
+    """An amount that is not enough, where less than `count` is not: of two decimals, rounded down.
+
+    >>> show_bytes_down(136357150), show_bytes_down(1535)
+    ('130.04 MiB', '1.49 KiB')
+    """
+    for unit, name in _SHOWN:
+        if count >= unit:
+            return _hundredths(count * 100 // unit, name)
+    return f"{count} B"
+
+
+def _hundredths(number: int, unit: str) -> str:
+    return f"{number // 100}.{number % 100:02} {unit}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
-from autopar.plans import Bucket, Certificate, Collective, Moment, Plan, PlanSize, Prediction
+from autopar.plans import Bucket, Certificate, Collective, Plan, PlanSize, Prediction
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
@@ -25,10 +24,11 @@ from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
+from autopar.solver.refusal import too_small
 from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.rows import Rows
 from autopar.solver.running import price, run
-from autopar.solver.smallest import Smallest, smallest_budget
+from autopar.solver.smallest import smallest_budget
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
 
@@ -52,6 +52,7 @@ def make_plan(
     solver: str = "highs",
     pinned: Mapping[str, Layout] | None = None,
     train: bool = True,
+    buffers: Mapping[str, torch.Tensor] | None = None,
     fold: bool = True,
     repeats: tuple[Repeat, ...] | None = None,
     fingerprints: Mapping[str, str] | None = None,
@@ -65,6 +66,7 @@ def make_plan(
         memory_budget_bytes: peak allocated bytes per device; None: what the device has.
         pinned: storage of parameters that is given already.
         train: False plans a forward pass alone.
+        buffers: the model's buffers by qualified name: those that the graph does not read take memory too.
         fold: let equal repeated blocks share their decisions.
         repeats: the graph's blocks, where they are known (`find_repeats`).
         gap: how far from the optimum, relatively, the plan may be.
@@ -79,7 +81,7 @@ def make_plan(
         raise InputError(f"micro_batches is {micro_batches}: it must be 1 or more")
     budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
-    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train)
+    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train, buffers, pinned)
     watch = _Watch()
     stored = _with_storage(strategies, memory, pinned or {})
 
@@ -92,7 +94,7 @@ def make_plan(
         return replace(memory, repeats=known), left
 
     def solved(texts: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
-        return _solve(*restricted(texts), cluster, budget, time_limit, gap, solver, fold, watch)
+        return _solve(*restricted(texts), cluster, texts, budget, time_limit, gap, solver, fold, watch)
 
     def possible(texts: Sequence[str]) -> bool:
         try:
@@ -152,6 +154,7 @@ def _solve(
     memory: StepMemory,
     restricted: Restricted,
     cluster: Cluster,
+    constraints: Sequence[str],
     budget: int,
     time_limit: float,
     gap: float,
@@ -188,9 +191,10 @@ def _solve(
     smallest = smallest_budget(problem, solver, gap)
     if smallest is None:
         raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
-    prediction, *_ = _predicted(read_solution(smallest.model, smallest.outcome), memory, cluster, repeats)
+    solution = read_solution(smallest.model, smallest.outcome)
+    prediction, *_ = _predicted(solution, memory, cluster, repeats)
     moment = max(prediction.moments, key=lambda m: m.total_bytes)
-    raise _too_small(budget, moment, smallest)
+    raise too_small(budget, smallest, solution, moment, memory, constraints)
 
 
 def _has_plan(memory: StepMemory, restricted: Restricted, cluster: Cluster, solver: str, time_limit: float) -> bool:
@@ -201,31 +205,14 @@ def _has_plan(memory: StepMemory, restricted: Restricted, cluster: Cluster, solv
 
 
 def _replicated_bytes(memory: StepMemory) -> int:
-    """What all parameters and their states take where nothing is sharded."""
+    """What all weights and their states take where nothing is sharded."""
     whole = Layout.replicated(len(memory.mesh_shape))
     nodes = [node for node in memory.graph.nodes if memory.is_parameter(node)]
-    return sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
+    return memory.unread_bytes + sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
 
 
 def _predicted(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Predicted:
     return predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
-
-
-def _too_small(budget: int, moment: Moment, smallest: Smallest) -> InfeasibleError:
-    largest = sorted(moment.parts.items(), key=lambda item: -item[1])[:3]
-    parts = ", ".join(f"{name} {_text(size)}" for name, size in largest)
-    enough = math.ceil(smallest.budget_bytes * (1 + 1e-5)) + 64
-    near = smallest.bound_bytes < 0.99 * smallest.budget_bytes
-    known = (
-        f"none fits less than {_text(int(smallest.bound_bytes))}, one fits"
-        if near
-        else "the smallest budget that has one is"
-    )
-    return InfeasibleError(
-        f"no plan fits {_text(budget)} per device: {known} {_text(enough)} "
-        f"(at '{moment.name}': {parts}); a larger mesh, more micro-batches or another optimizer would need less",
-        smallest_budget_bytes=enough,
-    )
 
 
 def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[str, Layout]) -> Strategies:
@@ -237,15 +224,3 @@ def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[st
         if memory.is_parameter(node) and str(node.target) in pinned:
             found[node] = (Strategy((), (pinned[str(node.target)],), ("",) * len(memory.mesh_shape)),)
     return found
-
-
-def _text(size: int) -> str:
-    """Bytes as people read them.
-
-    >>> _text(3 << 30), _text(1500)
-    ('3.00 GiB', '1500 bytes')
-    """
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.2f} {name}"
-    return f"{size} bytes"

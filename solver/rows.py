@@ -207,8 +207,8 @@ class Rows:
     def _rows(self) -> None:
         """Each kind of bytes of a stage is a variable, so that rows are short."""
         many = self.memory.micro_batches > 1
-        margin = self.memory.allocator_bytes / UNIT
-        add(self.always, self.program.variable("allocator", lower=margin, upper=margin), UNIT)
+        fixed = (self.memory.allocator_bytes + self.memory.unread_bytes) / UNIT  # whatever is chosen
+        add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
         always = self._sum("always", self.always)
         left = self._sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)

@@ -46,7 +46,9 @@ def search(
     gap: float = 1e-4,
     patience: float | None = None,
 ) -> Outcome:
-    """Solve on one thread to relative `gap` or until `time_limit` seconds; the same program gives the same answer.
+    """Solve on one thread to relative `gap` or until `time_limit` seconds (`autopar.solver.clock` says whose).
+
+    The same program gives the same answer, unless the limit is reached.
 
     Where the limit passes before there is any solution, the first one found ends the search.
 

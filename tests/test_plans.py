@@ -45,6 +45,9 @@ def test_the_same_input_gives_the_same_plan(plan: Plan) -> None:
         (lambda text: json.dumps({**json.loads(text), "nodes": [{"name": "x"}]}), "damaged"),
         (lambda text: json.dumps({**json.loads(text), "axis_names": ["dp"]}), "damaged"),
         (lambda text: json.dumps({**json.loads(text), "unheard_of": 1, "certificate": 3}), "damaged"),
+        (lambda text: json.dumps({**json.loads(text), "memory_budget_bytes": "8GiB"}), "bytes holds '8GiB', .* no int"),
+        (lambda text: json.dumps({**json.loads(text), "micro_batches": True}), "micro_batches holds True"),
+        (lambda text: json.dumps({**json.loads(text), "constraints": "ddp"}), "constraints holds 'ddp', .* no list"),
     ],
 )
 def test_what_is_no_plan_is_refused(damage: object, message: str, plan: Plan, tmp_path: Path) -> None:

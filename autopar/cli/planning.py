@@ -9,21 +9,22 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import MeshQuestion, Question, asks, check_mesh, prepared, traced_source
+from autopar.cli.question import MeshQuestion, Question, asks, check_mesh, each_prepared, traced_source
 from autopar.cluster import Cluster
-from autopar.comparison import alternatives
+from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
-from autopar.errors import InfeasibleError, InputError
-from autopar.fingerprint import fingerprints
+from autopar.errors import InfeasibleError, InputError, budget_bounds
+from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
-from autopar.planning import Stopwatch, check_fingerprints, request_of
+from autopar.micro_batches import fastest
+from autopar.planning import Stopwatch, request_of
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.report.figures import alternative_figures, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
 from autopar.simulation import streams
-from autopar.sizes import show_bytes
+from autopar.sizes import show_bytes, show_bytes_up
 
 DOES_NOT_FIT = 3
 
@@ -37,9 +38,7 @@ def plan(question: MeshQuestion, out: Out = None, json: Json = False) -> None:
     check_folder("--out", out)
     request = question.request()
     with progress("...") as status:
-        made = prepared(question, request, status).solve(
-            memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints
-        )
+        _, made = fastest(each_prepared(question, request, status))
     _tell(made, json, out)
 
 
@@ -53,13 +52,13 @@ def compare(
 ) -> None:
     """Plan MODEL and hold the plan against ddp, fsdp, tp, fsdp+tp and hsdp at the same prices."""
     check_folder("--out", out)
+    names = check_asked(against or None, tradeoff)
     request = question.request()
     with progress("...") as status:
-        ready = prepared(question, request, status)
-        made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+        ready, made = fastest(each_prepared(question, request, status))
         found = []
         status.update("solving the first preset ...")
-        for alternative in alternatives(ready, against or None):
+        for alternative in alternatives(ready, names):
             found.append(alternative)
             status.update(f"solved {alternative.name}, going on ...")
         points = []
@@ -103,7 +102,7 @@ def search(
     meshes = list(factorisations(devices, most_axes))
     results: list[MeshResult] = []
     with progress("...") as status:
-        ready = prepared(question, request, status)
+        ready = list(each_prepared(question, request, status))
         for number, result in enumerate(planned_meshes(ready, question.cluster, meshes), 1):
             results.append(result)
             status.update(f"solving mesh {min(number + 1, len(meshes))} of {len(meshes)} ...")
@@ -112,6 +111,7 @@ def search(
         raise InfeasibleError(
             f"no plan fits on any mesh of {devices} devices; the least that one needs, on {_mesh(best)}: {best.note}",
             smallest_budget_bytes=best.smallest_budget_bytes,
+            budget_lower_bound_bytes=best.budget_lower_bound_bytes,
         )
     if json:
         say_json([_figures(result) for result in ordered])
@@ -129,7 +129,7 @@ def _mesh(result: MeshResult) -> str:
 
 def _row(result: MeshResult, best_seconds: float) -> list[str]:
     if result.plan is None:
-        needs = show_bytes(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
+        needs = show_bytes_up(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
         return [_mesh(result), "", "", "", "", f"needs {needs}", ""]
     p = result.plan.predicted
     return [
@@ -144,14 +144,24 @@ def _row(result: MeshResult, best_seconds: float) -> list[str]:
 
 
 def _figures(result: MeshResult) -> dict[str, object]:
-    made = {"mesh": list(result.mesh_shape), "smallest_budget_bytes": result.smallest_budget_bytes, "note": result.note}
+    made = {
+        "mesh": list(result.mesh_shape),
+        "smallest_budget_bytes": result.smallest_budget_bytes,
+        "budget_lower_bound_bytes": result.budget_lower_bound_bytes,
+        "note": result.note,
+    }
     return {**made, **(alternative_figures_of(result.plan) if result.plan else {})}
 
 
 @asks
 def check(
     question: MeshQuestion,
-    plan: Annotated[Path | None, typer.Option(help="Check that this plan (JSON) is one of MODEL on this mesh.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="Check that this plan (JSON) is one of MODEL on this mesh, and fits --memory or its own budget."
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Say whether the training of MODEL fits. Exit code 0 if it does, 3 if it does not."""
@@ -159,15 +169,14 @@ def check(
         return _check_plan(question, load_plan(plan), json)
     request = question.request()
     with progress("...") as status:
-        ready = prepared(question, request, status)
         try:
-            made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+            _, made = fastest(each_prepared(question, request, status))
         except InfeasibleError as error:
             if error.smallest_budget_bytes is None:
                 raise
             status.stop()
             if json:
-                say_json({"fits": False, "smallest_budget_bytes": error.smallest_budget_bytes, "note": error.message})
+                say_json({"fits": False, **budget_bounds(error), "note": error.message})
             else:
                 say(f"does not fit: {error.message}\n")
             return DOES_NOT_FIT
@@ -175,13 +184,16 @@ def check(
 
 
 def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
-    """A plan that was made before, against the model and mesh of now."""
-    cluster = question.request().cluster
+    """A plan that was made before, against the model and mesh of now; by the memory asked for, else by its own."""
+    request = question.request()
+    cluster, asked = request.cluster, request.memory_budget_bytes
     check_mesh(loaded, cluster)
     request = request_of(cluster, precision=Precision.from_dict(loaded.precision), micro_batches=loaded.micro_batches)
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
-    check_fingerprints(loaded, fingerprints(source.model, traced.graph, cluster.shape))
+    check_fingerprints(loaded.fingerprints, fingerprints(source.model, traced.graph, cluster.shape))
+    if asked is not None:
+        loaded = replace(loaded, memory_budget_bytes=asked)
     return _fits(loaded, json)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -14,7 +14,8 @@ from rich.status import Status
 
 from autopar.cluster import Cluster
 from autopar.errors import InputError
-from autopar.planning import Prepared, Request, Stopwatch, prepare, request_of, trace_for
+from autopar.micro_batches import prepared_for
+from autopar.planning import Prepared, Request, Stopwatch, request_of, trace_for
 from autopar.plans import Plan
 from autopar.sizes import parse_bytes
 from autopar.sources import Source, load_source
@@ -29,6 +30,13 @@ _CONSTRAINT = (
     "by name ('param:*.weight = S0,R'; != forbids, ~ prefers it). May be repeated."
 )
 _BATCH = "Sequences or pictures of one optimizer step, all devices together; for models that bring no examples."
+_MICRO_BATCHES = (
+    "Backward passes of one optimizer step. Of several (1,2,4) the fastest is taken; examples are then of a whole step."
+)
+_TIME_LIMIT = (
+    "Seconds for the solver: CPU time between its steps, by the clock within one. A plan that reaches it may differ "
+    "from run to run; one that is proven well before does not."
+)
 _CLUSTER = "What the mesh is made of: a100, h100, cpu, or a profile (JSON)."
 
 
@@ -48,18 +56,39 @@ class Training:
         str | None, typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, fp32 on CPU.")
     ] = None
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum or adafactor.")] = "adamw"
-    micro_batches: Annotated[int, typer.Option(min=1, help="Backward passes of one optimizer step.")] = 1
+    micro_batches: Annotated[str, typer.Option(help=_MICRO_BATCHES)] = "1"
     constraint: Annotated[list[str] | None, typer.Option(help=_CONSTRAINT)] = None
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 60
+    time_limit: Annotated[float, typer.Option(min=0.1, help=_TIME_LIMIT)] = 60
     compiled: Annotated[bool, typer.Option("--compiled", help="Price the model as torch.compile fuses it.")] = False
 
+    @property
+    def counts(self) -> int | tuple[int, ...]:
+        """The number of micro-batches, or several to choose from."""
+        if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", self.micro_batches):
+            raise InputError(
+                f"--micro-batches {self.micro_batches!r}: write a number, 1 or more, or several, like 1,2,4"
+            )
+        first, *others = map(int, self.micro_batches.split(","))
+        return (first, *others) if others else first
+
+    @property
+    def one_count(self) -> int:
+        """The same for commands that do not choose."""
+        if isinstance(self.counts, int):
+            return self.counts
+        raise InputError(
+            f"--micro-batches {self.micro_batches} is several: plan, compare, search and check choose among them, this "
+            "takes one number"
+        )
+
     def on(self, cluster: Cluster) -> Request:
-        """As the planner takes it; the memory is read before anything is built."""
+        """As the planner takes it; the memory is read before anything is built. Of several numbers it has the first."""
+        counts = self.counts
         return request_of(
             cluster,
             memory_budget=parse_bytes(self.memory) if self.memory is not None else None,
             precision=self.precision,
-            micro_batches=self.micro_batches,
+            micro_batches=counts if isinstance(counts, int) else counts[0],
             optimizer=self.optimizer,
             constraints=tuple(self.constraint or ()),
             time_limit=self.time_limit,
@@ -67,11 +96,14 @@ class Training:
         )
 
     def source_of(self, model: str, config: Path | None = None) -> Source:
-        """The model that the text names, on the meta device, with examples of one micro-batch."""
-        batch = self.batch
-        if batch is not None and batch % self.micro_batches:
-            raise InputError(f"a batch of {batch} does not divide into {self.micro_batches} micro-batches")
-        examples = batch // self.micro_batches if batch is not None else None
+        """The model that the text names, on the meta device, with examples of one micro-batch.
+
+        Where there are several numbers to choose from, they are of a step's whole batch.
+        """
+        batch, count = self.batch, self.counts if isinstance(self.counts, int) else 1
+        if batch is not None and batch % count:
+            raise InputError(f"a batch of {batch} does not divide into {count} micro-batches")
+        examples = batch // count if batch is not None else None
         return load_source(model, batch=examples, sequence=self.seq, config=config)
 
 
@@ -142,12 +174,23 @@ def with_loss(request: Request, source: Source) -> Request:
 
 def prepared(question: Question, request: Request, status: Status) -> Prepared:
     """Everything before the first solve, with a word on what is going on."""
-    watch = Stopwatch()
-    source, traced = traced_source(question, request, status, watch)
-    status.update("listing strategies ...")
-    made = prepare(source.model, traced, with_loss(request, source), watch)
-    status.update("solving ...")
-    return made
+    assert question.one_count == request.micro_batches  # it raises where there are several
+    [one] = each_prepared(question, request, status)
+    return one
+
+
+def each_prepared(question: Question, request: Request, status: Status) -> Iterator[Prepared]:
+    """The same for each number of micro-batches that is asked for."""
+    status.update("building the model ...")
+    source = question.source()
+    asked = with_loss(request, source)
+
+    def starting(count: int) -> None:
+        status.update("tracing ..." if isinstance(question.counts, int) else f"tracing for {count} micro-batches ...")
+
+    for one in prepared_for(question.counts, source.model, source.meta_args, None, asked, starting):
+        status.update("solving ...")
+        yield one
 
 
 def mesh_shape(text: str) -> tuple[int, ...]:

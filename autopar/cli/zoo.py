@@ -10,12 +10,12 @@ import typer
 
 from autopar.cli.output import progress, say, say_json
 from autopar.cli.question import Question, Training, asks, cluster_of, prepared
-from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.errors import AutoparError, InputError, budget_bounds
 from autopar.planning import Request
 from autopar.plans import Plan
 from autopar.report.figures import summary
 from autopar.report.tables import show_seconds, table
-from autopar.sizes import show_bytes
+from autopar.sizes import show_bytes, show_bytes_up
 from autopar.zoo import ZOO
 
 Names = Annotated[
@@ -31,6 +31,7 @@ class Entry:
     name: str
     plan: Plan | None
     smallest_budget_bytes: int | None = None
+    budget_lower_bound_bytes: int | None = None
     note: str = ""
 
 
@@ -95,8 +96,7 @@ def _planned(training: Training, request: Request, names: Sequence[str]) -> Iter
             except InputError as error:  # of the question, then, or of one whose longest sequence is shorter
                 raise InputError(f"{name}: {error.message}", where=error.where) from error
             except AutoparError as error:  # nothing fits, or no graph: the others may still have a plan
-                smallest = error.smallest_budget_bytes if isinstance(error, InfeasibleError) else None
-                yield Entry(name, None, smallest, error.message)
+                yield Entry(name, None, note=error.message, **budget_bounds(error))
             else:
                 yield Entry(name, made)
 
@@ -104,7 +104,7 @@ def _planned(training: Training, request: Request, names: Sequence[str]) -> Iter
 def _row(entry: Entry) -> list[str]:
     count = f"{ZOO[entry.name].parameters:,}"
     if entry.plan is None:
-        needs = f"needs {show_bytes(entry.smallest_budget_bytes)}" if entry.smallest_budget_bytes else "no plan"
+        needs = f"needs {show_bytes_up(entry.smallest_budget_bytes)}" if entry.smallest_budget_bytes else "no plan"
         return [entry.name, count, "", "", "", "", needs, "", ""]
     p = entry.plan.predicted
     seconds = (p.step_seconds, p.compute_seconds, p.recompute_seconds, p.comm_seconds)
@@ -120,5 +120,9 @@ def _row(entry: Entry) -> list[str]:
 
 def _figures(entry: Entry) -> dict[str, object]:
     known = {"name": entry.name, "parameters": ZOO[entry.name].parameters}
-    made = {"smallest_budget_bytes": entry.smallest_budget_bytes, "note": entry.note}
+    made = {
+        "smallest_budget_bytes": entry.smallest_budget_bytes,
+        "budget_lower_bound_bytes": entry.budget_lower_bound_bytes,
+        "note": entry.note,
+    }
     return {**known, **made, **(summary(entry.plan) if entry.plan is not None else {})}

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from autopar.cost.bucket_size import BUCKET_BYTES
 from autopar.cost.cuts import in_storage
 from autopar.cost.found import Found
+from autopar.cost.weights import unread_bytes
 from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
@@ -50,18 +51,6 @@ _TRANSIENTS = {
 }
 
 
-def without_data(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters under all of their names, on the meta device.
-
-    What planning keeps refers to itself, and so goes only when Python next looks for cycles; until then it must not
-    hold the whole parameters that shards have replaced.
-    """
-    return {
-        name: parameter.detach().to("meta").requires_grad_(parameter.requires_grad)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
-
-
 @dataclass(frozen=True)
 class StepMemory:
     """Bytes per device of the parts of one step, from the graph and the layouts asked for.
@@ -69,7 +58,8 @@ class StepMemory:
     `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
     `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
     blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answers are the same without.
-    `bucket_bytes`: what a bucket of parameters has (`autopar.cost.bucket_size`).
+    `bucket_bytes`: what a bucket of parameters has (`autopar.cost.bucket_size`). `buffers`: the model's, by name.
+    `pinned`: how parameters are stored already.
     """
 
     graph: fx.Graph
@@ -82,11 +72,19 @@ class StepMemory:
     train: bool = True
     repeats: tuple[Repeat, ...] = ()
     bucket_bytes: int = BUCKET_BYTES
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    pinned: Mapping[str, Layout] = field(default_factory=dict)
 
     @property
     def allocator_bytes(self) -> int:
         """What the device's allocator counts beside tensors."""
         return _ALLOCATOR_BYTES.get(self.device_kind, 0)
+
+    @cached_property
+    def unread_bytes(self) -> int:
+        """Weights that the graph does not read: as they are stored, whole unless pinned; no gradient, no state."""
+        stored = self.precision.parameter
+        return unread_bytes(self.graph, self.parameters, self.buffers, stored, self.pinned, self.mesh_shape)
 
     @cached_property
     def lifetimes(self) -> Lifetimes:

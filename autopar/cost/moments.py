@@ -2,12 +2,13 @@
 
 A region is a repeated block, or what lies between two. Of all points at which its ops are at their fullest
 (`autopar.cost.lifetimes`), and one at which its bucket of gradients is reduced, the moment is the largest. There live:
-parameters and states; what the regions before keep for backward; what this one keeps up to the op; gradients of
-parameters that are used by this op or later, those of this region unreduced; the op's own tensors, with other
-activations' gradients; and parameters on their way (`autopar.cost.moving`). A recomputed block keeps its inputs, and
-has in its own backward everything that its replay saves. An inner segment keeps its inputs, and has what its replay
-saves while its own ops run backward; of that, what others read too counts until the block's end. With several
-micro-batches, those before the last leave gradients unreduced, which is never less than what they are reduced to.
+parameters and states, weights that nothing reads; what the regions before keep for backward; what this one keeps up to
+the op; gradients of parameters that are used by this op or later, those of this region unreduced; the op's own tensors,
+with other activations' gradients; and parameters on their way (`autopar.cost.moving`). A recomputed block keeps its
+inputs, and has in its own backward everything that its replay saves. An inner segment keeps its inputs, and has what
+its replay saves while its own ops run backward; of that, what others read too counts until the block's end. With
+several micro-batches, those before the last leave gradients unreduced, which is never less than what they are reduced
+to.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class _Walk:
             model = plan.model(i)
             self.moving.append(plan.moving_in(i) if model == i else self.moving[model])
             self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
-        self.always = Counter({"allocator": self.memory.allocator_bytes})
+        self.always = Counter({"allocator": self.memory.allocator_bytes, "unread weights": self.memory.unread_bytes})
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before

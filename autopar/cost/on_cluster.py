@@ -10,6 +10,7 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.cost.bucket_size import bucket_bytes
 from autopar.cost.memory import StepMemory
+from autopar.layout import Layout
 from autopar.precision import Precision
 
 
@@ -21,8 +22,14 @@ def memory_on(
     optimizer: str,
     micro_batches: int,
     train: bool = True,
+    buffers: Mapping[str, torch.Tensor] | None = None,
+    pinned: Mapping[str, Layout] | None = None,
 ) -> StepMemory:
-    """The `StepMemory` of a graph on a mesh, with buckets as large as its links want them."""
+    """The `StepMemory` of a graph on a mesh, with buckets as large as its links want them.
+
+    `buffers` are the model's by qualified name, of which those count that the graph does not read; `pinned`:
+    how parameters are stored already.
+    """
     shape, kind = cluster.shape, cluster.device.kind
     return StepMemory(
         graph,
@@ -34,4 +41,6 @@ def memory_on(
         kind,
         train,
         bucket_bytes=bucket_bytes(cluster),
+        buffers=buffers or {},
+        pinned=pinned or {},
     )

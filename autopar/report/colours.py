@@ -4,6 +4,7 @@ COLOURS = {
     "parameters": "#4e79a7",
     "master weights": "#86a8d0",
     "optimizer state": "#b07aa1",
+    "unread weights": "#8c8c5a",
     "inputs and outputs": "#9c9c9c",
     "gathered parameters": "#76b7b2",
     "activations": "#59a14f",

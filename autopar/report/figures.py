@@ -171,5 +171,6 @@ def alternative_figures(alternative: Alternative) -> dict[str, Any]:
         "peak_bytes": p.peak_bytes if p else None,
         "comm_bytes": alternative.comm_bytes if p else None,
         "smallest_budget_bytes": alternative.smallest_budget_bytes,
+        "budget_lower_bound_bytes": alternative.budget_lower_bound_bytes,
         "note": alternative.note,
     }

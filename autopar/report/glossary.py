@@ -13,6 +13,7 @@ MEMORY = {
     "parameters": "Bytes of this device's part of the parameters, as they are stored between steps.",
     "master weights": "Bytes of the copies in the optimizer's dtype, where parameters are stored in another.",
     "optimizer state": "Bytes that the optimizer keeps for each parameter (two numbers for AdamW).",
+    "unread weights": "Bytes of parameters and buffers that the call does not read: whole on every device.",
     "inputs and outputs": "Bytes of the batch, of buffers, and of outputs that the caller holds meanwhile.",
     "gathered parameters": "Bytes of parameters gathered from other devices, or cast, that live until their gradient.",
     "activations": "Bytes kept from forward for backward.",

@@ -31,7 +31,7 @@ from autopar.report.lanes import kinds, lanes
 from autopar.report.layers import labelled, layout_tree, parameter_tree, show_shape
 from autopar.report.tables import show_amount, show_seconds, show_share
 from autopar.report.timeline import curve, timeline
-from autopar.sizes import show_bytes
+from autopar.sizes import show_bytes, show_bytes_up
 
 _UNFOLDED_LINES = 80  # a tree of fewer lines is shown unfolded
 
@@ -88,7 +88,8 @@ def _environment() -> jinja2.Environment:
     made = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    made.filters.update(bytes=show_bytes, seconds=show_seconds, thousands="{:,}".format, definitions=_definitions)
+    made.filters.update(bytes=show_bytes, enough=show_bytes_up, seconds=show_seconds, thousands="{:,}".format)
+    made.filters.update(definitions=_definitions)
     made.globals.update(
         share=show_share, glossary=glossary, show_amount=show_amount, busy_parts=busy_parts, colours=COLOURS
     )
@@ -215,7 +216,8 @@ def why_not(plan: Plan) -> tuple[str, str, str]:
     if p is None:
         return question, "It has no plan", other.note
     if not other.fits:
-        needs = f" and needs {show_bytes(other.smallest_budget_bytes)} at least" if other.smallest_budget_bytes else ""
+        least = other.smallest_budget_bytes
+        needs = f" and needs {show_bytes_up(least)} at least" if least else ""
         more = (
             f"At its fastest it takes {show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device{needs}."
         )

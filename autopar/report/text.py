@@ -25,7 +25,7 @@ from autopar.report.tables import (
     table,
     wrap,
 )
-from autopar.sizes import show_bytes
+from autopar.sizes import show_bytes, show_bytes_up
 
 
 def explain(plan: Plan) -> str:
@@ -212,7 +212,7 @@ def tradeoff_table(plan: Plan) -> list[str]:
     own = plan.predicted.step_seconds
     rows = [
         [
-            show_bytes(p.budget_bytes),
+            show_bytes_up(p.budget_bytes),
             show_seconds(p.step_seconds),
             show_seconds(p.recompute_seconds),
             f"{p.step_seconds / own:.2f}x" if own else "",
@@ -228,7 +228,7 @@ def comparison_table(plan: Plan) -> list[str]:
     moved = sum(c.bytes * c.count for c in plan.collectives)
     entries = [("this plan", own, moved, "fits", "")]
     for a in plan.comparison:
-        needs = f"needs {show_bytes(a.smallest_budget_bytes)}" if a.smallest_budget_bytes else "no plan"
+        needs = f"needs {show_bytes_up(a.smallest_budget_bytes)}" if a.smallest_budget_bytes else "no plan"
         entries.append((a.name, a.predicted, a.comm_bytes, "fits" if a.fits else needs, a.note))  # type: ignore[arg-type]
     rows, notes = [], []
     for name, p, moved, fits, note in entries:

@@ -160,7 +160,8 @@ def _is_kept(module: nn.Module, names: tuple[str, ...]) -> bool:
     owner = module if len(names) == 1 else _value(module, names[:-1])
     if isinstance(owner, nn.Module) and (names[-1] in owner._parameters or names[-1] in owner._buffers):
         return False
-    return not _is_of_class(type(owner), names[-1])
+    kind: type = type(owner)
+    return not _is_of_class(kind, names[-1])
 
 
 @functools.cache

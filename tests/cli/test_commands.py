@@ -52,6 +52,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["explain", "old.json"], "plan version 0"),
         (["explain", "damaged.json"], "damaged plan"),
         (["explain", "list.json"], "plan version None"),
+        (["explain", "text.json"], "memory_budget_bytes holds '8GiB'"),
         (["explain", "picture.png"], "no plan can be read from picture.png"),
         (["explain", "report.html"], "is a report"),
         (["explain", "plan.json", "--colour"], "--colour"),
@@ -78,6 +79,9 @@ def plan_file(planned: str, folder: Path) -> str:
         (["compare", *with_option("--precision", "int8", ON_MESH)], "'int8' is unknown"),
         (["compare", *with_option("--out", "nowhere/plan.json", ON_MESH)], "no folder nowhere"),
         (["search", *OWN], "Missing option '--devices'"),
+        (["search", *OWN, "--devices", "2", "--micro-batches", "1;2"], "--micro-batches '1;2'"),
+        (["search", *OWN, "--devices", "2", "--micro-batches", "3,1"], "which does not divide the 4 rows"),
+        (["search", *OWN, "--devices", "2", "--constraint", "hsdp"], "hsdp"),
         (["search", *OWN, "--devices", "0"], "--devices"),
         (["search", *OWN, "--devices", "many"], "--devices"),
         (["search", *OWN, "--devices", "2", "--most-axes", "9"], "--most-axes"),
@@ -121,6 +125,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["simulate", "users_models:longer", *ON_MESH[1:], "--plan", "plan.json"], "for another graph"),
         (["simulate", *ON_MESH, "--trace", "nowhere/step.json"], "no folder nowhere"),
         (["simulate", *ON_MESH, "--picture", "."], "is a folder"),
+        (["simulate", *with_option("--micro-batches", "1,2", ON_MESH)], "this takes one number"),
         (["simulate", *with_option("--precision", "int8", ON_MESH)], "'int8' is unknown"),
         (["zoo", "gpt9"], "the zoo has no 'gpt9'"),
         (["zoo", "gpt2", "--mesh", "8"], "give --batch"),
@@ -141,6 +146,9 @@ def test_mistakes(
     (folder / "empty.json").write_text("")
     (folder / "list.json").write_text("[1, 2]")
     (folder / "old.json").write_text('{"version": 0}')
+    (folder / "text.json").write_text(
+        json.dumps({**json.loads(Path(plan_file).read_text()), "memory_budget_bytes": "8GiB"})
+    )
     (folder / "damaged.json").write_text('{"version": 1, "nodes": [{}]}')
     (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
     (folder / "report.html").write_text("<!doctype html>")
@@ -193,7 +201,8 @@ def test_check_answers_with_its_exit_code(plan_file: str, capsys: pytest.Capture
     captured = capsys.readouterr()
     assert captured.out.startswith("does not fit: ") and "smallest budget" in captured.out
     assert run("check", *ON_MESH, "--memory", "1KiB", "--json") == 3
-    assert json.loads(capsys.readouterr().out)["fits"] is False
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] is False and 0 < told["budget_lower_bound_bytes"] <= told["smallest_budget_bytes"]
     assert _json(capsys, "check", *ON_MESH)["fits"] is True
 
 
@@ -207,6 +216,25 @@ def test_report(plan_file: str, folder: Path, capsys: pytest.CaptureFixture[str]
 def test_check_knows_the_plan_of_a_model(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", *ON_MESH, "--plan", plan_file) == 0
     assert capsys.readouterr().out.startswith("fits: ")
+
+
+def test_a_plan_is_judged_by_the_memory_that_is_asked_for(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    peak = Plan.load(plan_file).predicted.peak_bytes
+    for memory, code in ((peak - 1, 3), (peak, 0)):
+        assert run("check", *ON_MESH, "--plan", plan_file, "--memory", f"{memory}B") == code
+        assert capsys.readouterr().out.startswith("does not fit: " if code else "fits: ")
+
+
+def test_several_numbers_of_micro_batches_are_to_choose_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    several = ["--micro-batches", "4,1,2"]
+    assert run("plan", *ON_MESH, *several, "--out", "p.json") == 0
+    chosen = Plan.load("p.json")
+    capsys.readouterr()
+    assert chosen.micro_batches in (1, 2, 4)
+    compared = _json(capsys, "compare", *ON_MESH, *several, "--against", "ddp")
+    assert compared["plan"]["step_seconds"] == chosen.predicted.step_seconds
+    assert _json(capsys, "search", *OWN, "--devices", "2", *several)[0]["step_seconds"] > 0
+    assert run("check", *ON_MESH, *several) == 0
 
 
 def test_profile_measures_every_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_figures_are_the_plans(plan: Plan) -> None:
     for moment in plan.predicted.moments:
         assert moment.name in text and show_bytes(moment.total_bytes) in text
     assert "transformer.h.{0,1,3}" in text
-    assert "needs 80.0 MiB" in text
+    assert "needs 80.00 MiB" in text
     assert "hsdp" in text and "two axes" in text
     assert "torch.foo has no rule" in text
 

@@ -126,7 +126,7 @@ def test_alternatives_stand_beside_the_plan(plan: Plan) -> None:
     rows = [" ".join(line.split()) for line in _section(compared.explain(), "Beside")]
     assert rows[1].startswith("this plan 250 ms 1.00x 200 ms")
     assert rows[1].endswith("43.0 MiB fits")
-    assert rows[2].startswith("ddp 500 ms 2.00x") and rows[2].endswith("1.0 GiB 43.0 MiB needs 80.0 MiB")
+    assert rows[2].startswith("ddp 500 ms 2.00x") and rows[2].endswith("1.0 GiB 43.0 MiB needs 80.00 MiB")
     assert rows[4] == "hsdp no plan"
     assert rows[5:] == [
         "fsdp: feasible: a plan 3.0 % faster may exist",

@@ -135,6 +135,21 @@ def test_a_curve_has_two_points() -> None:
         autopar.compare(model, inputs, _cluster(2), against=(), tradeoff=1)
 
 
+def test_what_cannot_be_compared_is_refused_before_anything_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> Plan:
+        raise AssertionError("it was planned")
+
+    monkeypatch.setattr("autopar.planning.Prepared.solve", never)
+    for options in ({"tradeoff": 1}, {"tradeoff": -2}, {"against": "zero9"}, {"against": [3]}):
+        with pytest.raises(InputError, match=r"2 or more|'zero9' is no preset|against is \[3\]"):
+            autopar.compare(*_problem(), _cluster(2), **options)  # type: ignore[arg-type]
+
+
+def test_one_name_to_compare_with_is_one() -> None:
+    made = autopar.compare(*_problem(), _cluster(2), against="fsdp")
+    assert [alternative.name for alternative in made.comparison] == ["fsdp"]
+
+
 def test_factorisations_multiply_to_the_devices() -> None:
     for devices in (1, 2, 12, 64):
         found = list(factorisations(devices, 3))
@@ -162,3 +177,25 @@ def test_a_search_in_which_nothing_fits_says_what_is_needed() -> None:
     (result,) = autopar.search(model, inputs, "cpu", 2, memory_budget="100KiB")
     assert result.plan is None and result.smallest_budget_bytes is not None
     assert result.smallest_budget_bytes > 100 * 1024
+
+
+@pytest.mark.parametrize("constraint", ["hsdp", "param:first.weight = S0,R"])
+def test_a_mesh_that_a_constraint_does_not_suit_is_noted(constraint: str) -> None:
+    found = {r.mesh_shape: r for r in autopar.search(*_problem(), "cpu", 4, constraints=constraint)}
+    assert found[2, 2].plan is not None
+    assert found[4,].plan is None and found[4,].note and found[4,].smallest_budget_bytes is None
+
+
+def test_what_no_mesh_can_be_asked_is_an_error() -> None:
+    with pytest.raises(InputError, match="matches nothing"):
+        autopar.search(*_problem(), "cpu", 4, constraints="param:nowhere = R")
+    with pytest.raises(InputError, match="hsdp"):
+        autopar.search(*_problem(), "cpu", 2, constraints="hsdp")
+
+
+def test_results_without_a_plan_have_both_bounds() -> None:
+    (result,) = autopar.search(*_problem(), "cpu", 2, memory_budget="100KiB")
+    made = autopar.compare(*_problem(), _cluster(2), against="ddp", memory_budget=result.smallest_budget_bytes)
+    for one in (result, *made.comparison):
+        assert one.smallest_budget_bytes is not None and one.budget_lower_bound_bytes is not None
+        assert 0 < one.budget_lower_bound_bytes <= one.smallest_budget_bytes

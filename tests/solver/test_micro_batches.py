@@ -53,3 +53,54 @@ def test_numbers_that_cannot_be() -> None:
         part(examples, 0)
     with pytest.raises(InputError, match="is empty"):
         autopar.plan(on_meta(Stack, 2), {"x": examples["x"]}, cluster(2), micro_batches=[])
+
+
+def test_a_comparison_is_made_at_the_number_that_is_chosen() -> None:
+    examples = {"x": torch.empty(ROWS, 16, device="meta")}
+    peaks = {count: made.predicted.peak_bytes for count, made in _plans(None).items()}
+    budget = (peaks[1] + peaks[4]) // 2
+    options = {"memory_budget": budget, "precision": "fp32"}
+    free = autopar.plan(on_meta(Stack, 2), examples, cluster(2), micro_batches=[1, 2, 4], **options)  # type: ignore[arg-type]
+    assert free.micro_batches > 1
+    compared = autopar.compare(
+        on_meta(Stack, 2),
+        examples,
+        cluster(2),
+        against="fsdp",
+        micro_batches=[1, 2, 4],
+        **options,  # type: ignore[arg-type]
+    )
+    assert (compared.micro_batches, compared.predicted) == (free.micro_batches, free.predicted)
+    assert compared.certificate.bound == free.certificate.bound
+    [fsdp] = compared.comparison
+    alone = autopar.compare(
+        on_meta(Stack, 2),
+        part(examples, free.micro_batches),
+        cluster(2),
+        against="fsdp",
+        micro_batches=free.micro_batches,
+        **options,  # type: ignore[arg-type]
+    )
+    assert fsdp == alone.comparison[0]
+
+
+def test_a_search_chooses_for_each_mesh() -> None:
+    examples = {"x": torch.empty(ROWS, 16, device="meta")}
+    found = autopar.search(on_meta(Stack, 2), examples, "cpu", 4, micro_batches=[1, 2], precision="fp32")
+    assert {result.mesh_shape for result in found} == {(4,), (2, 2)}
+    for result in found:
+        mesh = autopar.Cluster.preset("cpu", result.mesh_shape)
+        alone = autopar.plan(on_meta(Stack, 2), examples, mesh, micro_batches=[1, 2], precision="fp32")
+        assert result.plan is not None
+        assert (result.plan.micro_batches, result.plan.predicted) == (alone.micro_batches, alone.predicted)
+
+
+def test_where_none_fits_the_error_is_of_the_one_that_needs_least() -> None:
+    examples = {"x": torch.empty(ROWS, 16, device="meta")}
+    needs = []
+    for numbers in (1, 2, 4, [4, 2, 1]):
+        mine = part(examples, numbers) if isinstance(numbers, int) else examples
+        with pytest.raises(InfeasibleError) as refused:
+            autopar.plan(on_meta(Stack, 2), mine, cluster(2), micro_batches=numbers, memory_budget=1000)
+        needs.append(refused.value.smallest_budget_bytes)
+    assert needs[3] == min(needs[:3])

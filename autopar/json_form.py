@@ -1,0 +1,67 @@
+"""Dataclasses as JSON has them, and back: their annotations say what everything is."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from autopar.layout import Layout
+
+_NUMBERS = (int, float)
+
+
+def json_form(value: Any) -> Any:
+    """What `json.dumps` takes."""
+    if isinstance(value, Layout):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: json_form(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: json_form(item) for key, item in value.items()}
+    return [json_form(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def revived(kind: Any, value: Any, place: str = "") -> Any:
+    """A value of an annotation from its plain form; fields that a dataclass does not know are passed over.
+
+    Raises ValueError for what is of another kind, LayoutError for what is no layout, TypeError for missing fields.
+
+    >>> revived(tuple[int, ...], [1, 2]), str(revived(Layout, "S0,R"))
+    ((1, 2), 'S0,R')
+    """
+    origin, arguments = _parts(kind)
+    if kind is Any:
+        return value
+    if origin is types.UnionType:
+        [one] = (argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else revived(one, value, place)
+    if kind is Layout:
+        return Layout.parse(_checked(str, value, place))
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints, value = _hints(kind), _checked(dict, value, place)
+        return kind(**{name: revived(hint, value[name], name) for name, hint in hints.items() if name in value})
+    if origin is tuple:
+        return tuple(revived(arguments[0], item, place) for item in _checked(list, value, place))
+    if origin is Mapping:
+        return {key: revived(arguments[1], item, place) for key, item in _checked(dict, value, place).items()}
+    return _checked(kind, value, place)
+
+
+def _checked(kind: type, value: Any, place: str) -> Any:
+    if not isinstance(value, _NUMBERS if kind in _NUMBERS else kind) or (kind in _NUMBERS and isinstance(value, bool)):
+        raise ValueError(f"{place} holds {value!r:.60}, which is no {kind.__name__}")
+    return value
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}

@@ -1,0 +1,66 @@
+"""What is said where no plan fits the budget: the smallest one that has a plan, what fills it, what could help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from autopar.cost.memory import StepMemory
+from autopar.errors import InfeasibleError
+from autopar.graph import output_tensors
+from autopar.plans import Moment
+from autopar.sizes import show_bytes, show_bytes_down, show_bytes_up
+from autopar.solver.smallest import Smallest
+from autopar.solver.solution import Solution
+
+_OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
+
+
+def too_small(
+    budget: int, smallest: Smallest, solution: Solution, moment: Moment, memory: StepMemory, constraints: Sequence[str]
+) -> InfeasibleError:
+    """`solution` needs the smallest budget, at `moment`."""
+    largest = sorted(moment.parts.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest)
+    enough = math.ceil(smallest.budget_bytes * (1 + 1e-5)) + 64
+    bound = min(math.floor(smallest.bound_bytes), enough)
+    known = "the smallest budget that has one is"
+    if bound < 0.99 * smallest.budget_bytes:
+        known = f"none fits less than {show_bytes_down(bound)}, one fits"
+    asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
+    if asked == named:  # they differ by less than is shown
+        asked, named = f"{budget} B", f"{enough} B"
+    hints = list(_hints(budget, moment, solution, memory, constraints))
+    return InfeasibleError(
+        f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
+        + "".join(f"; {hint}" for hint in hints),
+        smallest_budget_bytes=enough,
+        budget_lower_bound_bytes=bound,
+    )
+
+
+def _hints(
+    budget: int, moment: Moment, solution: Solution, memory: StepMemory, constraints: Sequence[str]
+) -> Iterator[str]:
+    """Only what can help: nothing is promised of how much."""
+    fixed = memory.allocator_bytes + memory.unread_bytes
+    if fixed >= budget:
+        yield f"{show_bytes(fixed)} of this no plan saves: what the allocator takes, and weights that are not read"
+    of_rows = any(moment.parts.get(name) for name in _OF_ROWS)
+    ways = []
+    if of_rows or any(not parameter.storage.is_replicated for parameter in solution.parameters.values()):
+        ways.append("a larger mesh axis")
+    if memory.train and of_rows and _rows(memory) > 1:
+        ways.append("more micro-batches")
+    if moment.parts.get("optimizer state"):
+        ways.append("another optimizer")
+    if ways:
+        yield f"{' or '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))} may need less"
+    if constraints:
+        yield "without the constraints a smaller budget may do"
+
+
+def _rows(memory: StepMemory) -> int:
+    """Of the batch that the graph takes: as `autopar.micro_batches.part` would divide it."""
+    inputs = (t for node in memory.graph.nodes if node.op == "placeholder" for t in output_tensors(node))
+    return next((tensor.shape[0] for tensor in inputs if tensor.dim() and tensor.shape[0] > 1), 1)

@@ -1,0 +1,96 @@
+"""What the error says where no plan fits: budgets that can be taken at their word, and hints that can help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from toys import on_meta
+
+import autopar
+from autopar.errors import InfeasibleError
+from autopar.sizes import parse_bytes, show_bytes, show_bytes_down, show_bytes_up
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x))).square().mean()
+
+
+def refused(rows: int = 64, budget: int | str = 1000, ranks: int = 4, **options: object) -> InfeasibleError:
+    inputs, mesh = {"x": torch.empty(rows, 64, device="meta")}, autopar.Cluster.preset("cpu", (ranks,))
+    with pytest.raises(InfeasibleError) as error:
+        autopar.plan(on_meta(Wide), inputs, mesh, memory_budget=budget, **options)  # type: ignore[arg-type]
+    return error.value
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1025, 2**20 - 1, 2**20 + 1, 136357150, 3 * 2**30 // 100, 10**13 + 7])
+def test_amounts_are_shown_as_what_is_enough_and_what_is_not(count: int) -> None:
+    assert count <= parse_bytes(show_bytes_up(count)) <= count * 1.01 + 1
+    assert count * 0.99 - 1 <= parse_bytes(show_bytes_down(count)) <= count
+
+
+@pytest.mark.parametrize("rows", [64, 72, 520, 1000])
+def test_the_budget_in_the_text_has_a_plan(rows: int) -> None:
+    error = refused(rows)
+    [named] = re.findall(r"smallest budget that has one is ([0-9.]+ \w+)", error.message)
+    assert error.smallest_budget_bytes is not None
+    assert parse_bytes(named) >= error.smallest_budget_bytes
+    inputs = {"x": torch.empty(rows, 64, device="meta")}
+    made = autopar.plan(on_meta(Wide), inputs, autopar.Cluster.preset("cpu", (4,)), memory_budget=named)
+    assert made.predicted.peak_bytes <= parse_bytes(named)
+
+
+def test_a_budget_that_would_look_like_enough_is_shown_to_the_byte() -> None:
+    rows = 8192
+    least = refused(rows).smallest_budget_bytes
+    assert least is not None
+    asked = least - 1000
+    assert show_bytes(asked, digits=2) == show_bytes_up(least), "no such case: take other rows"
+    assert (
+        f"no plan fits {asked} B per device: the smallest budget that has one is {least} B"
+        in refused(rows, asked).message
+    )
+
+
+def test_the_proven_bound_is_carried_beside_the_budget_that_has_a_plan() -> None:
+    exact = refused()
+    assert exact.smallest_budget_bytes is not None and exact.budget_lower_bound_bytes is not None
+    assert exact.budget_lower_bound_bytes <= exact.smallest_budget_bytes <= exact.budget_lower_bound_bytes * 1.01 + 64
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "unsaid"),
+    [
+        ({}, ("a larger mesh axis", "more micro-batches", "another optimizer"), ("without the constraints",)),
+        ({"optimizer": "sgd"}, ("more micro-batches",), ("another optimizer",)),
+        ({"rows": 1}, ("another optimizer",), ("more micro-batches",)),
+        ({"constraints": "fsdp"}, ("without the constraints a smaller budget may do",), ()),
+        (
+            {"constraints": "ddp", "optimizer": "sgd", "rows": 4},
+            ("without the constraints",),
+            ("micro-batches may", "optimizer may"),
+        ),
+    ],
+    ids=str,
+)
+def test_hints_are_those_that_can_help(
+    options: dict[str, object], said: tuple[str, ...], unsaid: tuple[str, ...]
+) -> None:
+    message = refused(**options).message  # type: ignore[arg-type]
+    assert all(text in message for text in said) and not any(text in message for text in unsaid), message
+
+
+def test_what_no_plan_saves_is_named() -> None:
+    inputs, mesh = {"x": torch.empty(64, 64, device="meta")}, autopar.Cluster.preset("h100", (4,))
+    with pytest.raises(InfeasibleError, match=r"66\.0 MiB of this no plan saves"):
+        autopar.plan(on_meta(Wide), inputs, mesh, memory_budget="60MiB")
+    with pytest.raises(InfeasibleError) as error:
+        autopar.plan(on_meta(Wide), inputs, mesh, memory_budget="66.01MiB")
+    assert "no plan saves" not in error.value.message
