@@ -222,6 +222,9 @@ def tradeoff_table(plan: Plan) -> list[str]:
     return table(rows, ">>>>", head=["budget", "step", "recompute", "of this"]) if rows else []
 
 
+_LONGEST_NAME = 18  # beside all the figures of a scheme
+
+
 def comparison_table(plan: Plan) -> list[str]:
     """The plan and its alternatives; what does not fit stands with its fastest plan of any memory."""
     own = plan.predicted
@@ -231,9 +234,10 @@ def comparison_table(plan: Plan) -> list[str]:
         needs = f"needs {show_bytes_up(a.smallest_budget_bytes)}" if a.smallest_budget_bytes else "no plan"
         entries.append((a.name, a.predicted, a.comm_bytes, "fits" if a.fits else needs, a.note))  # type: ignore[arg-type]
     rows, notes = [], []
-    for name, p, moved, fits, note in entries:
-        if note:
-            notes += wrap(f"{name}: {note}", "  ", "    ")
+    for full, p, moved, fits, note in entries:
+        name = shorten(full, _LONGEST_NAME)
+        if note or name != full:
+            notes += wrap(f"{name}: {'; '.join(filter(None, [full if name != full else '', note]))}", "  ", "    ")
         if p is None:
             rows.append([name, "", "", "", "", "", "", "", fits])
             continue
