@@ -218,25 +218,6 @@ def test_check_knows_the_plan_of_a_model(plan_file: str, capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith("fits: ")
 
 
-def test_a_plan_is_judged_by_the_memory_that_is_asked_for(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    peak = Plan.load(plan_file).predicted.peak_bytes
-    for memory, code in ((peak - 1, 3), (peak, 0)):
-        assert run("check", *ON_MESH, "--plan", plan_file, "--memory", f"{memory}B") == code
-        assert capsys.readouterr().out.startswith("does not fit: " if code else "fits: ")
-
-
-def test_several_numbers_of_micro_batches_are_to_choose_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    several = ["--micro-batches", "4,1,2"]
-    assert run("plan", *ON_MESH, *several, "--out", "p.json") == 0
-    chosen = Plan.load("p.json")
-    capsys.readouterr()
-    assert chosen.micro_batches in (1, 2, 4)
-    compared = _json(capsys, "compare", *ON_MESH, *several, "--against", "ddp")
-    assert compared["plan"]["step_seconds"] == chosen.predicted.step_seconds
-    assert _json(capsys, "search", *OWN, "--devices", "2", *several)[0]["step_seconds"] > 0
-    assert run("check", *ON_MESH, *several) == 0
-
-
 def test_profile_measures_every_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--mesh", "1x2", "--axis-names", "dp,tp", "--seconds", "0.5", "-o", "here.json"]
     figures = _json(capsys, "profile", *words)

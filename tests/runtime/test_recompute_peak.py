@@ -51,6 +51,10 @@ class Turning(nn.Module):
 class Given(Turning):
     """The same with angles that are inputs."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        del self.cos, self.sin  # buffers that nothing reads would take memory beside the inputs
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         for block in self.blocks:
             x = block(x, cos, sin)
