@@ -160,6 +160,8 @@ def _role(name: str, options: Mapping[str, Any]) -> Role:
 
 def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restricted:
     """The strategies in which axes have their roles."""
+    if not scheme.roles:
+        return restricted
     batch = {axis: role for axis, role in scheme.roles.items() if role.kind == "batch"}
     tensor = {axis: role for axis, role in scheme.roles.items() if role.kind == "weights"}
     sharded = {axis: role for axis, role in batch.items() if role.storage == "sharded"}
