@@ -30,18 +30,21 @@ def restrict(
     Raises InputError for one that is malformed or matches nothing, InfeasibleError for one that leaves an op no
     strategy.
     """
-    texts = [text.strip() for text in constraints]
-    schemes = [text for text in texts if is_scheme(text)]
-    pins = [read_pin(text) for text in texts if not is_scheme(text)]
-    for text, pin in zip((text for text in texts if not is_scheme(text)), pins, strict=True):
-        if pin is None:
+    schemes, pins = [], []
+    for text in (text.strip() for text in constraints):
+        pin = read_pin(text)
+        if is_scheme(text):
+            schemes.append(text)
+        elif pin is not None:
+            pins.append(pin)
+        else:
             raise InputError(
                 f"constraint '{text}' is no preset ({', '.join(PRESETS)}), no role of an axis ('axis:NAME = role') and "
                 "no pin: write 'kind:pattern = layout', with != to forbid it and ~ to prefer it, and a kind of "
                 f"{', '.join(KINDS)}"
             )
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
-    for pin in sorted(filter(None, pins), key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
+    for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
         found = hold(found, memory, pin)
     return found
 
