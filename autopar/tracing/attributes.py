@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.collecting import collection_paused
+from autopar.collecting import all_are_old, collection_paused
 
 _DICTS = (dict, collections.OrderedDict)
 _FEW = 16  # elements of a buffer whose contents are known
@@ -109,7 +109,7 @@ class Attributes:
                         known = _number(tensor) if kind == "_buffers" else None
                         self._by_id[id(stand_in)] = Attribute(full, stand_in, tensor, known)
                     tensors[name] = stand_ins[id(tensor)]
-        gc.collect(1)  # what lives now is in the old generation; see _is_new
+        all_are_old()  # see _is_new
         try:
             with collection_paused():
                 yield
