@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autopar import probes
+from autopar.among_ranks import gathered, mean_over_ranks, together
 from autopar.cluster import Cluster
 from autopar.cost.fitting import Sample, fit_axis
 from autopar.errors import InputError
@@ -34,6 +35,7 @@ from autopar.runtime.leaving import leave_quietly
 Clock = Literal["wall", "cpu"]
 _SECONDS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _LEAST, _LEAST_IN_HASTE = 5, 2  # repeats
+_STRETCH = 4  # collectives among products that are timed together, at most
 _ENDS = 2  # sizes of a collective, without which its latency and rate cannot be told apart
 
 
@@ -88,7 +90,7 @@ class _Measuring:
     def _device(self) -> Device:
         """This process's device, measured while the other ranks measure theirs."""
         kind = self.kind
-        _together()
+        together()
         rates = {}
         for dtype in probes.DTYPES[kind]:
             rates[str(dtype).removeprefix("torch.")] = self._rate(self._product(dtype))
@@ -97,7 +99,7 @@ class _Measuring:
             self._rate(make(kind)) for make in (probes.attention, probes.pointwise, probes.launch, probes.update)
         )
         parameters = self._parameter_seconds(self.mesh) if self.stores and self.mesh is not None else 0.0
-        (memory,) = _mean_over_ranks([float(_memory_bytes(kind))])
+        (memory,) = mean_over_ranks([float(_memory_bytes(kind))])
         processors = probes.processors(kind)
         return Device(
             name=torch.cuda.get_device_name() if kind == "cuda" else "cpu",
@@ -124,7 +126,7 @@ class _Measuring:
         chosen, *larger = probes.products(self.kind, dtype)
         for probe in larger:
             chosen.run()
-            if 8 * 16 * max(_gathered(self._timed(chosen.run))) > self.share:
+            if 8 * 16 * max(gathered(self._timed(chosen.run))) > self.share:
                 break
             chosen = probe
         return chosen
@@ -147,16 +149,53 @@ class _Measuring:
                 continue
             self._tell(f"collectives of axis {name}")
             calls, between = probes.collectives(mesh.device_type, size, group), probes.between(mesh.device_type)
-            share = self.links / self.busy_axes / sum(map(len, calls))
+            share = self.links / self.busy_axes / len(calls)
             samples = []
             for number, alike in enumerate(calls):
                 if number >= _ENDS and self._is_late():
                     break
-                for kind, count, run in alike:
-                    taken = self._kept(f"{name}: {kind} of {count} bytes", self._together_timed(run, between, share))
-                    samples.append(Sample(kind, count, taken))
+                timed = self._within_work if self.kind == "cpu" else self._apart
+                times = timed([run for _, _, run in alike], between, share)
+                for (kind, count, _), taken in zip(alike, times, strict=True):
+                    samples.append(Sample(kind, count, self._kept(f"{name}: {kind} of {count} bytes", taken)))
             axes.append(fit_axis(name, size, samples))
         return tuple(axes)
+
+    def _within_work(
+        self, calls: Sequence[Callable[[], Any]], between: Callable[[], Any], seconds: float
+    ) -> list[list[float]]:
+        """What stretches of products take longer with a collective behind each pair of them, by collective.
+
+        On cores that gloo's threads share with the ranks' own, the products lose what the collectives take from caches
+        and cores, and ranks arrive when they do: small collectives take up to twice what they take alone.
+        """
+
+        def stretch(run: Callable[[], Any], length: int) -> float:
+            together()
+            begin = self.clock()
+            for _ in range(length):
+                between()
+                between()
+                run()
+            return (self.clock() - begin) / length
+
+        begin = time.perf_counter()
+        for run in calls:
+            stretch(run, 1)
+        once = max(gathered(time.perf_counter() - begin))
+        length = max(1, min(_STRETCH, int(0.4 / once)))
+        times: list[list[float]] = [[] for _ in calls]
+        for _ in range(self._repeats(length * once, seconds, 20)):
+            alone = stretch(lambda: None, length)
+            for taken, run in zip(times, calls, strict=True):
+                taken.append(max(stretch(run, length) - alone, 1e-7))
+        return times
+
+    def _apart(
+        self, calls: Sequence[Callable[[], Any]], between: Callable[[], Any], seconds: float
+    ) -> list[list[float]]:
+        """Times of collectives that a device runs beside no work, each by itself."""
+        return [self._together_timed(run, between, seconds / len(calls)) for run in calls]
 
     def _together_timed(self, run: Callable[[], Any], between: Callable[[], Any], seconds: float) -> list[float]:
         """Times of a collective; every rank makes as many calls as the slowest has time for.
@@ -178,17 +217,17 @@ class _Measuring:
         """How many calls of `once` seconds are made, on every rank: as many as fit, and a few at least."""
         self.due += seconds
         least = _LEAST_IN_HASTE if self._is_late() else _LEAST
-        return max(least, min(most, int(seconds / max(*_gathered(once), 1e-7))))
+        return max(least, min(most, int(seconds / max(*gathered(once), 1e-7))))
 
     def _is_late(self) -> bool:
         """Whether some rank is behind; the result is told that it was."""
-        late = any(_gathered(time.perf_counter() - self.begun > self.due))
+        late = any(gathered(time.perf_counter() - self.begun > self.due))
         self.hasty |= late
         return late
 
     def _meet(self, between: Callable[[], Any]) -> None:
         self._timed(between)
-        _together()
+        together()
 
     def _kept(self, name: str, values: Sequence[float]) -> float:
         """The mean, over ranks too; beside it the spread: half the distance of the quartiles over the median.
@@ -197,7 +236,7 @@ class _Measuring:
         """
         low, middle, high = statistics.quantiles(values, n=4)
         usual = sorted(values)[: max(1, len(values) - len(values) // 10)]
-        mean, spread = _mean_over_ranks([statistics.fmean(usual), (high - low) / (2 * middle)])
+        mean, spread = mean_over_ranks([statistics.fmean(usual), (high - low) / (2 * middle)])
         self.spreads[name] = spread
         return mean
 
@@ -226,25 +265,6 @@ def _memory_bytes(kind: str) -> int:
         total = min(total, int(text))
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     return total // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-
-
-def _together() -> None:
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def _gathered(value: Any) -> list[Any]:
-    """The value of every rank, in rank order."""
-    if not dist.is_initialized():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def _mean_over_ranks(values: Sequence[float]) -> list[float]:
-    """Each figure's mean, the same on every rank."""
-    return [statistics.fmean(column) for column in zip(*_gathered(list(values)), strict=True)]
 
 
 def measure_as_rank(
