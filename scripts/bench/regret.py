@@ -4,9 +4,10 @@
     torchrun --standalone --nproc-per-node 4 scripts/bench/regret.py --mesh 2 2
 
 The ranks measure themselves as `autopar profile` does; plans are made on the medians. Then all six plans of a model run
-steps (forward, backward, fused AdamW, zero_grad) in rounds, in another order each time. A step takes what its slowest
-rank took. CPU seconds are those of a rank, all its threads; wall-clock seconds stand beside them, but on cores that
-others use too they tell of the others. The plan is asked to be fastest in the seconds of `--clock`.
+steps (forward, backward, fused AdamW, zero_grad) in rounds, in another order each time, each of them made twice: of one
+plan, two models differ by where their tensors lie, and how far they lie apart tells how fine the measurement is. A step
+takes what its slowest rank took. CPU seconds are those of a rank, all its threads; wall-clock seconds stand beside them
+and, on cores that others use too, tell of the others. The plan is asked to be fastest in the seconds of `--clock`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from autopar.calibrate import measure_host
 from autopar.report.tables import table
 
 OWN = "own choice"
+TWICE = 2
 ONE_AXIS = [
     ("ddp", ("ddp",), False),
     ("fsdp", ("fsdp",), False),
@@ -68,18 +70,21 @@ def rows_of(model: str, cluster: Cluster, rounds: int, steps: int) -> list[list[
     pairs = [Pair(model, name, constraints, tight=tight) for name, constraints, tight in [*others, (OWN, (), False)]]
     trained = []
     for pair in pairs:
-        trained.append(Trained(pair, cluster))
-        trained[-1].step()
+        for _ in range(TWICE):
+            trained.append(Trained(pair, cluster))
+            trained[-1].step()
         told(f"{model}, {pair.plan}: made")
-    seconds = measured(trained, rounds, steps)
+    singly = measured(trained, rounds, steps)
+    alike = [singly[i : i + TWICE] for i in range(0, len(singly), TWICE)]
+    seconds = [(statistics.fmean(c for c, _ in twins), statistics.fmean(w for _, w in twins)) for twins in alike]
     best = min(seconds)[0], min(wall for _, wall in seconds)
     lines = []
-    for one, (cpu, wall) in zip(trained, seconds, strict=True):
+    for one, twins, (cpu, wall) in zip(trained[::TWICE], alike, seconds, strict=True):
         predicted = one.plan.predicted.step_seconds
         over = [f"{100 * (taken / least - 1):+.1f} %" for taken, least in zip((cpu, wall), best, strict=True)]
-        lines.append(
-            [model, one.pair.plan, f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", over[0], f"{1e3 * wall:.0f}", over[1]]
-        )
+        apart = f"{100 * (max(twins)[0] / min(twins)[0] - 1):.1f} %"
+        figures = f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", apart, over[0], f"{1e3 * wall:.0f}", over[1]
+        lines.append([model, one.pair.plan, *figures])
     return lines
 
 
@@ -100,10 +105,12 @@ def main() -> None:
         lines += rows_of(model, median_cluster(profiles), options.rounds, options.steps)
         told("\n".join("  ".join(line) for line in lines[-6:]))
     if dist.get_rank() == 0:
-        head = ["model", "plan", "predicted ms", "CPU ms", "over the best", "wall ms", "over the best"]
-        print(*table(lines, "<<>>>>>", head=head, indent=0), sep="\n")
-        regrets = [float(line[4].removesuffix(" %")) for line in lines if line[1] == OWN]
+        head = ["model", "plan", "predicted ms", "CPU ms", "twins apart", "over the best", "wall ms", "over the best"]
+        print(*table(lines, "<<>>>>>>", head=head, indent=0), sep="\n")
+        regrets = [float(line[5].removesuffix(" %")) for line in lines if line[1] == OWN]
+        apart = statistics.median(float(line[4].removesuffix(" %")) for line in lines)
         print(f"\nRegret of the own choice in CPU seconds: {', '.join(f'{r:.1f} %' for r in regrets)}.")
+        print(f"Two models of one plan lie {apart:.1f} % apart (median).")
     dist.destroy_process_group()
 
 
