@@ -168,7 +168,8 @@ class Program:
         was too short. `everything`: with all columns from the start; `close`: what a bound may miss, relatively."""
         if not is_highs(solver):
             return self._optimise(engine(solver, time_limit, 0.0), np.arange(len(self.names)), False, 0.0, bounds)
-        relaxation = Relaxation(self.matrix(), everything=everything, at_once=close is not None and close < math.inf)
+        at_once = close != math.inf and (close is not None or basis is None)
+        relaxation = Relaxation(self.matrix(), everything=everything, at_once=at_once)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
 
     def relax_again(

@@ -32,7 +32,7 @@ class Relaxation:
     """What HiGHS holds of a program, and its answer to the last question.
 
     `everything`: with all columns from the start; `at_once`: in a large program with more of them than are needed, so
-    that one round is mostly enough.
+    that one round is mostly enough (from the basis of fewer a round may take longer than from nothing).
     """
 
     def __init__(self, matrix: Matrix, *, everything: bool = False, at_once: bool = False) -> None:
@@ -42,8 +42,7 @@ class Relaxation:
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)
-        self._lacking = ~self.inside  # at the last answer
-        self._loose = 0.0  # what that may have proven too much
+        self._missed = 0.0  # what columns that it lacked could take off it, at most
         self._held = Held(self.matrix)
 
     def solve(
@@ -90,7 +89,7 @@ class Relaxation:
             elif not self._enter(_CLOSE if close is None else close):
                 return "optimal"
             elif cpu_seconds() - begun > entering:
-                self.objective += float(np.minimum(0.0, self.reduced[self._lacking]).sum()) - self._loose
+                self.objective += self._missed
                 return "optimal"
 
     @property
@@ -102,14 +101,15 @@ class Relaxation:
         """Read the answer, and let in what would improve it; False where nothing would."""
         self.objective, self.values, self.duals = self._held.answer()
         tolerance = _TOLERANCE * abs(self.objective)
-        self.reduced, flows, self._loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
-        self._lacking = ~self.inside
+        self.reduced, flows, loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
+        lacking = ~self.inside
         if not flows.any():
-            self.objective -= self._loose
+            self.objective -= loose
             return False
-        missed = float(self.matrix.least_by_use(np.where(self._lacking, self.reduced, 0.0)).sum()) - self._loose
-        others = self._lacking & (self.reduced < -tolerance)
+        missed = float(self.matrix.least_by_use(np.where(lacking, self.reduced, 0.0)).sum()) - loose
+        others = lacking & (self.reduced < -tolerance)
         others[self.matrix.flows[:, 0]] = False
+        self._missed = missed + float((self.reduced * self.matrix.upper)[others].sum())
         if -missed <= close * abs(self.objective) and not others.any():
             self.objective += missed
             return False
