@@ -16,7 +16,6 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
 _MOST_SECONDS = 0.5  # then what a thread holds counts: it is there
 _FUNCTIONAL = "_c10d_functional::"
 
@@ -73,5 +72,5 @@ class LiveStorages(TorchDispatchMode):
 
 def _holders(tensor: torch.Tensor) -> int:
     """How many hold a tensor or its storage: a collective under way does either."""
-    holders: int = tensor._use_count() + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return holders
+    of_tensor: int = tensor._use_count()  # type: ignore[attr-defined]
+    return of_tensor + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
