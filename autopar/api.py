@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
+from autopar.argument_checks import count_of
 from autopar.call_arguments import sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
@@ -144,6 +145,7 @@ def search(
     arguments and errors as in `plan`, but a mesh on which nothing fits, or that has too few axes for a constraint, is a
     result without a plan.
     """
+    count_of("most_axes", most_axes)
     request = request_of(Cluster.preset(preset, (devices,)), **options)
     ready = list(prepared_for(micro_batches, model, meta_args, concrete_args, request))
     return ranked(list(planned_meshes(ready, preset, list(factorisations(devices, most_axes)))))

@@ -15,7 +15,9 @@ def count_of(name: str, value: Any) -> int:
     4
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        several = " (plan, compare and search alone choose among several)" if isinstance(value, (list, tuple)) else ""
+        several = ""
+        if name == "micro_batches" and isinstance(value, (list, tuple)):
+            several = " (plan, compare and search alone choose among several)"
         raise InputError(f"{name} is {value!r}: it must be a whole number, 1 or more{several}")
     return value
 

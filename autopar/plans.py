@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import LayoutError, PlanMismatchError
+from autopar.errors import InputError, LayoutError, PlanMismatchError
 from autopar.json_form import json_form, revived
 from autopar.layout import Layout
 from autopar.shown import Shown
@@ -223,8 +223,15 @@ class Plan(Shown):
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan that `save` wrote; raises PlanMismatchError for another version or a damaged file."""
-        return Plan.from_json(Path(path).read_text(), source=str(path))
+        """Read a plan that `save` wrote; raises PlanMismatchError for another version or a damaged file, and InputError
+        for one that is missing or no text."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"no plan can be read from {path}: {error}; `Plan.save` and `autopar plan --out` write such files"
+            ) from error
+        return Plan.from_json(text, source=str(path))
 
     def to_json(self) -> str:
         return json.dumps(json_form(self), indent=1)

@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autopar.cost.moving import Moving
+from autopar.cost.on_the_way import READ, Phase, on_the_way
 from autopar.solver.problem import Problem
 from autopar.solver.replays import Expression
 from autopar.solver.stage_bytes import add
 
 Sum = Callable[[str, Expression, int | None], int | None]
+Case = Mapping[Phase, Sequence[int | None]]
 
 
 class OnTheWay:
-    """Buckets in the backward of each stage: what moves of the parameters that its ops `read`, and of those whose
-    gradients are `reduced` behind it, by the flows that they take."""
+    """Buckets in the backward of each stage: what moves of the parameters that its ops keep (`kept`), and of those
+    whose gradients are `reduced` behind it, by the flows that they take."""
 
     def __init__(
         self,
         problem: Problem,
-        read: Sequence[Sequence[tuple[Moving, int]]],
+        kept: Sequence[Sequence[tuple[Moving, int]]],
         reduced: Sequence[Sequence[tuple[Moving, int]]],
         total: Sum,
     ) -> None:
         self.grouping, self.stages = problem.grouping, problem.stages
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
         self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
-        self.reductions = [_expression(some, "reduction") for some in reduced]
-        kinds = (("gathered", read), ("begun", read), ("left_behind", reduced), ("others", reduced))
-        self.gathered, self.begun, self.left_behind, self.others = (
-            [total(kind, _expression(some, kind), None) for some in by_stage] for kind, by_stage in kinds
-        )
+        self._kept, self._reduced, self._total = kept, reduced, total
+        self._sums: dict[tuple[str, int], int | None] = {}
 
-    def last_block(self, stage: int) -> dict[bool, list[int | None]]:
-        """What is under way in the backward of a stage's last block, before and since it reads a gathered parameter."""
-        return self._of(self.first[stage] + self.stages[stage].count - 1)
+    def last_block(self, stage: int, *, divided: bool = True) -> Case:
+        """What is under way in each phase of the backward of a stage's last block. `divided`: where recompute may
+        divide buckets of several blocks; else they are reduced behind the first of their blocks alone."""
+        return self._of(self.first[stage] + self.stages[stage].count - 1, divided=divided)
 
-    def blocks(self, stage: int) -> list[dict[bool, list[int | None]]]:
-        """The same for all of its blocks but the last of several, each case once."""
+    def blocks(self, stage: int, *, divided: bool = True, but_first: bool = False) -> list[Case]:
+        """The same for all of its blocks but the last of several, each case once; `but_first`: what is reduced behind
+        the first one is left out."""
         first, count = self.first[stage], self.stages[stage].count
-        found: list[dict[bool, list[int | None]]] = []
+        found: list[Case] = []
         for region in range(first, first + max(1, count - 1)):
-            case = self._of(region)
+            case = self._of(region, divided=divided)
+            if but_first and region == first:
+                case = {phase: moved for phase, moved in case.items() if phase is not Phase.REDUCING}
             if case not in found:
                 found.append(case)
         return found
 
-    def _of(self, region: int) -> dict[bool, list[int | None]]:
-        """As in `autopar.cost.moments`."""
-        own = self.stage_of[region]
-        before, after = self.grouping.before(region), self.grouping.after(region)
-        always = [
-            self.others[own] if self.grouping.goes_on(region) else None,
-            self.left_behind[self.stage_of[after]] if after is not None else None,
-        ]
-        gathered = self.gathered[own]
-        arriving = self.gathered[self.stage_of[before]] if before is not None else None
-        further = self.grouping.before(before) if before is not None else None
-        begun = self.begun[self.stage_of[further]] if further is not None else None
-        return {
-            False: [*always, gathered if self.grouping.ahead(region) else None],
-            True: [*always, gathered, arriving, begun],
-        }
+    def lands(self, stage: int) -> bool:
+        """Whether the landing of a bucket may be a peak in any of a stage's blocks."""
+        first, count = self.first[stage], self.stages[stage].count
+        return any(Phase.LANDING in on_the_way(self.grouping, region) for region in range(first, first + count))
+
+    def _of(self, region: int, *, divided: bool) -> Case:
+        phases = on_the_way(self.grouping, region)
+        if not divided and not self.grouping.begins(region):
+            del phases[Phase.REDUCING]
+        return {phase: [self._sum(kind, self.stage_of[one]) for kind, one in terms] for phase, terms in phases.items()}
+
+    def _sum(self, kind: str, stage: int) -> int | None:
+        if (kind, stage) not in self._sums:
+            moved = (self._kept if kind in READ else self._reduced)[stage]
+            self._sums[kind, stage] = self._total(kind, _expression(moved, kind), None)
+        return self._sums[kind, stage]
 
 
 def _expression(moving: Sequence[tuple[Moving, int]], kind: str) -> Expression:

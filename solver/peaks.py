@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from autopar.cost.on_the_way import Phase
 from autopar.graph import COST, TensorRef, output_tensors, tensor_of
 from autopar.solver.model import Model
-from autopar.solver.on_the_way import OnTheWay
+from autopar.solver.on_the_way import Case, OnTheWay
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, counted
 from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
-Case = dict[bool, list[int | None]]
 RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None]
 
 
@@ -29,8 +29,8 @@ class Peaks:
         self,
         number: int,
         data: StageBytes,
-        fullest: Sequence[dict[bool, int | None]],
-        behind: Sequence[dict[bool, int | None]],
+        fullest: Sequence[Mapping[Phase, int | None]],
+        behind: Sequence[Mapping[Phase, int | None]],
         there: Sequence[int | None],
         before: int | None,
     ) -> None:
@@ -42,10 +42,11 @@ class Peaks:
             self._cases(name, [*there, before], fullest[0], blocks, data.inputs)
             return
         last = [self.way.last_block(number)]
-        kept = self._all_but_one(data, 0, before)
-        self._cases(f"{name}, last block", [*there, kept], behind[0], last, {})
+        kept, together = self._all_but_one(data, 0, before), [self.way.last_block(number, divided=False)]
+        self._cases(f"{name}, last block", [*there, kept], behind[0], together, {})
         if m > 2:
-            self._cases(f"{name}, next to last block", [*there, before], behind[0], blocks, self._next_to_last(data))
+            inner = self.way.blocks(number, divided=False, but_first=True)
+            self._cases(f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(data))
         gradients = {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
         counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
         limit = self._limit(stage) if stage.depth > 1 else 0.0
@@ -72,12 +73,13 @@ class Peaks:
         self,
         name: str,
         parts: Sequence[int | None],
-        fullest: dict[bool, int | None],
+        fullest: Mapping[Phase, int | None],
         cases: Sequence[Case],
         terms: Expression,
         right: float = 0.0,
     ) -> None:
-        rows = [[*parts, fullest[begun], *moved] for case in cases for begun, moved in case.items()]
+        both = [(phase, moved) for case in cases for phase, moved in case.items() if phase in fullest]
+        rows = [[*parts, fullest[phase], *moved] for phase, moved in both]
         self.rows(name, rows, terms, right)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
@@ -94,9 +96,9 @@ class Peaks:
     def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
         """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks behind the first r."""
         found = dict(gradients)
-        for flow, sizes in data.each_gradient if gradients else ():
+        for choices, sizes in data.each_gradient if gradients else ():
             by_size: dict[float, list[int]] = {}
-            for variable in flow.all.tolist():
+            for variable in choices.tolist():
                 by_size.setdefault(sizes.get(variable, 0.0), []).append(variable)
             groups = [np.array(some) for some in by_size.values()]
             variables = counted(self.program, groups, {r: 1.0, q: -1.0}, m - 1)

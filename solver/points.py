@@ -2,18 +2,21 @@
 
 For the points v of a stage's ops in order (`autopar.cost.lifetimes`), D(v) is what grows and shrinks from op to op:
 bytes kept as far as v, and gradients of parameters that v or a later op reads last, which wait for their bucket. W is
-at least D(v) and what lives at v for a moment, and at least all gradients of the stage with the buffers in which they
-are reduced. There are two W: of the points before backward comes to an op that reads a gathered parameter, and since.
+at least D(v) and what lives at v for a moment. There is a W for each phase (`autopar.cost.on_the_way`): of the points
+before backward comes to an op that reads a gathered parameter, of that op when the parameter lands, of the points
+since, and of all gradients of the stage with those of activations that its backward leaves to the stage before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from autopar.cost.lifetimes import Point
+from autopar.cost.on_the_way import Phase
 from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
@@ -21,8 +24,8 @@ from autopar.solver.replays import Expression, Flow, OwnLevel, largest
 from autopar.solver.stage_bytes import UNIT, StageBytes, add
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
-Fullest = list[dict[bool, int | None]]
-Pieces = dict[tuple[bool, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
+Fullest = list[dict[Phase, int | None]]
+Pieces = dict[tuple[Phase, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
 Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
 
 
@@ -47,9 +50,9 @@ class Points:
                 found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
         return found.values()
 
-    def fullest(self, number: int, reductions: Expression, bound: Largest) -> tuple[Fullest, Fullest]:
-        """W before and since backward came to an op that reads a gathered parameter, by level of recompute, in MiB; and
-        the same of blocks behind others, with what is `brought` to them.
+    def fullest(self, number: int, returned: Expression, bound: Largest, *, lands: bool) -> tuple[Fullest, Fullest]:
+        """W of each phase by level of recompute, in MiB; and the same of blocks behind others, with what is `brought`
+        to them. `returned`: what a block keeps that the caller holds; `lands`: whether the landing matters.
 
         Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
         the level that it is at.
@@ -62,39 +65,55 @@ class Points:
         pieces: Pieces = {}
         pieces_behind: Pieces = {}
         brought = dict(data.brought.get(-1, {}))
-        self._note(pieces.setdefault((True, None), []), start, reductions)
-        if brought:
-            self._note(pieces_behind.setdefault((True, None), []), _sum(start, brought), reductions)
         current = start
         piece, begin = self._piece(stage, -1), -1
         for member in stage.ops:
             node, offset = self.problem.ops[member].node, self.problem.ops[member].again.offset
             if offset >= 0 and self._piece(stage, offset) != piece:
                 piece, begin = self._piece(stage, offset), offset
-            begun = self.lifetimes.position[node] <= grouping.last_reader(grouping.region(node))
+            behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
             if change := data.block.get(member, {}):
                 current = self._chain(current, change)
             brought = _sum(brought, data.brought.get(member, {}))
-            rows = pieces.setdefault((begun, begin), [])
+            given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
-                alive = self._alive(member, point, kind)
-                self._note(rows, current, alive)
-                if brought and behind:
-                    self._note(pieces_behind.setdefault((begun, begin), []), _sum(current, brought), alive)
-            if member in self.waiting:
-                current = self._chain(current, {v: -c for v, c in self.waiting[member].items()})
+                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self._alive(member, point, kind))]
+                if lands and behind_reads == 0 and point.backward:
+                    alive_in.append((Phase.LANDING, _sum(self._passing(point), given)))
+                for phase, alive in alive_in:
+                    self._note(pieces.setdefault((phase, begin), []), current, alive)
+                    if brought and behind:
+                        self._note(pieces_behind.setdefault((phase, begin), []), _sum(current, brought), alive)
+            if given:
+                current = self._chain(current, given)
+        whole = [_sum(_sum(start, returned), passing) for passing in self._left_to_do(stage)]
+        for one in whole:  # of a block that is recomputed it counts what it keeps, since it does of the next one
+            self._note(pieces.setdefault((Phase.REDUCING, begin), []), _sum(current, one), {})
         most = {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
+        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
         if stage.count == 1 and stage.depth > 1:
-            found = [self._fullest_at(data, most, bound, OwnLevel(self.model, number), {})]
+            found = [self._fullest_at(data, most, bound, OwnLevel(self.model, number)) | {Phase.REDUCING: reducing}]
             return found, found
         levels = [partial(_of_level, level) for level in range(max(1, stage.depth))]
-        found = [self._fullest_at(data, most, bound, counting, {}) for counting in levels]
+        found = [self._fullest_at(data, most, bound, counting) for counting in levels]
+        found[0][Phase.REDUCING] = reducing
         most = {key: bound(f"fullest.{number}", some) for key, some in pieces_behind.items()}
         behind_others = [
-            self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
             for level, (counting, one) in enumerate(zip(levels, found, strict=True))
         ]
         return found, behind_others
+
+    def _left_to_do(self, stage: Stage) -> list[Expression]:
+        """Gradients of activations that live when the backward of a stage's first, second and last block is through."""
+        first = self.lifetimes.position[self.problem.ops[stage.ops[0]].node]
+        period = 0
+        if stage.repeat is not None:
+            period, first = stage.repeat.period, stage.repeat.start + stage.first * stage.repeat.period
+        blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
+        points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
+        found = [self._passing(point) if point is not None else {} for point in points]
+        return [one for i, one in enumerate(found) if one not in found[:i]]
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
         """Equal for ops between which no inner segment of any level begins or ends."""
@@ -105,21 +124,21 @@ class Points:
     def _fullest_at(
         self,
         data: StageBytes,
-        most: Mapping[tuple[bool, int | None], int | None],
+        most: Mapping[tuple[Phase, int | None], int | None],
         bound: Largest,
         counting: Counting,
-        least: Mapping[bool, int | None],
-    ) -> dict[bool, int | None]:
+        least: Mapping[Phase, int | None] = MappingProxyType({}),
+    ) -> dict[Phase, int | None]:
         """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
         freed, with what they and its own keep besides. `counting`: what counts of these, by level; `least`: of W."""
-        found: dict[bool, int | None] = {}
-        for whether in (False, True):
-            floor = least.get(whether)
+        found: dict[Phase, int | None] = {}
+        for phase in dict.fromkeys(phase for phase, _ in most):
+            floor = least.get(phase)
             rows: list[tuple[Expression, float, float]] = []
             if floor is not None:
                 rows.append(({floor: UNIT}, 0.0, float("inf")))
-            for (begun, begin), variable in most.items():
-                if variable is None or begun != whether:
+            for (its_phase, begin), variable in most.items():
+                if variable is None or its_phase is not phase:
                     continue
                 terms: Expression = {variable: UNIT}
                 for spans, sign, behind in ((data.freed, -1.0, 1), (data.besides, 1.0, 0)):
@@ -130,7 +149,7 @@ class Points:
                                     add(terms, part, sign * many * size)
                 rows.append((terms, 0.0, float("inf")))
             alone = len(rows) == 1 and len(rows[0][0]) == 1
-            found[whether] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
+            found[phase] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
         return found
 
     def _chain(self, before: Expression, change: Expression) -> Expression:
@@ -172,15 +191,22 @@ class Points:
         found: Expression = {}
         for variable, choice in zip(self.model.x[member], self.problem.ops[member].choices, strict=True):
             add(found, variable, self.lifetimes.own_bytes(point, choice.strategy))
-        for ref in point.passing:
-            source = self.problem.op_of[ref.node]
-            for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
-                add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
+        for variable, size in self._passing(point).items():
+            add(found, variable, size)
         for flows in self.into.get(member, ()):
             if flows[0].tensor.kind not in ("first", "next") or flows[0].tensor.kind == kind:
                 converted = self._converted(flows, backward=point.backward)
                 if converted is not None:
                     add(found, converted, UNIT)
+        return found
+
+    def _passing(self, point: Point) -> Expression:
+        """Other tensors' values or gradients, and in backward the gradients of the op's own."""
+        found: Expression = {}
+        for ref in point.passing:
+            source = self.problem.op_of[ref.node]
+            for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
+                add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
         return found
 
     def _converted(self, flows: Sequence[Flow], *, backward: bool) -> int | None:

@@ -11,7 +11,7 @@ from autopar.all_paths import KINDS, Paths, Sends, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
-from autopar.cost.moving import Way
+from autopar.cost.moving import RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.reshard import CollectiveKind
@@ -54,7 +54,7 @@ class PriceTable:
     sources: dict[Layout, int] = field(default_factory=dict)
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
-    _ways: tuple[Array, Array, Array, Array] | None = None
+    _ways: tuple[Array, ...] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
         """Say which prices will be asked for: those that are said before the first question are cheapest."""
@@ -106,19 +106,25 @@ class PriceTable:
         of = np.append(axes, -1)[:, None]
         return [np.where(of == axis, each, 0.0) for axis in range(len(self.cluster.axes))]
 
-    def _all_ways(self, paths: Paths) -> tuple[Array, Array, Array, Array]:
+    def _all_ways(self, paths: Paths) -> tuple[Array, ...]:
         """The fields of `Way` for each pair."""
-        several = np.array([axis.size > 1 for axis in self.cluster.axes])[paths.axis]
-        handed, reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=kind) for kind in (np.int64, bool, bool))
+        ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
+        several = ranks > 1
+        handed, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(2))
+        reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(2))
         handed[:-1] = np.where(several & (paths.forward.kind >= 0), paths.forward.elements, 0)
         reduces[:-1] = several & (paths.backward.kind >= 0)
         scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
+        for number, kind in enumerate(KINDS):
+            at = np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))
+            results[at] = RESULT[kind](paths.backward.elements[at], ranks[at])
         each = handed[paths.numbers]
-        first = np.take_along_axis(each, np.argmax(each > 0, axis=2)[:, :, None], axis=2)[:, :, 0]
+        first, last = _first(each, each > 0), _first(each[:, :, ::-1], each[:, :, ::-1] > 0)
         reducing, scattering = reduces[paths.numbers], scatters[paths.numbers]
-        runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing  # backward takes the steps in reverse
+        result = _first(results[paths.numbers][:, :, ::-1], reducing[:, :, ::-1])  # backward takes the steps in reverse
+        runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing
         later = (scattering & runs_before).any(axis=2)
-        return each.sum(axis=2) - first, reducing.any(axis=2), scattering.any(axis=2), later
+        return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int) -> Array:
         """Of each step: seconds that do not depend on its bytes, those that do, and whether there is a collective."""
@@ -138,3 +144,8 @@ class PriceTable:
             return collective_seconds(kind, size, axis), 0.0, 1.0
         fixed, per_byte = bucket_terms(kind, axis, self.grouping.full_bytes)
         return fixed, size * per_byte + copies_seconds(kind, size, axis, self.cluster.device), 1.0
+
+
+def _first(values: Array, where: Array) -> Array:
+    """Of values along the last axis the first one at which `where` holds; that of the first place without any."""
+    return np.take_along_axis(values, np.argmax(where, axis=2)[:, :, None], axis=2)[:, :, 0]

@@ -11,6 +11,9 @@ of at least level l keep; in the backward of one of them W_l is there at most::
     first block, of level l:  always + H(before)             + W_l + (m - 1) G   + gradients(after) + moving <= budget
     next to the last of all:  always + H(before) + H_0 - 2 F_0 + W_0 + G         + gradients(after) + moving <= budget
 
+There is a W for each phase of a backward, with what is `moving` in it (`autopar.cost.on_the_way`). Blocks that share
+their buckets reduce them behind the first of them; where recompute may divide these, behind any.
+
 What is moving behind the last block of all is less than behind others. Where all blocks are of level l, other cases of
 moving count in the row of its last block without as much as the one before it has less, D_l::
 
@@ -37,10 +40,12 @@ from autopar.cost.traffic import in_segment
 from autopar.solver.linear import arrays_of
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
+from autopar.solver.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.peaks import Peaks
 from autopar.solver.points import Points
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, replays
+from autopar.solver.returned import Returned
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
 
@@ -63,6 +68,7 @@ class Rows:
         for flow in model.flows:
             if flow.tensor.kind != "next":
                 self.flows.setdefault((flow.tensor.source, flow.use.op), []).append(flow)
+        self.returned: dict[int, Expression] = {}  # what a block keeps that the caller holds, by stage
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
         self._parameters()
         self._gradients()
@@ -74,24 +80,18 @@ class Rows:
     # -- always, and gradients ----------------------------------------------------------------------------------------
 
     def _parameters(self) -> None:
-        transients: list[tuple[Expression, float, float]] = []
         for number, op in enumerate(self.problem.ops):
             if not self.memory.is_parameter(op.node):
                 continue
-            count, own = self.model.count(op), []
+            count = self.model.count(op)
             for variable, choice in zip(self.model.x[number], op.choices, strict=True):
                 storage = choice.strategy.outputs[0]
                 add(self.always, variable, count * sum(self.memory.parameter_bytes(op.node, storage).values()))
                 add(self.optimizer, variable, count * self.memory.gradient_bytes(op.node, storage))
-                own.append(float(self.memory.optimizer_transient_bytes(op.node, storage)))
-            terms = {v: size for v, size in zip(self.model.x[number], own, strict=True) if size}
-            if self.memory.optimizer_at_once:
-                for variable, size in terms.items():
-                    add(self.optimizer, variable, count * size)
-            else:
-                transients.append((terms, min(own), max(own)))
-        largest = self._largest("optimizer", transients)
-        if largest is not None:
+        if self.memory.optimizer_at_once:
+            for variable, size in all_temporaries(self.model).items():
+                add(self.optimizer, variable, size)
+        elif (largest := self._largest("optimizer", each_temporaries(self.model))) is not None:
             add(self.optimizer, largest, UNIT)
 
     def _gradients(self) -> None:
@@ -115,7 +115,7 @@ class Rows:
                 else:
                     add(self.stages[stage].shared_gradients, variable, self.model.count(op) * later)
             if mine:
-                self.stages[stage].each_gradient.append((flows[0], mine))
+                self.stages[stage].each_gradient.append((flows[0].all, mine))
 
     def _moving(self, flows: Sequence[Flow]) -> list[tuple[Moving, int]]:
         """What moves for parameters, by the flows that they take."""
@@ -141,6 +141,16 @@ class Rows:
                 if op.node.op == "output":
                     for ref, wanted in zip(self.memory.inputs[op.node], choice.strategy.inputs, strict=True):
                         add(self.always, variable, self.memory.output_bytes(ref, wanted))
+            if op.node.op == "output":
+                returned = Returned.by(self.model, number)
+                for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
+                    for one, its in part.items():
+                        add(target, one, its)
+                for stage, (a_block, each) in returned.by_stage.items():
+                    self.returned[stage] = a_block
+                    for one, its in a_block.items():
+                        add(self.stages[stage].gradients, one, its)
+                    self.stages[stage].each_gradient += each
 
     # -- what is kept for backward ---------------------------------------------------------------------------------
 
@@ -212,10 +222,10 @@ class Rows:
         always = self._sum("always", self.always)
         left = self._sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)
-        read = [self._moving(self._parameters_of(stage)) for stage in self.problem.stages]
+        kept = [self._moving(self._parameters_of(stage, kept=True)) for stage in self.problem.stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         reduced = [self._moving(flows) for flows in by_stage]
-        way = OnTheWay(self.problem, read, reduced, self._sum)
+        way = OnTheWay(self.problem, kept, reduced, self._sum)
         peaks = Peaks(self.model, way, self._rows_of, self._sum)
         behind: list[int | None] = [None]  # gradients of stages after
         for data, stage in zip(reversed(self.stages), reversed(self.problem.stages), strict=True):
@@ -228,15 +238,19 @@ class Rows:
         for i, data in enumerate(self.stages):
             later = None if many else behind[i + 1]
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
-            fullest = points.fullest(i, way.reductions[i], self._largest)
+            fullest = points.fullest(i, self.returned.get(i, {}), self._largest, lands=way.lands(i))
             peaks.add(i, data, *fullest, [always, left, later], before)
             before = self._sum("held", data.held, before)
         self._rows_of("optimizer step", [[always]], self.optimizer)
 
-    def _parameters_of(self, stage: Stage, *, reduced: bool = False) -> list[Flow]:
-        """Flows of the parameters that a stage's ops read, or of those whose gradients are reduced behind it."""
+    def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
+        """Flows of the parameters that a stage's ops read: that they keep, or whose gradients are reduced behind it."""
         inside, grouping = set(stage.ops), self.problem.grouping
         flows = [flow for (_, reader), some in self.flows.items() if reader in inside for flow in some]
+        if kept:
+            flows = [
+                flow for flow in flows if flow.use.index in self.memory.saved(self.problem.ops[flow.use.op].node)[0]
+            ]
         if reduced:  # in the region that reads them first
             nodes = [(self.problem.ops[f.tensor.source].node, self.problem.ops[f.use.op].node, f) for f in flows]
             flows = [

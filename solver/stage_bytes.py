@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autopar.cost.levels import Span
-from autopar.solver.replays import Expression, Flow
+from autopar.solver.linear import Array
+from autopar.solver.replays import Expression
 
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
 
@@ -30,7 +31,7 @@ class StageBytes:
     inputs: Expression = field(default_factory=dict)
     first_inputs: Expression = field(default_factory=dict)
     gradients: Expression = field(default_factory=dict)
-    each_gradient: list[tuple[Flow, Expression]] = field(default_factory=list)
+    each_gradient: list[tuple[Array, Expression]] = field(default_factory=list)
     shared_gradients: Expression = field(default_factory=dict)
     freed: dict[Part, Expression] = field(default_factory=dict)
     besides: dict[Part, Expression] = field(default_factory=dict)

@@ -39,6 +39,14 @@ def test_several_micro_batches_where_one_is_run() -> None:
         request_of(autopar.Cluster.preset("cpu", (2,)), micro_batches=[1, 2])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("most_axes", [0, -1, 1.5, True, None, [1, 2]], ids=str)
+def test_axes_of_a_mesh_are_counted(most_axes: object) -> None:
+    inputs = {"input": torch.empty(4, 8)}
+    with pytest.raises(autopar.InputError, match="most_axes is ") as refused:
+        autopar.search(nn.Linear(8, 8), inputs, "cpu", 2, most_axes=most_axes)  # type: ignore[arg-type]
+    assert "choose among several" not in str(refused.value)
+
+
 def test_a_precision_is_of_floating_dtypes() -> None:
     with pytest.raises(autopar.InputError, match=r"torch\.int32 for compute"):
         Precision(compute=torch.int32)

@@ -58,6 +58,16 @@ def test_what_is_no_plan_is_refused(damage: object, message: str, plan: Plan, tm
     assert str(path) in str(refused.value)
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(autopar.InputError, match=r"no plan can be read from .*Plan\.save.*autopar plan") as refused:
+            Plan.load(path)
+        assert str(path) in str(refused.value)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(autopar.InputError, match="no plan can be read"):
+        Plan.load(tmp_path / "bytes")
+
+
 def test_an_interactive_session_shows_one_line(plan: Plan) -> None:
     assert repr(plan).startswith("<Plan: ") and len(repr(plan)) < 120
     assert "\n" not in repr(plan) and repr(plan) in repr([plan])

@@ -57,8 +57,6 @@ def write(text: str, path: Path, what: str) -> None:
 def load_plan(path: Path) -> Plan:
     try:
         return Plan.load(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"no plan can be read from {path}: {error}") from error
     except PlanMismatchError as error:
         if path.suffix in (".html", ".htm"):
             raise InputError(f"{path} is a report: name the plan that it was made of (JSON)") from error

@@ -65,10 +65,13 @@ class Grouping:
                 if len(read) == 1:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
-        for reader in {user for node in self._home if memory.is_trainable(node) for user in node.users}:
+        kept: list[set[fx.Node]] = [set() for _ in rows]
+        for reader in {user for node in self._home for user in node.users}:
             refs, region = memory.inputs[reader], self.region(reader)
-            if any(memory.is_trainable(refs[j].node) for j in memory.saved(reader)[0]):
+            saved = {refs[j].node for j in memory.saved(reader)[0] if memory.is_parameter(refs[j].node)}
+            if saved:
                 self._last_reader[region] = max(self._last_reader[region], self._position[reader])
+                kept[region] |= saved
         total = [sum(tensor_of(TensorRef(n, 0)).nbytes for n in filled.get(i, ())) or 1 for i in range(len(rows))]
         self.stretches: list[Stretch] = []
         self._stretch: list[int] = []  # of each region
@@ -86,6 +89,8 @@ class Grouping:
             self._share.append(together / stretch.buckets)
             for node in filled.get(i, ()):
                 self._parts[node] = tensor_of(TensorRef(node, 0)).nbytes / total[i] * stretch.count / blocks
+        sizes = [sum(tensor_of(TensorRef(node, 0)).nbytes for node in some) for some in kept]
+        self._read_bytes = [round(size * share) for size, share in zip(sizes, self._share, strict=True)]
 
     def region(self, node: fx.Node) -> int:
         """The number of the region that a node lies in."""
@@ -108,10 +113,17 @@ class Grouping:
         """The position of a region's last op that keeps a parameter for backward, -1 without one."""
         return self._last_reader[region]
 
-    def ahead(self, region: int) -> bool:
-        """Whether some bucket that is gathered again could come before this region's in backward, and call for it."""
-        after = self.after(region)
-        return after is not None and any(last >= 0 for last in self._last_reader[after:])
+    def reads(self, region: int) -> bool:
+        """Whether any of a region's ops keeps a parameter for backward."""
+        return self._last_reader[region] >= 0
+
+    def read_bytes(self, region: int) -> int:
+        """What is kept of a bucket of a region's, where nothing is cut."""
+        return self._read_bytes[region]
+
+    def begins(self, region: int) -> bool:
+        """Whether a region is the first of those whose parameters are in the same buckets: there they are reduced."""
+        return region == 0 or self._group[region - 1] != self._group[region]
 
     def goes_on(self, region: int) -> bool:
         """Whether the next region's parameters are in the same buckets."""

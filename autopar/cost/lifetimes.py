@@ -141,6 +141,15 @@ class Lifetimes:
                 return Point(point.node, point.backward, tuple(passing), point.made)
         return point
 
+    def left_to_do(self, position: int) -> Point | None:
+        """The point with which backward goes on when it is through with all ops from a position on, if any is left:
+        the gradients that live then are those that `passing` has."""
+        for node in reversed(self._all[:position]):
+            for point in self.points(node):
+                if point.backward:
+                    return point
+        return None
+
     def after_parameters(self, node: fx.Node) -> bool:
         """Whether an op stands behind all that read parameters: it makes the loss of what the model computes."""
         return self.position[node] > self._last_reader

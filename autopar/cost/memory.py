@@ -42,13 +42,6 @@ OPTIMIZERS = tuple(_STATES)
 # What torch's allocator hands out beyond the tensors: on CUDA, the workspaces of cuBLAS (32 MiB on Hopper, for each of
 # forward's and backward's threads) and the rounding of every tensor to 512 bytes. An estimate, not measured.
 _ALLOCATOR_BYTES = {"cuda": 66 << 20}
-# Temporaries of torch.optim's step by the parameter's size, over one parameter or over all at once (foreach): Adam's
-# denominator is a root and what it is divided by, at once only the former; Adafactor's update is one tensor.
-_TRANSIENTS = {
-    **dict.fromkeys([("adamw", False), ("adam", False)], 2),
-    **dict.fromkeys([("adamw", True), ("adam", True), ("adafactor", False), ("adafactor", True)], 1),
-    **dict.fromkeys([(name, at_once) for name in ("sgd", "sgd-momentum") for at_once in (False, True)], 0),
-}
 
 
 @dataclass(frozen=True)
@@ -172,10 +165,6 @@ class StepMemory:
             return 0
         return 2 * sum(self.parameter_bytes(node, storage).values()) + self.gradient_bytes(node, storage)
 
-    def optimizer_transient_bytes(self, node: fx.Node, storage: Layout) -> int:
-        """Temporaries of the optimizer's step over one parameter; see `optimizer_at_once`."""
-        return _TRANSIENTS[self.optimizer, self.optimizer_at_once] * self.gradient_bytes(node, storage)
-
     @property
     def optimizer_at_once(self) -> bool:
         """Whether torch's optimizers step over all parameters at once, as on CUDA, or over one after another."""
@@ -283,12 +272,13 @@ class StepMemory:
     def _local_bytes(self) -> dict[tuple[TensorRef, Layout], int]:
         return {}
 
-    def output_bytes(self, ref: TensorRef, layout: Layout) -> int:
-        """An output of the graph that nobody keeps for backward: the caller holds it meanwhile."""
+    def output_bytes(self, ref: TensorRef, layout: Layout, *, kept: bool = False) -> int:
+        """An output of the graph that nobody keeps for backward: the caller holds it meanwhile. Or one that is `kept`:
+        it is among the activations first, and the caller still holds it when the optimizer steps."""
         root = self.roots[ref]
         fold = next((fold for fold in self.folds if fold.is_middle(root.node)), None)
         stands = TensorRef(fold.model_of(root.node), root.index) if fold else root
-        if stands in self.saved_roots or root.node.op in ("placeholder", "get_attr"):
+        if (stands in self.saved_roots) != kept or root.node.op in ("placeholder", "get_attr"):
             return 0
         return self.copy_bytes(self.copy(ref, layout))
 

@@ -1,26 +1,31 @@
 """What lives on one device at the moments of a step: one for every region of the graph, and the optimizer's step.
 
 A region is a repeated block, or what lies between two. Of all points at which its ops are at their fullest
-(`autopar.cost.lifetimes`), and one at which its bucket of gradients is reduced, the moment is the largest. There live:
-parameters and states, weights that nothing reads; what the regions before keep for backward; what this one keeps up to
-the op; gradients of parameters that are used by this op or later, those of this region unreduced; the op's own tensors,
-with other activations' gradients; and parameters on their way (`autopar.cost.moving`). A recomputed block keeps its
-inputs, and has in its own backward everything that its replay saves. An inner segment keeps its inputs, and has what
-its replay saves while its own ops run backward; of that, what others read too counts until the block's end. With
-several micro-batches, those before the last leave gradients unreduced, which is never less than what they are reduced
-to.
+(`autopar.cost.lifetimes`), and two more, at which its bucket of parameters lands and that of its gradients is reduced,
+the moment is the largest. There live: parameters and states, weights that nothing reads; what the regions before keep
+for backward; what this one keeps up to the op; of what those behind have kept, what the caller holds of the call's
+outputs; gradients of parameters that are used by this op or later, those of this region unreduced; the op's own
+tensors, with other activations' gradients; and parameters on their way (`autopar.cost.on_the_way`). A recomputed block
+keeps its inputs, and has in its own backward everything that its replay saves. An inner segment keeps its inputs, and
+has what its replay saves while its own ops run backward; of that, what others read too counts until the block's end.
+With several micro-batches, those before the last leave gradients unreduced, which is never less than what they are
+reduced to.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 
 from torch import fx
 
 from autopar.cost.memory import Copy
 from autopar.cost.moving import Moving
 from autopar.cost.naming import stretch_name
+from autopar.cost.on_the_way import READ, Phase, on_the_way
+from autopar.cost.optimizer_step import successive, temporaries
 from autopar.cost.planned_bytes import ParameterCopy, PlannedBytes
 from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef
@@ -60,19 +65,22 @@ class _Walk:
     def __init__(self, plan: PlannedBytes) -> None:
         self.plan, self.memory, self.grouping = plan, plan.memory, plan.grouping
         self.lifetimes = plan.memory.lifetimes
-        self.moving: list[dict[tuple[TensorRef, Layout], Moving]] = []
+        self.read: list[list[Moving]] = []
         self.reduced: list[list[Moving]] = []
         for i in range(len(plan.rows)):
             model = plan.model(i)
-            self.moving.append(plan.moving_in(i) if model == i else self.moving[model])
+            self.read.append(plan.kept_in(i) if model == i else self.read[model])
             self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
         self.always = Counter({"allocator": self.memory.allocator_bytes, "unread weights": self.memory.unread_bytes})
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
+        self.returned = [0] * len(plan.rows)  # what a region keeps that the caller holds until the next step
         self._count_parameters()
         self._count_inputs_and_outputs()
         self._alike: dict[tuple[object, ...], tuple[int, frozenset[Copy]]] = {}  # a region of each form, what it reads
+        self._moved: dict[int, dict[Phase, int]] = {}
+        self._sums: dict[tuple[str, int], int] = {}
         self._told: dict[tuple[object, ...], tuple[int, _Peak, _Kept]] = {}
 
     def run(self) -> tuple[Moment, ...]:
@@ -82,6 +90,7 @@ class _Walk:
         for i, row in enumerate(self.plan.rows):
             live = self.always + held + self.accumulated
             live["gradients"] += sum(self.later[i + 1 :]) if self.memory.micro_batches == 1 else 0
+            live["inputs and outputs"] += sum(self.returned[i + 1 :])
             inputs = self.plan.segment_inputs(i)
             self._add(live, inputs, kept)
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
@@ -100,8 +109,7 @@ class _Walk:
         form = self.plan.form(i)
         if form is None:
             return self._fullest(i, kept | inputs), self._keeps(i, inputs, kept)
-        moved, reduction = self._on_the_way(i), sum(one.reduction for one in self.reduced[i])
-        form = (form, moved[False], moved[True], reduction)
+        form = (form, self.returned[i], *self._on_the_way(i).items())
         if form not in self._alike:
             self._alike[form] = i, frozenset(self.plan.foreign(i) | inputs)
         other, foreign = self._alike[form]
@@ -135,8 +143,7 @@ class _Walk:
         again, kept = "replayed block" if i in self.plan.recomputed else "", set(kept)
         grows = Counter({"gradients": sum(self.waiting.get(node, 0) for node in self.plan.members[i])})
         moved = self._on_the_way(i)
-        buffers = moved[True] + sum(one.reduction for one in self.reduced[i])
-        most, best = grows.total() + buffers, _Peak(grows.copy(), (("communication buffers", buffers),))
+        most, best = self._reducing(i, grows)
         there: set[ParameterCopy] = set()
         segment: Segment | None = None
         for node in self.plan.members[i]:
@@ -157,14 +164,13 @@ class _Walk:
             for key, size in self.plan.kept_parameters(node).items():
                 grows["gathered parameters"] += size if key not in there else 0
                 there.add(key)
-            begun = self.lifetimes.position[node] <= self.grouping.last_reader(i)
-            for point in self.lifetimes.points(node):
-                size = self.plan.workspace(point)
-                total = grows.total() + moved[begun] + size
+            for phase, size in self._at(node, i, moved):
+                given = self.waiting.get(node, 0) if phase is Phase.LANDING else 0  # the op is yet to give its own
+                total = grows.total() - given + moved[phase] + size
                 if total > most:
                     own = "logits and loss" if self.lifetimes.after_parameters(node) else "workspace"
-                    most, passing = total, (("communication buffers", moved[begun]), (own, size))
-                    best = _Peak(grows.copy(), passing)
+                    most, passing = total, (("communication buffers", moved[phase]), (own, size))
+                    best = _Peak(grows - Counter({"gradients": given}), passing)
             grows["gradients"] -= self.waiting.get(node, 0)
         return best
 
@@ -190,20 +196,35 @@ class _Walk:
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
 
-    def _on_the_way(self, i: int) -> dict[bool, int]:
-        """Buckets in the backward of a region, before and since it came to an op that reads a gathered parameter.
+    def _reducing(self, i: int, gradients: Counter[str]) -> tuple[int, _Peak]:
+        """A region's gradients when all of them are there, and its bucket."""
+        buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(self.plan.rows[i].first)
+        size = self.plan.passing_bytes(behind) if behind is not None and self.memory.train else 0
+        passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", self.returned[i]))
+        return gradients.total() + sum(n for _, n in passing), _Peak(gradients.copy(), passing)
 
-        Since then: its own bucket, the one that arrives, what has begun of the one behind that, and what the reduction
-        before left behind.
-        """
-        before, after = self.grouping.before(i), self.grouping.after(i)
-        own = sum(one.gathered for one in self.moving[i].values())
-        found = sum(one.left_behind for one in self.reduced[after]) if after is not None else 0
-        found += sum(one.others for one in self.reduced[i]) if self.grouping.goes_on(i) else 0
-        arriving = sum(one.gathered for one in self.moving[before].values()) if before is not None else 0
-        further = self.grouping.before(before) if before is not None else None
-        begun = sum(one.begun for one in self.moving[further].values()) if further is not None else 0
-        return {False: found + (own if self.grouping.ahead(i) else 0), True: found + own + arriving + begun}
+    def _at(self, node: fx.Node, i: int, moved: Mapping[Phase, int]) -> Iterator[tuple[Phase, int]]:
+        """The points of an op of a region: in which phase, and what lives for a short while."""
+        behind = self.grouping.last_reader(i) - self.lifetimes.position[node]
+        for point in self.lifetimes.points(node):
+            if behind == 0 and point.backward and Phase.LANDING in moved:
+                yield Phase.LANDING, self.plan.passing_bytes(point)
+            yield Phase.SINCE if behind >= 0 else Phase.BEFORE, self.plan.workspace(point)
+
+    def _on_the_way(self, i: int) -> dict[Phase, int]:
+        """Buckets in the backward of a region (`autopar.cost.on_the_way`)."""
+        if i not in self._moved:
+            phases = on_the_way(self.grouping, i)
+            if not self.plan.reduces(i):
+                del phases[Phase.REDUCING]
+            self._moved[i] = {phase: sum(starmap(self._bytes, terms)) for phase, terms in phases.items()}
+        return self._moved[i]
+
+    def _bytes(self, kind: str, i: int) -> int:
+        if (kind, i) not in self._sums:
+            moved = self.read[i] if kind in READ else self.reduced[i]
+            self._sums[kind, i] = sum(getattr(one, kind) for one in moved)
+        return self._sums[kind, i]
 
     def _count_parameters(self) -> None:
         for node, storage, count in self.plan.distinct_parameters:
@@ -233,6 +254,7 @@ class _Walk:
             for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
                 if node.op == "output":
                     self.always["inputs and outputs"] += memory.output_bytes(ref, wanted)
+                    self.returned[self.plan.region_of[ref.node]] += memory.output_bytes(ref, wanted, kept=True)
                 if memory.micro_batches > 1 and memory.is_trainable(ref.node):
                     one = self.plan.moved(ref, wanted)
                     unreduced[ref, wanted, self._scope(node)] = one.accumulated if one.reduction else 0
@@ -244,12 +266,22 @@ class _Walk:
 
     def _optimizer_step(self) -> Moment:
         memory, parameters = self.memory, self.plan.distinct_parameters
-        sizes = [(memory.optimizer_transient_bytes(node, storage), count) for node, storage, count in parameters]
         live = self.always.copy()
         live["gradients"] += sum(count * memory.gradient_bytes(node, storage) for node, storage, count in parameters)
-        together = sum(size * count for size, count in sizes)
-        live["optimizer transients"] += together if memory.optimizer_at_once else max(sizes, default=(0, 0))[0]
+        live["optimizer transients"] += self._temporaries()
+        live["inputs and outputs"] += sum(self.returned)
         return Moment("optimizer step", _parts(live))
+
+    def _temporaries(self) -> int:
+        each, parameters = temporaries(self.memory), self.plan.distinct_parameters
+        size = {node: self.memory.gradient_bytes(node, storage) for node, storage, _ in parameters}
+        if self.memory.optimizer_at_once:
+            return sum(each.at_once * size[node] * count for node, _, count in parameters)
+        found = 0
+        for before, node in successive(self.memory):
+            left = each.left * size[self.plan.stands_for(before)] if before is not None else 0
+            found = max(found, left + each.own * size[self.plan.stands_for(node)])
+        return found
 
 
 def _parts(live: Counter[str]) -> dict[str, int]:

@@ -3,13 +3,15 @@
 Of a parameter, as one use in backward wants it (`autopar.cost.buckets`: b bytes of its bucket):
 
 =============  ==================================================================================================
-gathered       b for a parameter that is gathered again, while the ops of its region run backward; and b of the
-               bucket before, which arrives meanwhile
-begun          where that takes several collectives: what all but the last leave of the bucket before that one
+gathered       b for a parameter that is gathered again, while the ops of its region run backward
+arriving       b of a bucket behind that one, which arrives meanwhile, and what its last collective was handed
+landing        2 b once it has arrived: what came, in the order of the ranks, and the parameters that are made of it
+begun          where that takes several collectives: what all but the last leave of the next bucket behind
 waiting        its own gradient, as the op gives it, until those of its bucket are there
-reduction      b more, once they are: the buffer that is handed in
+reduction      once they are: b more, the buffer that is handed in, and the result where it is another tensor; and half
+               of b, where collectives behind the first hand in what is not their result: so much they may hold
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
-               half of b, where collectives behind the first hand in what is not their result: so much they may hold
+               half of b, as above
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
 accumulated    what micro-batches before leave: unreduced where it moves
 =============  ==================================================================================================
@@ -17,8 +19,9 @@ accumulated    what micro-batches before leave: unreduced where it moves
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
@@ -26,6 +29,16 @@ from autopar.cost.reductions import HELD
 from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
+from autopar.reshard import CollectiveKind
+
+RESULT: dict[CollectiveKind, Callable[[Any, Any], Any]] = {
+    "all_reduce": lambda handed, ranks: 0,  # in place
+    "all_gather": lambda handed, ranks: handed * ranks,
+    "reduce_scatter": lambda handed, ranks: handed // ranks,
+    "all_to_all": lambda handed, ranks: handed,
+}
+"""Elements of a collective's result, where it is another tensor than what was handed in, by the elements of that and
+the number of ranks: of numbers, or of arrays of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,8 @@ class Moving:
     regions in its bucket take beyond what they take once reduced."""
 
     gathered: int = 0
+    arriving: int = 0
+    landing: int = 0
     begun: int = 0
     waiting: int = 0
     reduction: int = 0
@@ -46,12 +61,15 @@ class Moving:
 class Way(NamedTuple):
     """Of the collectives that turn a parameter from its storage into what an op wants, and its gradient back.
 
-    `further`: elements that all forward ones but the first hand in; `reduces`: whether any run backward, over axes of
-    several devices; `scatters`: whether any of these is no all-reduce; `scatters_later`: any behind the first.
+    `further`: elements that all forward ones but the first hand in; `last`: that the last one does; `reduces`: whether
+    any run backward, over axes of several devices; `result`: elements of what the first of these gives, where it is not
+    what was handed in; `scatters`: whether any is no all-reduce; `scatters_later`: any behind the first.
     """
 
     further: int
+    last: int
     reduces: bool
+    result: int
     scatters: bool
     scatters_later: bool
 
@@ -79,37 +97,45 @@ def moving(
 
 
 def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
-    gathers, moves = conversion_moves(ref, storage, wanted, memory.mesh_shape, needs_grad=needs_grad(memory, ref))
-    kinds = [move.kind for move in moves if memory.mesh_shape[move.axis] > 1]
-    further = sum(move.elements for move in gathers[1:])
-    scatters = [kind != "all_reduce" for kind in kinds]
-    return Way(further, bool(kinds), any(scatters), any(scatters[1:]))
+    mesh = memory.mesh_shape
+    both = conversion_moves(ref, storage, wanted, mesh, needs_grad=needs_grad(memory, ref))
+    gathers, moves = ([move for move in some if mesh[move.axis] > 1] for some in both)
+    handed = [move.elements for move in gathers] or [0]
+    result = RESULT[moves[0].kind](moves[0].elements, mesh[moves[0].axis]) if moves else 0
+    scatters = [move.kind != "all_reduce" for move in moves]
+    return Way(sum(handed[1:]), handed[-1], bool(moves), result, any(scatters), any(scatters[1:]))
 
 
 def _moving(
     memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, way: Way, *, regather: bool
 ) -> Moving:
     own = tensor_of(ref).dtype.itemsize
-    gathered = begun = 0
+    gathered = arriving = landing = begun = 0
     whole = memory.local_bytes(ref, wanted)
     if regather and memory.read_bytes(ref.node, storage, wanted):
         gathered = grouping.bucket_bytes(ref, wanted, own)
         begun = gathered * way.further * own // max(1, whole)
+        arriving = gathered + gathered * way.last * own // max(1, whole)
+        landing = 2 * gathered if way.last else gathered
     if not memory.is_trainable(ref.node):
-        return Moving(gathered, begun)
+        return Moving(gathered, arriving, landing, begun)
     if not way.reduces:
         stored = memory.gradient_bytes(ref.node, storage)
-        return Moving(gathered, begun, max(whole, stored), reduced=stored, accumulated=stored)
+        waiting = max(whole, stored)
+        return Moving(gathered, arriving, landing, begun, waiting, reduced=stored, accumulated=stored)
     travels = reduction_dtype(memory, ref).itemsize
     elements = memory.local_bytes(ref, storage) // own
     bucket = grouping.bucket_bytes(ref, wanted, travels)
     others = max(0, grouping.bucket_bytes(ref, wanted, own) - whole)
+    held = bucket // HELD if way.scatters_later else 0
     return Moving(
         gathered=gathered,
+        arriving=arriving,
+        landing=landing,
         begun=begun,
         waiting=whole,
-        reduction=bucket,
-        left_behind=(bucket if way.scatters else 0) + (bucket // HELD if way.scatters_later else 0),
+        reduction=bucket + bucket * way.result * own // max(1, whole) + held,
+        left_behind=(bucket if way.scatters else 0) + held,
         reduced=elements * travels,
         accumulated=whole // own * travels,
         others=max(0, others - others * elements * travels // max(1, whole)),

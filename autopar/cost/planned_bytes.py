@@ -165,6 +165,20 @@ class PlannedBytes:
             if self.memory.is_parameter(ref.node)
         }
 
+    def kept_in(self, i: int) -> list[Moving]:
+        """What moves of the parameters that a region's ops keep for backward."""
+        found: dict[tuple[TensorRef, Layout], Moving] = {}
+        for node in self.members[i]:
+            refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
+            for j in self.memory.saved(node)[0] if in_segment(node) else ():
+                if self.memory.is_parameter(refs[j].node) and (refs[j], inputs[j]) not in found:
+                    found[refs[j], inputs[j]] = self.moved(refs[j], inputs[j])
+        return list(found.values())
+
+    def reduces(self, i: int) -> bool:
+        """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
+        return self.grouping.begins(i) or i in self._cuts or i - 1 in self._cuts
+
     def reduced_in(self, i: int) -> list[Moving]:
         """What moves of the parameters whose gradients are reduced behind a region."""
         return [one for (ref, _), one in self.moving_in(i).items() if self.grouping.home(ref.node) == i]
@@ -240,9 +254,13 @@ class PlannedBytes:
         """What lives for a short while at a point."""
         memory, node = self.memory, point.node
         found = memory.lifetimes.own_bytes(point, self.chosen[node])
-        found += sum(memory.local_bytes(r, self.chosen[r.node].outputs[r.index]) for r in point.passing)
+        found += self.passing_bytes(point)
         for ref, wanted in dict.fromkeys(zip(memory.inputs[node], self.chosen[node].inputs, strict=True)):
             if not memory.is_parameter(ref.node):
                 source = self.chosen[ref.node].outputs[ref.index]
                 found += memory.lifetimes.conversion_bytes(point, ref, source, wanted)
         return found
+
+    def passing_bytes(self, point: Point) -> int:
+        """Other tensors' values or gradients that live at a point, and in backward the gradients of the op's own."""
+        return sum(self.memory.local_bytes(r, self.chosen[r.node].outputs[r.index]) for r in point.passing)

@@ -1,7 +1,13 @@
-"""Bytes of all tensors that are alive, for devices whose allocator does not count."""
+"""Bytes of all tensors that are alive, for devices whose allocator does not count.
+
+Gloo's threads hold what a collective was given and what it gave for a moment after it has ended: microseconds where
+they find a free core, milliseconds where they do not. So that a peak is that of the step, and not of how busy the host
+is, it is waited until they let go.
+"""
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+_MOST_SECONDS = 0.5  # then what a thread holds counts: it is there
+_FUNCTIONAL = "_c10d_functional::"
 
 
 class LiveStorages(TorchDispatchMode):
@@ -18,13 +27,32 @@ class LiveStorages(TorchDispatchMode):
         super().__init__()
         self.live_bytes = self.peak_bytes = 0
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._held: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # results that gloo's threads hold
         self._follow(list(tensors))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        name = func.name()
+        if name == f"{_FUNCTIONAL}wait_tensor":
+            result = self._let_go(func, args[0])
+        else:
+            result = func(*args, **(kwargs or {}))
+            # of a reduce-scatter, gloo reduces a copy of its own
+            if name.startswith(_FUNCTIONAL) and "reduce_scatter" not in name and isinstance(result, torch.Tensor):
+                self._held.add(result.untyped_storage())
         self._follow(result)
+        return result
+
+    def _let_go(self, wait: Any, tensor: torch.Tensor) -> Any:
+        """Wait for a collective, and until no thread of gloo holds its result any more."""
+        storage = tensor.untyped_storage()
+        under_way = _holders(tensor)
+        result = wait(tensor)
+        end = time.perf_counter() + (_MOST_SECONDS if storage in self._held and tensor.device.type == "cpu" else 0.0)
+        while _holders(tensor) >= under_way and time.perf_counter() < end:
+            time.sleep(1e-4)
+        self._held.discard(storage)
         return result
 
     def _follow(self, values: Any) -> None:
@@ -40,3 +68,9 @@ class LiveStorages(TorchDispatchMode):
 
     def _freed(self, count: int) -> None:
         self.live_bytes -= count
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """How many hold a tensor or its storage: a collective under way does either."""
+    of_tensor: int = tensor._use_count()  # type: ignore[attr-defined]
+    return of_tensor + torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

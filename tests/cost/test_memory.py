@@ -15,6 +15,7 @@ from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.moments import moments_of
 from autopar.cost.moving import moving
+from autopar.cost.optimizer_step import successive, temporaries
 from autopar.cost.planned_bytes import PlannedBytes
 from autopar.cost.workspace import LiveBytes
 from autopar.graph import TensorRef, tensor_of
@@ -82,9 +83,11 @@ def test_zero(stage: int) -> None:
     assert found == divided * elements
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["biases between", "weights in a row"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_states_and_transients_are_those_of_torch(optimizer: str) -> None:
-    model = nn.Sequential(nn.Linear(96, 64), nn.Linear(64, 160))
+def test_states_and_transients_are_those_of_torch(optimizer: str, *, bias: bool) -> None:
+    """Of the parameter before, the optimizer's loop still holds the last temporary."""
+    model = nn.Sequential(nn.Linear(96, 64, bias), nn.Linear(64, 160, bias))
     memory = memory_of(model, {"input": torch.empty(8, 96)}, optimizer=optimizer)
     nodes = [n for n in memory.graph.nodes if memory.is_parameter(n)]
     whole = Layout.parse("R")
@@ -98,7 +101,10 @@ def test_states_and_transients_are_those_of_torch(optimizer: str) -> None:
     live.given([*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None), *states])
     with live:
         torchs.step()
-    largest = max(memory.optimizer_transient_bytes(n, whole) for n in nodes)
+    each, size = temporaries(memory), lambda node: memory.gradient_bytes(node, whole)
+    pairs = list(successive(memory))
+    assert [str(node.target) for _, node in pairs] == [name for name, _ in model.named_parameters()]
+    largest = max((each.left * size(before) if before else 0) + each.own * size(node) for before, node in pairs)
     assert largest <= live.peak_bytes <= largest + 4096, "scalars and, for Adafactor, rows and columns beside"
 
 

@@ -29,5 +29,8 @@ def test_ways_of_parameters(mesh: tuple[int, ...]) -> None:
         for (i, storage), (j, wanted) in itertools.product(enumerate(stored), enumerate(legal)):
             if possible[i, j]:
                 assert ways[i][j] == way_between(problem.memory, ref, storage, wanted)
-                kinds.add((ways[i][j].further > 0, *ways[i][j][1:]))
+                way = ways[i][j]
+                kinds.add(
+                    (way.further > 0, way.last > 0, way.reduces, way.result > 0, way.scatters, way.scatters_later)
+                )
     assert len(kinds) >= (3 if len(mesh) == 1 else 5)

@@ -1,0 +1,84 @@
+"""Which parameters and gradients are on their way in the backward of a region, phase by phase.
+
+What `autopar.cost.moments` counts and the solver's rows are both made of this, with the bytes of `autopar.cost.moving`.
+What is read ahead goes by `autopar.cost.ahead`, with the sizes that buckets have where nothing is cut.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from autopar.cost.ahead import due_ahead
+from autopar.cost.buckets import Grouping
+
+
+class Phase(Enum):
+    """Of a region's backward: until it comes to an op that reads a gathered parameter; at that op, when its bucket
+    lands; since; and when all of its gradients are there and its activations gone, and its bucket is handed in."""
+
+    BEFORE = "before"
+    LANDING = "landing"
+    SINCE = "since"
+    REDUCING = "reducing"
+
+
+READ = "gathered", "arriving", "landing", "begun"
+"""Fields of `Moving` that parameters which a region's ops keep have; the others are of those reduced behind it."""
+
+Terms = tuple[tuple[str, int], ...]  # a field of `Moving`, and the region whose parameters have it
+
+
+class _Gather(NamedTuple):
+    region: int
+    gathers: int
+    read_bytes: int
+
+
+def on_the_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
+    """What is there in each phase of a region's backward, if all that can move does.
+
+    Without LANDING where what lands is as large as what arrives behind it, which is the more; and without SINCE where
+    no op reads a gathered parameter.
+    """
+    after = grouping.after(region)
+    goes_on = (("others", region),) if grouping.goes_on(region) else ()
+    left = (("left_behind", after),) if after is not None else ()
+    while after is not None and not grouping.reads(after):
+        after = grouping.after(after)
+    called, alike = _ahead(grouping, after, read=True) if after is not None else ((), False)
+    if not grouping.reads(region):
+        return {
+            Phase.BEFORE: (*goes_on, *left, *called),
+            Phase.REDUCING: (*goes_on, ("reduction", region), *called),
+        }
+    arriving, alike = _ahead(grouping, region, read=True)
+    since = (*goes_on, *left, ("gathered", region), *arriving)
+    found = {
+        Phase.BEFORE: since if grouping.goes_on(region) else (*left, *called),
+        Phase.SINCE: since,
+        Phase.REDUCING: (*goes_on, ("reduction", region), *arriving),
+    }
+    if not grouping.goes_on(region) and not alike:
+        early, _ = _ahead(grouping, region, read=False)
+        found[Phase.LANDING] = (*left, ("landing", region), *early)
+    return found
+
+
+def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]:
+    """What has begun of buckets before a region's, once it is `read` or until then; and whether one that arrives is of
+    the same blocks."""
+    here = _Gather(region, 1, grouping.read_bytes(region))
+    behind: list[_Gather] = []
+    before = grouping.before(region)
+    while before is not None and len(behind) < _FAR:
+        if grouping.reads(before):
+            behind.append(_Gather(before, 1, grouping.read_bytes(before)))
+        before = grouping.before(before)
+    arriving = [one.region for one, _ in due_ahead(here, behind, 1, read=read)]
+    begun = [one.region for one in behind if one.region not in arriving][:1]
+    alike = any(grouping.stretch_of(one) == grouping.stretch_of(region) for one in arriving)
+    return (*(("arriving", one) for one in arriving), *(("begun", one) for one in begun)), alike
+
+
+_FAR = 8  # buckets that are looked at; those that count are among the next three or four

@@ -1,0 +1,51 @@
+"""What the caller holds of a call's outputs that is kept for backward too, as expressions of the program's variables.
+
+It is among what a block keeps, and stays when the backward of the block is through, as its gradients do. With these it
+counts, where each block of a stage returns one such tensor (keys and values of a cache, say); where that is not so, or
+several micro-batches leave gradients elsewhere, it counts always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.solver.linear import Array
+from autopar.solver.model import Model
+from autopar.solver.replays import Expression
+from autopar.solver.stage_bytes import add
+
+
+@dataclass
+class Returned:
+    """Bytes that count `always`; `once` all activations are gone; and of one block, by stage: all, and each tensor's
+    with the choices that it depends on."""
+
+    always: Expression = field(default_factory=dict)
+    once: Expression = field(default_factory=dict)
+    by_stage: dict[int, tuple[Expression, list[tuple[Array, Expression]]]] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, model: Model, output: int) -> Returned:
+        """What the graph's output, the op of that number, returns."""
+        problem, found, op = model.problem, cls(), model.problem.ops[output]
+        sizes: dict[tuple[int, int], list[list[int]]] = {}  # by what makes it: of each block, by choice
+        for i, ref in enumerate(problem.memory.inputs[op.node]):
+            each = [problem.memory.output_bytes(ref, one.strategy.inputs[i], kept=True) for one in op.choices]
+            if any(each):
+                sizes.setdefault((problem.op_of[ref.node], ref.index), []).append(each)
+        for (maker, _), blocks in sizes.items():
+            stage = problem.ops[maker].stage
+            if problem.memory.micro_batches > 1 or len(blocks) != problem.stages[stage].count:
+                for variable, of_each in zip(model.x[output], zip(*blocks, strict=True), strict=True):
+                    add(found.always, variable, sum(of_each))
+                continue
+            mine: Expression = {}
+            a_block, each_of_it = found.by_stage.setdefault(stage, ({}, []))
+            for variable, of_each in zip(model.x[output], zip(*blocks, strict=True), strict=True):
+                add(found.once, variable, sum(of_each))
+                add(mine, variable, max(of_each))
+                add(a_block, variable, max(of_each))
+            each_of_it.append((np.array(model.x[output]), mine))
+        return found

@@ -1,0 +1,26 @@
+"""The predicted peak is that of steps on real ranks, for tiny models too, where one bucket holds many blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch
+from peak_cases import CASES
+
+UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("peak_cases.py", 2, timeout_seconds=600)
+
+
+@pytest.mark.parametrize("case", CASES[2])
+def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert "value" in rank[case], rank[case]
+        measured, predicted = rank[case]["value"]["measured"], rank[case]["value"]["predicted"]
+        assert len(set(measured)) == 1, f"the peak differs from step to step: {measured}"
+        assert measured[0] <= predicted * (1 + UNDER), f"{measured[0]} bytes, predicted {predicted}"
+        assert predicted <= measured[0] * (1 + OVER), f"{measured[0]} bytes, predicted {predicted}"
