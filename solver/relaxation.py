@@ -109,7 +109,7 @@ class Relaxation:
         missed = float(self.matrix.least_by_use(np.where(lacking, self.reduced, 0.0)).sum()) - loose
         others = lacking & (self.reduced < -tolerance)
         others[self.matrix.flows[:, 0]] = False
-        self._missed = missed + float((self.reduced * self.matrix.upper)[others].sum())
+        self._missed = missed + float((self.reduced[others] * self.matrix.upper[others]).sum())
         if -missed <= close * abs(self.objective) and not others.any():
             self.objective += missed
             return False
