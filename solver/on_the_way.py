@@ -56,9 +56,21 @@ class OnTheWay:
 
     def _of(self, region: int, *, divided: bool) -> Case:
         phases = on_the_way(self.grouping, region)
-        if not divided and not self.grouping.begins(region):
+        if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
         return {phase: [self._sum(kind, self.stage_of[one]) for kind, one in terms] for phase, terms in phases.items()}
+
+    def dividing(self, stage: int) -> list[int]:
+        """Stages whose recompute would divide the buckets that a stage of one block is in, behind this block."""
+        return [] if self.grouping.begins(self.first[stage]) else self._dividing(self.first[stage])
+
+    def reducing(self, stage: int) -> set[int]:
+        """The stages that anything is of that is there when a stage's bucket is reduced, its own among them."""
+        return {stage, *(self.stage_of[one] for _, one in on_the_way(self.grouping, self.first[stage])[Phase.REDUCING])}
+
+    def _dividing(self, region: int) -> list[int]:
+        stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))
+        return [stage for stage in stages if self.stages[stage].depth]
 
     def _sum(self, kind: str, stage: int) -> int | None:
         if (kind, stage) not in self._sums:

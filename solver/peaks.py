@@ -39,7 +39,8 @@ class Peaks:
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         blocks, m = self.way.blocks(number), stage.count
         if m == 1:
-            self._cases(name, [*there, before], fullest[0], blocks, data.inputs)
+            self._cases(name, [*there, before], fullest[0], self.way.blocks(number, divided=False), data.inputs)
+            self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
             return
         last = [self.way.last_block(number)]
         kept, together = self._all_but_one(data, 0, before), [self.way.last_block(number, divided=False)]
@@ -81,6 +82,22 @@ class Peaks:
         both = [(phase, moved) for case in cases for phase, moved in case.items() if phase in fullest]
         rows = [[*parts, fullest[phase], *moved] for phase, moved in both]
         self.rows(name, rows, terms, right)
+
+    def _divided(
+        self,
+        name: str,
+        number: int,
+        parts: Sequence[int | None],
+        fullest: Mapping[Phase, int | None],
+        terms: Expression,
+    ) -> None:
+        """Of a single block that is not the first of its buckets: what is reduced where recompute divides them."""
+        for stage in self.way.dividing(number):
+            limit = sum(self._limit(self.model.problem.stages[one]) for one in self.way.reducing(number))
+            if_so = dict(terms)
+            add(if_so, self.model.any_recomputed[stage][0], limit * UNIT)
+            only = {Phase.REDUCING: fullest[Phase.REDUCING]}
+            self._cases(name, parts, only, self.way.blocks(number), if_so, limit)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
         """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""

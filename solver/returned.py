@@ -2,7 +2,7 @@
 
 It is among what a block keeps, and stays when the backward of the block is through, as its gradients do. With these it
 counts, where each block of a stage returns one such tensor (keys and values of a cache, say); where that is not so, or
-several micro-batches leave gradients elsewhere, it counts always.
+several micro-batches leave the gradients of several blocks elsewhere, it counts always.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Returned:
                 sizes.setdefault((problem.op_of[ref.node], ref.index), []).append(each)
         for (maker, _), blocks in sizes.items():
             stage = problem.ops[maker].stage
-            if problem.memory.micro_batches > 1 or len(blocks) != problem.stages[stage].count:
+            count = problem.stages[stage].count
+            if len(blocks) != count or (problem.memory.micro_batches > 1 and count > 1):
                 for variable, of_each in zip(model.x[output], zip(*blocks, strict=True), strict=True):
                     add(found.always, variable, sum(of_each))
                 continue

@@ -148,7 +148,7 @@ class Rows:
                         add(target, one, its)
                 for stage, (a_block, each) in returned.by_stage.items():
                     self.returned[stage] = a_block
-                    for one, its in a_block.items():
+                    for one, its in () if self.memory.micro_batches > 1 else a_block.items():
                         add(self.stages[stage].gradients, one, its)
                     self.stages[stage].each_gradient += each
 
@@ -227,19 +227,18 @@ class Rows:
         reduced = [self._moving(flows) for flows in by_stage]
         way = OnTheWay(self.problem, kept, reduced, self._sum)
         peaks = Peaks(self.model, way, self._rows_of, self._sum)
-        behind: list[int | None] = [None]  # gradients of stages after
-        for data, stage in zip(reversed(self.stages), reversed(self.problem.stages), strict=True):
-            whole = dict(data.shared_gradients)
-            for variable, size in data.gradients.items():
+        behind: list[int | None] = [None]  # gradients of stages after, if not among what is left, and what they return
+        for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
+            whole = self.returned.get(i, {}) if many else dict(data.shared_gradients)
+            for variable, size in () if many else data.gradients.items():
                 add(whole, variable, stage.count * size)
             behind.append(self._sum("gradients", whole, behind[-1]))
         behind.reverse()
         before: int | None = None
         for i, data in enumerate(self.stages):
-            later = None if many else behind[i + 1]
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
             fullest = points.fullest(i, self.returned.get(i, {}), self._largest, lands=way.lands(i))
-            peaks.add(i, data, *fullest, [always, left, later], before)
+            peaks.add(i, data, *fullest, [always, left, behind[i + 1]], before)
             before = self._sum("held", data.held, before)
         self._rows_of("optimizer step", [[always]], self.optimizer)
 

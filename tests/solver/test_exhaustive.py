@@ -37,10 +37,15 @@ def cases(*, but: Sequence[int] = ()) -> list[object]:
 
 
 def budgets(seed: int, plans: list[Tried]) -> list[float]:
-    """Three at random from where the first plan fits to where all do, and the smallest of all."""
+    """Three at random from where the first plan fits to where all do, and the smallest of all.
+
+    One is no plan's peak. Peaks are multiples of four, and it is two bytes from the next: HiGHS holds rows to one.
+    """
     draw = random.Random(f"budgets {seed}")
     peaks = sorted({plan.predicted.peak_bytes for plan in plans})
-    return [peaks[0], *(draw.choice(peaks) for _ in range(2)), draw.uniform(peaks[0], peaks[-1])]
+    assert not any(peak % 4 for peak in peaks)
+    between = 4 * int(draw.uniform(peaks[0], peaks[-1]) / 4) + 2
+    return [peaks[0], *(draw.choice(peaks) for _ in range(2)), between]
 
 
 def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> Solution | None:
