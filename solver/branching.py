@@ -206,13 +206,12 @@ class Branching:
                 most = self.boxes.range({}, count)[1]
                 value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
                 counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
-            if not self.slow:
-                self._round_parts(self._part(root, counts))
+            self._round_parts(self._part(root, counts))
             self.wholes.first(root, counts)
 
     def _round_parts(self, node: Outcome) -> None:
-        """A first solution of a box: rounded, or else of its likelier part by a choice, and so on."""
-        for _ in range(_CUTS):
+        """A first solution of a box: rounded, or else, where parts are quick, of the likelier one, and so on."""
+        for _ in range(1 if self.slow else _CUTS):
             if node.status != "optimal" or self.wholes.left() <= 0:
                 return
             self.wholes.round(node)

@@ -28,10 +28,10 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     reduced = prices.reduced
     wanted = ~inside & (reduced < -tolerance)
     some = matrix.implications
-    through = wanted[some.big] & (prices.given > 0)  # what gave more than could be passed on
-    wanted[some.small[through]] = True
     loose = ~some.alone & (prices.given > tolerance)
     wanted[some.small[loose]] = True
+    through = wanted[some.big] & (prices.given > 0)  # what gave more than could be passed on
+    wanted[some.small[through]] = True
     counted = matrix.products
     wanted[counted.ones[wanted[counted.z][counted.owner]]] = True
     helps = np.zeros(matrix.columns, dtype=bool)

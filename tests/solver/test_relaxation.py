@@ -50,6 +50,24 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
             last = few
 
 
+def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared conversion's row holds `kept` too, so that it has no dual value of one's choice while it is left out."""
+    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    asked = Program()
+    source, reader = ([asked.variable(name) for _ in range(2)] for name in "xy")
+    for choices in (source, reader):
+        asked.equal("one", [(variable, 1.0) for variable in choices], 1.0)
+    kept = asked.variable("kept", lower=1.0)
+    flows = asked.transport([[v] for v in source], [[v] for v in reader], np.ones((2, 2), dtype=bool))
+    converted, paid = asked.variables("p", 2), asked.variables("p", 2)
+    asked.implies("p", flows[[0, 1], [1, 0]], converted)
+    asked.implies("p", converted, paid, [(kept, -1.0)], -1.0)
+    asked.cost = np.zeros(len(asked.names))
+    asked.cost[[source[1], reader[0]]], asked.cost[paid] = 10.0, 20.0
+    for solver in ("cbc", "highs"):
+        assert asked.relax(solver, 60.0, {}).objective == pytest.approx(10.0)
+
+
 def test_products_lie_between_both_ends_of_a_box() -> None:
     asked = program(0.3, 2)
     [(count, whether)] = asked.early

@@ -25,6 +25,8 @@ from autopar.strategies.strategy import Strategy
 GAP = 1e-3  # of every plan here
 COST = 1.02  # of a step, that folding may take
 LADDER = 12
+SECONDS = {("t5-4", 0.3): 180.0}  # of the CPU for one order of axes, where a proof to the gap takes hours
+WIDEST = 0.05  # what the certificate of such a plan may leave open
 
 pytestmark = pytest.mark.timeout(0)  # which goes by the clock
 
@@ -109,13 +111,17 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
     """2x4 and 4x2 of the same two axes: links, and not their numbers, decide. `part`: of the way to a loose budget.
 
     But parameters and outputs that have one dim split over both are DTensors, which split it over the first axis first.
-    A tight budget may want the other order; without such layouts the meshes are alike, and no plan is better.
+    A tight budget may want the other order; without such layouts the meshes are alike, and no plan is better. Where a
+    proof takes too long, costs are compared within what the certificates leave open.
     """
     monkeypatch.setattr(smallest_budgets, "_PATIENCE", 1e-6)  # near the smallest will do, which takes long on two axes
     asked = problem(name, 2, 4)
     cluster = asked.request.cluster
     turned = asked.on(replace(cluster, axes=cluster.axes[::-1]))
     [budget] = [1 << 60] if part is None else budgets(asked, part)
+    if (name, part) in SECONDS:
+        agree(*(stopped(each, budget, SECONDS[name, part]) for each in (asked, turned)))
+        return
     one, other = (solved(each, budget).predicted.step_seconds for each in (asked, turned))
     if one != pytest.approx(other, rel=GAP):
         print(f"{name}, part {part}: {one / other:.5f} between the meshes")
@@ -123,6 +129,24 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
         one, other = (solved(without_orders(each), budget).predicted.step_seconds for each in (asked, turned))
         assert min(one, other) >= least * (1 - GAP)
     assert one == pytest.approx(other, rel=GAP)
+
+
+def stopped(asked: Prepared, budget: int, seconds: float) -> Plan:
+    """The best plan after so many seconds, which its certificate says how far it may be from the optimum."""
+    made = replace(asked, request=replace(asked.request, time_limit=seconds)).solve(memory_budget_bytes=budget, gap=GAP)
+    proof = made.certificate
+    print(f"{asked.request.cluster.shape}: {proof.objective:.6e} s, at least {proof.bound:.6e} s, gap {proof.gap:.4%}")
+    assert proof.gap <= WIDEST
+    assert made.predicted.peak_bytes <= budget
+    assert proof.objective == pytest.approx(made.predicted.step_seconds, rel=1e-9)
+    return made
+
+
+def agree(one: Plan, other: Plan) -> None:
+    """What the certificates of two plans leave open overlaps, and neither costs more than the larger gap more."""
+    a, b = one.certificate, other.certificate
+    assert max(a.bound, b.bound) <= min(a.objective, b.objective) * (1 + GAP)
+    assert a.objective == pytest.approx(b.objective, rel=max(GAP, a.gap, b.gap))
 
 
 def without_orders(asked: Prepared) -> Prepared:
