@@ -22,6 +22,7 @@ from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
+from autopar.solver.engines import engine_of
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import too_small
@@ -125,7 +126,7 @@ def make_plan(
         buckets=buckets,
         predicted=predicted,
         certificate=Certificate(
-            solution.status, objective, bound, (objective - bound) / objective if objective else 0.0, solver
+            solution.status, objective, bound, (objective - bound) / objective if objective else 0.0, engine_of(solver)
         ),
         size=PlanSize(
             ops=len(nodes),
