@@ -177,7 +177,10 @@ def _solve(
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
     if memory.train and restricted.forces_replays and not any(stage.asked for stage in problem.stages):
-        raise InputError("constraints ask for recompute, but nothing of what they name is a block that repeats")
+        raise InputError(
+            "constraints ask for recompute, but nothing of what they name is a block that repeats: two or more that "
+            "are alike, and of which the constraints say the same"
+        )
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
