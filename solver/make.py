@@ -14,7 +14,7 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
-from autopar.errors import InfeasibleError, InputError
+from autopar.errors import AutoparError, InfeasibleError, InputError
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, Collective, Plan, PlanSize, Prediction
 from autopar.precision import Precision
@@ -164,7 +164,7 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end, repeats = cpu_seconds() + time_limit, memory.repeats
+    end, repeats, free = cpu_seconds() + time_limit, memory.repeats, 0.0
     if _replicated_bytes(memory) <= budget and not restricted.forces_replays:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
         model = Model(problem)
@@ -172,7 +172,7 @@ def _solve(
         outcome = run(model, solver, time_limit, gap)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
-        told = _predicted(solution, memory, cluster, repeats)
+        told, free = _predicted(solution, memory, cluster, repeats), solution.bound
         if told[0].peak_bytes <= budget:
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
@@ -184,7 +184,18 @@ def _solve(
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
-    outcome = run(model, solver, end - cpu_seconds(), gap)
+    try:
+        outcome = run(model, solver, end - cpu_seconds(), gap)
+    except AutoparError:  # in time it found none: the plan that takes the least memory may fit
+        smallest = smallest_budget(problem, solver, gap)
+        watch.lap("ilp")
+        if smallest is None or smallest.budget_bytes > budget:
+            raise
+        solution = replace(read_solution(smallest.model, smallest.outcome), status="feasible", bound=free)
+        told = _predicted(solution, memory, cluster, repeats)
+        if told[0].peak_bytes > budget:
+            raise
+        return problem, solution, told
     watch.lap("ilp")
     if outcome.status != "infeasible":
         solution, left = read_solution(model, outcome), end - cpu_seconds()

@@ -7,8 +7,11 @@ from typing import Any
 
 import pulp
 import pytest
+import torch
+from toys import Stack, cluster, on_meta, toy
 
-from autopar.solver import search
+from autopar.errors import AutoparError, InfeasibleError
+from autopar.solver import make, make_plan, search
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
 from autopar.solver.outcome import NONE, Outcome
@@ -32,3 +35,29 @@ def test_where_highs_cannot_be_had_the_plan_says_so(monkeypatch: pytest.MonkeyPa
     assert engine_of("cbc") == "cbc"
     monkeypatch.setattr(pulp.HiGHS, "available", lambda solver: False)
     assert engine_of("highs") == "cbc"
+
+
+def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(2))
+    asked = problem.graph, problem.restricted.strategies, problem.cluster
+    parameters = problem.memory.parameters
+    with pytest.raises(InfeasibleError) as refused:
+        make_plan(*asked, parameters=parameters, memory_budget_bytes=1)
+    least = refused.value.smallest_budget_bytes
+    assert least is not None
+    whole = make.run
+
+    def late(model: Any, *given: Any) -> Outcome:
+        if model.program.budget is not None:
+            raise AutoparError("the solver found no plan")
+        return whole(model, *given)
+
+    monkeypatch.setattr(make, "run", late)
+    plan = make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
+    assert plan.predicted.peak_bytes <= least
+    assert plan.certificate.status == "feasible"
+    assert plan.certificate.bound <= plan.certificate.objective
+    with pytest.raises(AutoparError, match="found no plan"):
+        make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
