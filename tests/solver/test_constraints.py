@@ -235,27 +235,6 @@ def test_recompute_is_asked_of_blocks() -> None:
         _plan(_stack(2), "recompute:head = full")
 
 
-def test_of_pins_of_recompute_the_last_counts_where_something_is_left_of_the_others() -> None:
-    problem = _stack(2, blocks=4)
-    plan = _plan(problem, "recompute:blocks.* = full", "recompute:blocks.[01] = never")
-    [repeat] = problem.repeats
-    assert {segment.first for segment in plan.recompute} == {repeat.instance(i).start for i in (2, 3)}
-    for texts in (
-        ("recompute:blocks.* = full", "recompute:blocks.* = never"),
-        ("recompute:blocks.[01] = never", "param:head.* = R", "recompute:blocks.* = full"),
-    ):
-        with pytest.raises(InfeasibleError, match="cannot hold together") as refused:
-            _plan(problem, *texts)
-        assert texts[0] in refused.value.message
-        assert texts[-1] in refused.value.message
-        assert "param" not in refused.value.message
-
-
-def test_how_something_can_lie_is_told_where_that_is_short() -> None:
-    with pytest.raises(InfeasibleError, match=r"has no way to lie so, only as R$"):
-        _plan(_stack(2), "input:* = S0")
-
-
 # -- what cannot be ---------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import torch
 from toys import Stack, cluster, on_meta, toy
 
 from autopar.errors import AutoparError, InfeasibleError
-from autopar.solver import make, make_plan, search
+from autopar.solver import make, make_plan, running, search
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
 from autopar.solver.outcome import NONE, Outcome
@@ -47,7 +47,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
         make_plan(*asked, parameters=parameters, memory_budget_bytes=1)
     least = refused.value.smallest_budget_bytes
     assert least is not None
-    whole = make.run
+    whole = running.run
 
     def late(model: Any, *given: Any) -> Outcome:
         if model.program.budget is not None:
