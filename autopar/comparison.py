@@ -67,7 +67,10 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
 
 
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
-    """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more."""
+    """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more.
+
+    Without those budgets for which the solver finds no plan in its time: what was planned before is not lost for them.
+    """
     constraints = prepared.request.constraints
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
     least, most = 1, free.predicted.peak_bytes
@@ -79,7 +82,13 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
         least = error.smallest_budget_bytes
     for i in range(points - 1):
         budget = least + (most - least) * i // (points - 1)
-        yield _point(budget, prepared.solve(memory_budget_bytes=budget, constraints=constraints))
+        try:
+            made = prepared.solve(memory_budget_bytes=budget, constraints=constraints)
+        except (InfeasibleError, InputError):
+            raise
+        except AutoparError:  # the solver's time was over
+            continue
+        yield _point(budget, made)
     yield _point(most, free)
 
 

@@ -146,6 +146,8 @@ def trace_for(
     Modules that cannot be traced, and those that the constraints ask for, are leaves; the former with a warning.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is of {type(model).__name__}: it must be a torch.nn.Module")
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
     with_grad = torch.is_grad_enabled()  # not so in inference mode
     off, on = torch.inference_mode(False), torch.set_grad_enabled(with_grad)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from autopar.cost.memory import StepMemory
 from autopar.errors import InfeasibleError, InputError
-from autopar.solver.pins import KINDS, hold, is_preference, read_pin
+from autopar.solver.pins import KINDS, hold, is_overruled, is_preference, read_pin
 from autopar.solver.restricted import ExcludedError, Restricted, Strategies
 from autopar.solver.schemes import PRESETS, arrange, is_scheme, scheme_of
 
@@ -46,6 +46,9 @@ def restrict(
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
     for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
         found = hold(found, memory, pin)
+    for pin in pins:
+        if is_overruled(found, memory, pin):
+            raise ExcludedError(pin.text, "later constraints ask other recompute of all that it names")
     return found
 
 

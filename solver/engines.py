@@ -79,6 +79,11 @@ def is_highs(solver: str) -> bool:
     return solver == "highs" and bool(pulp.HiGHS(msg=False).available())
 
 
+def engine_of(solver: str) -> str:
+    """The one of SOLVERS that answers for this one: CBC where HiGHS cannot be had."""
+    return "cbc" if solver in SOLVERS and not is_highs(solver) else solver
+
+
 def engine(
     solver: str,
     time_limit: float,

@@ -14,7 +14,7 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
-from autopar.errors import InfeasibleError, InputError
+from autopar.errors import AutoparError, InfeasibleError, InputError
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, Collective, Plan, PlanSize, Prediction
 from autopar.precision import Precision
@@ -22,6 +22,7 @@ from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
+from autopar.solver.engines import engine_of
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import too_small
@@ -125,7 +126,7 @@ def make_plan(
         buckets=buckets,
         predicted=predicted,
         certificate=Certificate(
-            solution.status, objective, bound, (objective - bound) / objective if objective else 0.0, solver
+            solution.status, objective, bound, (objective - bound) / objective if objective else 0.0, engine_of(solver)
         ),
         size=PlanSize(
             ops=len(nodes),
@@ -163,7 +164,7 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end, repeats = cpu_seconds() + time_limit, memory.repeats
+    end, repeats, free = cpu_seconds() + time_limit, memory.repeats, 0.0
     if _replicated_bytes(memory) <= budget and not restricted.forces_replays:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
         model = Model(problem)
@@ -171,16 +172,30 @@ def _solve(
         outcome = run(model, solver, time_limit, gap)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
-        told = _predicted(solution, memory, cluster, repeats)
+        told, free = _predicted(solution, memory, cluster, repeats), solution.bound
         if told[0].peak_bytes <= budget:
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
     if memory.train and restricted.forces_replays and not any(stage.asked for stage in problem.stages):
-        raise InputError("constraints ask for recompute, but nothing of what they name is a block that repeats")
+        raise InputError(
+            "constraints ask for recompute, but nothing of what they name is a block that repeats: two or more that "
+            "are alike, and of which the constraints say the same"
+        )
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
-    outcome = run(model, solver, end - cpu_seconds(), gap)
+    try:
+        outcome = run(model, solver, end - cpu_seconds(), gap)
+    except AutoparError:  # in time it found none: the plan that takes the least memory may fit
+        smallest = smallest_budget(problem, solver, gap)
+        watch.lap("ilp")
+        if smallest is None or smallest.budget_bytes > budget:
+            raise
+        solution = replace(read_solution(smallest.model, smallest.outcome), status="feasible", bound=free)
+        told = _predicted(solution, memory, cluster, repeats)
+        if told[0].peak_bytes > budget:
+            raise
+        return problem, solution, told
     watch.lap("ilp")
     if outcome.status != "infeasible":
         solution, left = read_solution(model, outcome), end - cpu_seconds()

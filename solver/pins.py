@@ -32,6 +32,7 @@ from autopar.strategies.strategy import Strategy
 
 KINDS = {"param": "parameter", "input": "input", "activation": "module", "output": "output", "recompute": "module"}
 _FORM = re.compile(r"\s*(\w+)\s*:\s*(.+?)\s*(!=|~|=)\s*(.+?)\s*")
+_FEW = 2  # layouts that a message tells
 _ANY_OUTER = 0  # of a placement that does not say how a dim is nested
 
 Form = Sequence["Placement | None"]
@@ -85,9 +86,16 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin) -> Restricted:
         before = strategies.get(node, ())
         left = tuple(s for s in before if _holds(s, pin, places, form, memory.mesh_shape))
         if before and not left and pin.sign != "~":
-            raise ExcludedError(pin.text, f"{_told(memory, node)} has no way to lie so")
+            raise ExcludedError(pin.text, f"{_told(memory, node)} has no way to lie so{_others(before, pin, places)}")
         strategies[node] = left or before
     return replace(restricted, strategies=strategies, marks=marks)
+
+
+def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:
+    """Whether later pins ask other recompute than this one of all that it names."""
+    return pin.kind == "recompute" and all(
+        restricted.recompute[node] != pin.wanted for node in _matching(memory, pin.kind, pin.pattern)
+    )
 
 
 def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tuple[int, ...]]:
@@ -140,6 +148,13 @@ def _holds(strategy: Strategy, pin: Pin, places: Sequence[int], form: Form, mesh
     layouts = strategy.inputs if pin.kind == "output" else strategy.outputs
     fits = [_fits(layouts[i], form, mesh_shape) for i in places]
     return not any(fits) if pin.sign == "!=" else all(fits)
+
+
+def _others(strategies: Sequence[Strategy], pin: Pin, places: Sequence[int]) -> str:
+    """How it can lie, where that is soon told."""
+    layouts = (s.inputs if pin.kind == "output" else s.outputs for s in strategies)
+    known = dict.fromkeys(str(some[i]) for some in layouts for i in places)
+    return f", only as {' or '.join(known)}" if len(known) <= _FEW else ""
 
 
 def _form(pin: Pin, axes: int) -> Form:

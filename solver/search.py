@@ -144,7 +144,8 @@ def _of_part(
     known = None if best is None else replace(best, values=best.values[part.columns])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
-    root = _rooted(part, basis, solver, clock.left(known is not None), clock)
+    left = clock.patience - clock.gone if known is None else clock.left(True)  # a first solution may take all patience
+    root = _rooted(part, basis, solver, left, clock)
     if root.status == "optimal":
         return Branching(part.program, solver, gap, clock, known, limit).run(root)
     if known is not None:  # nothing better is in this part, or it takes too long to tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 from torch import nn
 
 import autopar
-from autopar import Cluster, InfeasibleError, InputError, Plan
+from autopar import AutoparError, Cluster, InfeasibleError, InputError, Plan
+from autopar.comparison import tradeoff
 from autopar.mesh_search import factorisations
+from autopar.micro_batches import prepared_for
+from autopar.planning import Prepared, request_of
 
 PRESETS = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
 
@@ -199,3 +203,25 @@ def test_results_without_a_plan_have_both_bounds() -> None:
     for one in (result, *made.comparison):
         assert one.smallest_budget_bytes is not None and one.budget_lower_bound_bytes is not None
         assert 0 < one.budget_lower_bound_bytes <= one.smallest_budget_bytes
+
+
+def test_a_budget_whose_plan_is_not_found_in_time_is_left_out_of_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = _problem()
+    solve, asked = Prepared.solve, list[int]()
+
+    def slow(prepared: Prepared, *, memory_budget_bytes: int, constraints: Sequence[str]) -> Plan:
+        asked.append(memory_budget_bytes)
+        if len(asked) == 4:  # without a budget, with the least one, and the first point were before
+            raise AutoparError("the solver found no plan")
+        return solve(prepared, memory_budget_bytes=memory_budget_bytes, constraints=constraints)
+
+    request = request_of(_cluster(2, 2))
+    [ready] = prepared_for(1, model, inputs, None, request)
+    monkeypatch.setattr(Prepared, "solve", slow)
+    points = list(tradeoff(ready, 4))
+    assert [point.budget_bytes for point in points] == [asked[2], asked[4], points[-1].peak_bytes]
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InputError, match="the model is of NoneType"):
+        autopar.plan(None, {}, _cluster(2))  # type: ignore[arg-type]

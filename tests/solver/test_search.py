@@ -1,0 +1,63 @@
+"""How long the search waits for a first solution, and who is said to have made it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pulp
+import pytest
+import torch
+from toys import Stack, cluster, on_meta, toy
+
+from autopar.errors import AutoparError, InfeasibleError
+from autopar.solver import make, make_plan, running, search
+from autopar.solver.clock import Clock
+from autopar.solver.engines import engine_of
+from autopar.solver.outcome import NONE, Outcome
+
+
+def test_a_first_solution_may_take_all_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[float] = []
+
+    def rooted(part: Any, basis: Any, solver: str, left: float, clock: Clock) -> Outcome:
+        allowed.append(left)
+        return Outcome("infeasible", NONE, math.inf, math.inf)
+
+    monkeypatch.setattr(search, "_rooted", rooted)
+    found = search._of_part(Any, None, None, "highs", 1e-3, Clock(5.0, 500.0), math.inf)  # type: ignore[arg-type]
+    assert found.status == "infeasible"
+    assert 490 < allowed[0] <= 500
+
+
+def test_where_highs_cannot_be_had_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_of("highs") == "highs"
+    assert engine_of("cbc") == "cbc"
+    monkeypatch.setattr(pulp.HiGHS, "available", lambda solver: False)
+    assert engine_of("highs") == "cbc"
+
+
+def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(2))
+    asked = problem.graph, problem.restricted.strategies, problem.cluster
+    parameters = problem.memory.parameters
+    with pytest.raises(InfeasibleError) as refused:
+        make_plan(*asked, parameters=parameters, memory_budget_bytes=1)
+    least = refused.value.smallest_budget_bytes
+    assert least is not None
+    whole = running.run
+
+    def late(model: Any, *given: Any) -> Outcome:
+        if model.program.budget is not None:
+            raise AutoparError("the solver found no plan")
+        return whole(model, *given)
+
+    monkeypatch.setattr(make, "run", late)
+    plan = make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
+    assert plan.predicted.peak_bytes <= least
+    assert plan.certificate.status == "feasible"
+    assert plan.certificate.bound <= plan.certificate.objective
+    with pytest.raises(AutoparError, match="found no plan"):
+        make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
