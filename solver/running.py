@@ -14,9 +14,13 @@ _PLAIN = 1e-5  # what one departure from the plainest plan costs in the program
 
 
 def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: float | None = None) -> Outcome:
-    """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds."""
+    """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds.
+
+    What is searched to is nearer than `gap` by what ties may have added to the bound.
+    """
     price(model)
-    outcome = search(model.program, solver, time_limit=time_limit, gap=gap, patience=patience)
+    nearer = max(gap / 2, gap - _slack(model) / OBJECTIVE)
+    outcome = search(model.program, solver, time_limit=time_limit, gap=nearer, patience=patience)
     return in_seconds(model, outcome)
 
 
@@ -32,20 +36,24 @@ def in_seconds(model: Model, outcome: Outcome) -> Outcome:
         return outcome
     program, scale = model.program, _scale(model)
     prices = model.seconds.array(len(program.names))
-    slack = _PLAIN * model.most_departures(model.plainness())
     whole = program.matrix().whole  # a solver calls 1 what is nearly 1
     values = np.where(whole, np.round(outcome.values), outcome.values)
     seconds = float(prices @ values)
     overlap = model.overlap
     if overlap is not None and prices[overlap.hidden]:  # at its largest, whatever the solver stopped at
         seconds += overlap.unit * float(values[overlap.hidden]) - overlap.seconds(values)
-    bound = max(0.0, outcome.bound - slack) * scale
+    bound = max(0.0, outcome.bound - _slack(model)) * scale
     return replace(outcome, values=values, objective=seconds, bound=min(bound, seconds))
 
 
 def in_program(model: Model, seconds: float) -> float:
     """Seconds as the objective of a priced program has them, for a plain plan."""
     return seconds / _scale(model)
+
+
+def _slack(model: Model) -> float:
+    """The most that a plan pays in the program for not being plain."""
+    return _PLAIN * model.most_departures(model.plainness())
 
 
 def _scale(model: Model) -> float:
