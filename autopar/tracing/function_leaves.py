@@ -27,7 +27,7 @@ from autopar.tracing import opaque, places
 from autopar.tracing.errors import TraceError
 from autopar.tracing.reads import Reads, reachable
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import original, replaced
+from autopar.tracing.replaced import is_copy, original, replaced
 from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.unknown import UnknownNumber
 
@@ -91,7 +91,8 @@ def function_around(error: BaseException, tried: Mapping[FunctionType, str]) -> 
             running.append(code)
         step = step.tb_next
     for code in reversed(running):
-        holders = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
+        holders = [f for f in functions if not is_copy(f)]
         if len(holders) == 1 and holders[0] not in tried:  # a decorator's wrapper is one of many that share their code
             return holders[0]
     return None

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 Replacement = Callable[..., Any]
 _OVERRIDES: dict[types.FunctionType, Replacement] = {}
+_COPIES: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -57,7 +59,13 @@ def original(function: types.FunctionType) -> types.FunctionType:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__kwdefaults__ = function.__kwdefaults__
+    _COPIES.add(copy)
     return copy
+
+
+def is_copy(function: types.FunctionType) -> bool:
+    """Whether `original` made it; those of traces that are over live until the next full collection."""
+    return function in _COPIES
 
 
 _MARK = "the replacement stands here"
