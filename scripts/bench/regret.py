@@ -22,7 +22,7 @@ from predict_time import MODELS, Pair, Trained, median_cluster, told
 from timing_ranks import start_rank, timing_options
 from torch.distributed.device_mesh import init_device_mesh
 
-from autopar import Cluster
+from autopar import Cluster, Plan
 from autopar.calibrate import measure_host
 from autopar.report.tables import table
 
@@ -85,7 +85,15 @@ def rows_of(model: str, cluster: Cluster, rounds: int, steps: int) -> list[list[
         apart = f"{100 * (max(twins)[0] / min(twins)[0] - 1):.1f} %"
         figures = f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", apart, over[0], f"{1e3 * wall:.0f}", over[1]
         lines.append([model, one.pair.plan, *figures])
+    like = next((one.pair.plan for one in trained[:-TWICE] if _is_alike(one.plan, trained[-1].plan)), None)
+    if like is not None:
+        told(f"{model}: the own choice stores, sends and replays as {like} does")
     return lines
+
+
+def _is_alike(one: Plan, other: Plan) -> bool:
+    """Whether two plans store, send and replay the same: what they take differs by chance alone."""
+    return (one.parameters, one.collectives, one.recompute) == (other.parameters, other.collectives, other.recompute)
 
 
 def main() -> None:
