@@ -14,6 +14,7 @@ from autopar.errors import (
     LayoutError,
     PlanMismatchError,
     RuleError,
+    TimeLimitError,
     UntraceableError,
 )
 from autopar.plans import Plan
@@ -47,6 +48,7 @@ __all__ = [
     "PlanMismatchError",
     "Precision",
     "RuleError",
+    "TimeLimitError",
     "UntraceableError",
     "autoparallelize",
     "compare",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.argument_checks import texts_of
-from autopar.errors import AutoparError, InfeasibleError, InputError, budget_bounds
+from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
 from autopar.planning import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint
+from autopar.sizes import show_bytes
 
 _UNBOUNDED_BYTES = 1 << 60
 
@@ -69,7 +71,8 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more.
 
-    Without those budgets for which the solver finds no plan in its time: what was planned before is not lost for them.
+    Without those budgets for which the solver finds no plan in its time, with a warning: what was planned before is not
+    lost for them.
     """
     constraints = prepared.request.constraints
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
@@ -84,9 +87,8 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
         budget = least + (most - least) * i // (points - 1)
         try:
             made = prepared.solve(memory_budget_bytes=budget, constraints=constraints)
-        except (InfeasibleError, InputError):
-            raise
-        except AutoparError:  # the solver's time was over
+        except TimeLimitError as error:
+            warnings.warn(f"the curve of budgets lacks one of {show_bytes(budget)}: {error.message}", stacklevel=2)
             continue
         yield _point(budget, made)
     yield _point(most, free)

@@ -57,6 +57,10 @@ class InfeasibleError(AutoparError):
         self.budget_lower_bound_bytes = budget_lower_bound_bytes
 
 
+class TimeLimitError(AutoparError):
+    """The solver found no plan in its time; there may be one."""
+
+
 class BudgetBounds(TypedDict):
     """What an error says of budgets, for whoever keeps it as a result."""
 

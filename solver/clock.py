@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from autopar.errors import AutoparError
+from autopar.errors import TimeLimitError
 
 
 def cpu_seconds() -> float:
@@ -31,7 +31,7 @@ class Clock:
     def left(self, found: bool) -> float:
         """Seconds until the limit, or until the end of patience if it has passed and nothing was found.
 
-        Raises AutoparError when this has passed too.
+        Raises TimeLimitError when this has passed too.
         """
         gone = self.gone
         if gone < self.limit or found:
@@ -40,8 +40,8 @@ class Clock:
             raise self.too_short()
         return self.patience - gone
 
-    def too_short(self) -> AutoparError:
-        return AutoparError(
+    def too_short(self) -> TimeLimitError:
+        return TimeLimitError(
             f"the solver found no plan within {self.patience:.0f} seconds: give it more time_limit, "
             "a larger memory budget or a constraint such as 'fsdp'"
         )

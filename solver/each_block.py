@@ -23,7 +23,7 @@ from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
 from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
-from autopar.errors import AutoparError
+from autopar.errors import TimeLimitError
 from autopar.solver.building import build_problem
 from autopar.solver.clock import Clock
 from autopar.solver.model import Model
@@ -128,7 +128,7 @@ def _stored(blocks: EachBlock, solution: Solution, solver: str, clock: Clock, ga
     model = blocks.model(blocks.storages(solution))
     try:
         outcome = run(model, solver, left, gap, patience=left)
-    except AutoparError:  # none found in time
+    except TimeLimitError:
         return solution
     return _faster(model, outcome, solution, gap)
 

@@ -14,7 +14,7 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
-from autopar.errors import AutoparError, InfeasibleError, InputError
+from autopar.errors import InfeasibleError, InputError, TimeLimitError
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, Collective, Plan, PlanSize, Prediction
 from autopar.precision import Precision
@@ -186,7 +186,7 @@ def _solve(
     watch.lap("build")
     try:
         outcome = run(model, solver, end - cpu_seconds(), gap)
-    except AutoparError:  # in time it found none: the plan that takes the least memory may fit
+    except TimeLimitError:  # the plan that takes the least memory may fit
         smallest = smallest_budget(problem, solver, gap)
         watch.lap("ilp")
         if smallest is None or smallest.budget_bytes > budget:

@@ -52,7 +52,7 @@ def search(
 
     Where the limit passes before there is any solution, the first one found ends the search.
 
-    Raises AutoparError when `patience` seconds (four times the limit, and at least a minute) bring none.
+    Raises TimeLimitError when `patience` seconds (four times the limit, and at least a minute) bring none.
     """
     patience = max(_PATIENCE[0] * time_limit, _PATIENCE[1]) if patience is None else patience
     clock = Clock(time_limit, patience)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from autopar.errors import AutoparError
+from autopar.errors import TimeLimitError
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
@@ -33,13 +33,13 @@ def smallest_budget(problem: Problem, solver: str, gap: float) -> Smallest | Non
     """Minimise the peak; None where no plan meets the constraints, whatever the budget."""
     model, near = _peak_model(problem), None
     if len(model.program.names) > _LARGE:
-        with suppress(AutoparError):  # out of time
+        with suppress(TimeLimitError):
             near = _near(problem, solver, gap, _QUICK_SECONDS)
             if near is None or near.budget_bytes <= near.bound_bytes * (1 + gap):
                 return near
     try:
         outcome = run(model, solver, _PATIENCE, gap, patience=_PATIENCE)
-    except AutoparError:
+    except TimeLimitError:
         return near or _near(problem, solver, gap, _NEAR_SECONDS)
     if outcome.status == "infeasible":
         return None

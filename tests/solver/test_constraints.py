@@ -8,29 +8,13 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from toys import Stack, Toy, cluster, on_meta, toy
+from toys import Stack, cluster, on_meta, planned, stack, toy
 
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
 from autopar.plans import NodePlan, Plan
-from autopar.solver import make_plan
 from autopar.solver.constraints import PreferenceWarning
-
-
-def _stack(*mesh: int, blocks: int = 3) -> Toy:
-    return toy(on_meta(Stack, blocks), torch.empty(512, 16, device="meta"), on=cluster(*mesh))
-
-
-def _plan(problem: Toy, *constraints: str, budget: int | None = None) -> Plan:
-    return make_plan(
-        problem.graph,
-        problem.restricted.strategies,
-        problem.cluster,
-        parameters=problem.memory.parameters,
-        constraints=constraints,
-        memory_budget_bytes=budget,
-    )
 
 
 def _storage(plan: Plan) -> dict[str, Layout]:
@@ -45,56 +29,56 @@ def _ops(plan: Plan, scope: str) -> list[NodePlan]:
 
 
 def test_a_layout_can_be_forbidden() -> None:
-    problem = _stack(2)
-    pinned = _plan(problem, "param:blocks.*.up.weight = S0")
+    problem = stack(2)
+    pinned = planned(problem, "param:blocks.*.up.weight = S0")
     assert all(str(_storage(pinned)[f"blocks.{i}.up.weight"]) == "S0" for i in range(3))
-    both = _plan(problem, "param:blocks.*.up.weight = S0", "param:blocks.1.up.weight != S1")
+    both = planned(problem, "param:blocks.*.up.weight = S0", "param:blocks.1.up.weight != S1")
     assert _storage(both) == _storage(pinned)
-    free = _plan(problem, "param:* != R", "param:blocks.*.up.weight != S0")
+    free = planned(problem, "param:* != R", "param:blocks.*.up.weight != S0")
     assert {str(_storage(free)[f"blocks.{i}.up.weight"]) for i in range(3)} == {"S1"}
     assert "R" not in map(str, _storage(free).values())
 
 
 def test_what_a_module_gives_can_be_forbidden() -> None:
-    problem = _stack(2)
-    free = _plan(problem)
+    problem = stack(2)
+    free = planned(problem)
     [given] = {str(node.outputs[0].value()) for node in _ops(free, "blocks.0.norm")[-1:]}
-    other = _plan(problem, f"activation:blocks.?.norm != {given}")
+    other = planned(problem, f"activation:blocks.?.norm != {given}")
     assert all(str(_ops(other, f"blocks.{i}.norm")[-1].outputs[0].value()) != given for i in range(3))
     assert other.predicted.step_seconds >= free.predicted.step_seconds
 
 
 def test_preferred_layouts_are_taken_where_they_can_be() -> None:
-    problem = _stack(2)
+    problem = stack(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan = _plan(problem, "param:* ~ S1")
+        plan = planned(problem, "param:* ~ S1")
     for name, storage in _storage(plan).items():
         assert str(storage) == "S1" or problem.memory.parameters[name].dim() == 1
 
 
 def test_preferred_layouts_give_way_to_pins_and_to_the_budget() -> None:
-    problem = _stack(2)
-    plan = _plan(problem, "param:* ~ S1", "param:head.weight = S0")
+    problem = stack(2)
+    plan = planned(problem, "param:* ~ S1", "param:head.weight = S0")
     assert str(_storage(plan)["head.weight"]) == "S0"
     with pytest.raises(InfeasibleError) as refused:
-        _plan(problem, budget=1)
+        planned(problem, budget=1)
     smallest = refused.value.smallest_budget_bytes
     assert smallest is not None
     with pytest.raises(InfeasibleError):
-        _plan(problem, "param:* = R", budget=smallest)
+        planned(problem, "param:* = R", budget=smallest)
     with pytest.warns(PreferenceWarning, match=r"no plan fits with 'param:\* ~ R'"):
-        plan = _plan(problem, "param:* ~ R", budget=smallest)
+        plan = planned(problem, "param:* ~ R", budget=smallest)
     assert plan.predicted.peak_bytes <= smallest
 
 
 def test_one_placement_for_all_axes_is_either_order_of_splitting() -> None:
-    problem = _stack(2, 4)
-    plan = _plan(problem, "param:blocks.*.weight = S0")
+    problem = stack(2, 4)
+    plan = planned(problem, "param:blocks.*.weight = S0")
     for name, storage in _storage(plan).items():
         if name.startswith("blocks.") and name.endswith(".weight"):
             assert str(storage) == "S0,S0@2"
-    given = _plan(problem, "activation:blocks.0.norm = S0")
+    given = planned(problem, "activation:blocks.0.norm = S0")
     assert str(_ops(given, "blocks.0.norm")[-1].outputs[0]) in ("S0,S0@2", "S0@4,S0")
 
 
@@ -125,7 +109,7 @@ class _WithLoss(nn.Module):
 @pytest.mark.parametrize("layout", ["S0", "S1", "R"])
 def test_pins_of_activations_hold_at_each_call_and_for_all_that_a_module_gives(layout: str) -> None:
     problem = toy(on_meta(_Twice), torch.empty(512, 16, device="meta"), on=cluster(2))
-    plan = _plan(problem, f"activation:inner = {layout}")
+    plan = planned(problem, f"activation:inner = {layout}")
     given = [node for node in plan.nodes if node.scope == "inner" and "relu" in node.target]
     assert [str(node.outputs[0].value()) for node in given] == [layout, layout]
 
@@ -154,15 +138,15 @@ def _sums(plan: Plan) -> dict[str, int]:
     ],
 )
 def test_a_preset_is_what_its_roles_are(preset: str, roles: tuple[str, str]) -> None:
-    problem = _stack(2, 4)
-    one = _plan(problem, preset)
-    other = _plan(problem, f"axis:axis0 = {roles[0]}", f"axis:1 = {roles[1]}")
+    problem = stack(2, 4)
+    one = planned(problem, preset)
+    other = planned(problem, f"axis:axis0 = {roles[0]}", f"axis:1 = {roles[1]}")
     assert (one.nodes, one.parameters) == (other.nodes, other.parameters)
 
 
 def test_an_axis_for_the_batch_splits_no_weight() -> None:
-    problem = _stack(2, 4)
-    plan = _plan(problem, "axis:0 = dp")
+    problem = stack(2, 4)
+    plan = planned(problem, "axis:0 = dp")
     parameters = {p.name for p in plan.parameters}
     nodes = list(problem.graph.nodes)
     read = [
@@ -176,18 +160,18 @@ def test_an_axis_for_the_batch_splits_no_weight() -> None:
 
 
 def test_two_schemes_for_one_axis_are_refused() -> None:
-    problem = _stack(2, 2)
+    problem = stack(2, 2)
     for texts in (["ddp", "fsdp"], ["tp", "ddp"], ["fsdp", "axis:0 = ddp"], ["axis:0 = dp", "axis:axis0 = tp"]):
         with pytest.raises(InputError, match="both say what axis 0 is for"):
-            _plan(problem, *texts)
+            planned(problem, *texts)
 
 
 # -- options of presets -----------------------------------------------------------------------------------------------
 
 
 def test_the_stage_of_zero() -> None:
-    problem = _stack(4)
-    three, two, one = (_plan(problem, text) for text in ("fsdp", "fsdp(zero=2)", "fsdp(zero=1)"))
+    problem = stack(4)
+    three, two, one = (planned(problem, text) for text in ("fsdp", "fsdp(zero=2)", "fsdp(zero=1)"))
     assert any(p.regather for p in three.parameters)
     assert not any(p.regather for p in two.parameters)
     assert [p.storage.shards((4,)) for p in two.parameters] == [p.storage.shards((4,)) for p in three.parameters]
@@ -197,9 +181,9 @@ def test_the_stage_of_zero() -> None:
 
 
 def test_tensor_parallel_with_and_without_sequences_split() -> None:
-    problem = _stack(4)
-    whole, split = (_plan(problem, text) for text in ("tp(sequence=whole)", "tp(sequence=split)"))
-    assert whole.nodes == _plan(problem, "tp").nodes
+    problem = stack(4)
+    whole, split = (planned(problem, text) for text in ("tp(sequence=whole)", "tp(sequence=split)"))
+    assert whole.nodes == planned(problem, "tp").nodes
     for i in range(3):
         assert {str(node.inputs[0].value()) for node in _ops(whole, f"blocks.{i}.norm")} == {"R"}
         assert {str(node.inputs[0].value()) for node in _ops(split, f"blocks.{i}.norm")} == {"S0"}
@@ -209,8 +193,8 @@ def test_tensor_parallel_with_and_without_sequences_split() -> None:
 
 @pytest.mark.parametrize("budget", [None, 1 << 40])
 def test_recompute_of_all_blocks(budget: int | None) -> None:
-    problem = _stack(2)
-    plans = {how: _plan(problem, f"ddp(recompute={how})", budget=budget) for how in ("never", "selective", "full")}
+    problem = stack(2)
+    plans = {how: planned(problem, f"ddp(recompute={how})", budget=budget) for how in ("never", "selective", "full")}
     assert not plans["never"].recompute
     assert [segment.inner for segment in plans["full"].recompute] == [False] * 3
     assert plans["selective"].recompute
@@ -222,8 +206,8 @@ def test_recompute_of_all_blocks(budget: int | None) -> None:
 
 
 def test_recompute_of_some_blocks() -> None:
-    problem = _stack(2, blocks=4)
-    plan = _plan(problem, "recompute:blocks.[12] = full", "recompute:blocks.3 = never")
+    problem = stack(2, blocks=4)
+    plan = planned(problem, "recompute:blocks.[12] = full", "recompute:blocks.3 = never")
     [repeat] = problem.repeats
     starts = {segment.first for segment in plan.recompute if not segment.inner}
     assert {repeat.instance(i).start for i in (1, 2)} <= starts
@@ -232,7 +216,7 @@ def test_recompute_of_some_blocks() -> None:
 
 def test_recompute_is_asked_of_blocks() -> None:
     with pytest.raises(InputError, match="nothing of what they name is a block that repeats"):
-        _plan(_stack(2), "recompute:head = full")
+        planned(stack(2), "recompute:head = full")
 
 
 # -- what cannot be ---------------------------------------------------------------------------------------------------
@@ -250,19 +234,19 @@ def test_recompute_is_asked_of_blocks() -> None:
 )
 def test_constraints_that_cannot_hold_together_are_named(texts: list[str], members: list[str] | None) -> None:
     axes = 2 if any(text.startswith("axis") for text in texts) else 1
-    problem = _stack(*[2] * axes)
+    problem = stack(*[2] * axes)
     if members is None:
         with pytest.raises(InputError, match="no placement"):
-            _plan(problem, *texts)
+            planned(problem, *texts)
         return
     with pytest.raises(InfeasibleError) as refused:
-        _plan(problem, *texts)
+        planned(problem, *texts)
     message = refused.value.message
     named = [text for text in texts if f"'{text}'" in message.partition(" cannot hold")[0]]
     assert len(named) == len(members)
     assert all(member in message for member in members)
     for left_out in named:  # any but one of them can hold
-        _plan(problem, *(text for text in named if text != left_out))
+        planned(problem, *(text for text in named if text != left_out))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +265,7 @@ def test_constraints_that_cannot_hold_together_are_named(texts: list[str], membe
 )
 def test_malformed_ones_say_what_can_be_written(text: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
-        _plan(_stack(2), text)
+        planned(stack(2), text)
     assert message in refused.value.message
 
 
@@ -295,4 +279,4 @@ def test_the_cluster_of_a_plan_is_what_constraints_name_axes_by() -> None:
         ),
     )
     problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=named)
-    assert _plan(problem, "axis:dp = fsdp", "axis:tp = tp").nodes == _plan(problem, "fsdp+tp").nodes
+    assert planned(problem, "axis:dp = fsdp", "axis:tp = tp").nodes == planned(problem, "fsdp+tp").nodes

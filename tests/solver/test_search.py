@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pulp
 import pytest
-import torch
-from toys import Stack, cluster, on_meta, toy
+from toys import stack
 
-from autopar.errors import AutoparError, InfeasibleError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.solver import make, make_plan, running, search
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
+from autopar.solver.model import Model
 from autopar.solver.outcome import NONE, Outcome
 
 
@@ -40,7 +41,7 @@ def test_where_highs_cannot_be_had_the_plan_says_so(monkeypatch: pytest.MonkeyPa
 def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem = toy(on_meta(Stack, 3), torch.empty(512, 16, device="meta"), on=cluster(2))
+    problem = stack(2)
     asked = problem.graph, problem.restricted.strategies, problem.cluster
     parameters = problem.memory.parameters
     with pytest.raises(InfeasibleError) as refused:
@@ -51,7 +52,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
 
     def late(model: Any, *given: Any) -> Outcome:
         if model.program.budget is not None:
-            raise AutoparError("the solver found no plan")
+            raise TimeLimitError("the solver found no plan")
         return whole(model, *given)
 
     monkeypatch.setattr(make, "run", late)
@@ -59,5 +60,18 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     assert plan.predicted.peak_bytes <= least
     assert plan.certificate.status == "feasible"
     assert plan.certificate.bound <= plan.certificate.objective
-    with pytest.raises(AutoparError, match="found no plan"):
+    with pytest.raises(TimeLimitError, match="found no plan"):
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
+
+
+def test_optimal_is_within_the_gap_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ties may have added is taken off the bound: the search has to go that much nearer."""
+    whole, gap = search.search, 1e-3
+
+    def barely(*given: Any, gap: float, **options: Any) -> Outcome:
+        found = whole(*given, gap=gap, **options)
+        return replace(found, bound=found.objective * (1 - gap))
+
+    monkeypatch.setattr(running, "search", barely)
+    found = running.run(Model(stack(2, 2).problem()), "highs", 60.0, gap)
+    assert found.objective * (1 - gap) <= found.bound < found.objective

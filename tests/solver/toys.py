@@ -17,8 +17,9 @@ from autopar.cost.levels import MOST
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
-from autopar.plans import Prediction
+from autopar.plans import Plan, Prediction
 from autopar.precision import Precision
+from autopar.solver import make_plan
 from autopar.solver.building import build_problem
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
@@ -220,3 +221,20 @@ def on_meta(module: type[nn.Module], *args: object) -> nn.Module:
     """A module without data."""
     with torch.device("meta"):
         return module(*args)
+
+
+def stack(*mesh: int, blocks: int = 3) -> Toy:
+    """The problem of a `Stack`."""
+    return toy(on_meta(Stack, blocks), torch.empty(512, 16, device="meta"), on=cluster(*mesh))
+
+
+def planned(problem: Toy, *constraints: str, budget: int | None = None) -> Plan:
+    """The best plan under constraints."""
+    return make_plan(
+        problem.graph,
+        problem.restricted.strategies,
+        problem.cluster,
+        parameters=problem.memory.parameters,
+        constraints=constraints,
+        memory_budget_bytes=budget,
+    )
