@@ -167,7 +167,7 @@ class _Measuring:
         """What stretches of products take longer with a collective behind each pair of them, by collective.
 
         On cores that gloo's threads share with the ranks' own, the products lose what the collectives take from caches
-        and cores, and ranks arrive when they do: small collectives take up to twice what they take alone.
+        and cores, and ranks arrive when they do: collectives take more than by themselves, small ones above all.
         """
 
         def stretch(run: Callable[[], Any], length: int) -> float:

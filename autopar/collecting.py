@@ -12,7 +12,7 @@ def collection_paused() -> Iterator[None]:
     """For the duration, no collection of cycles; as a decorator, for every call.
 
     Each full collection walks the whole graph and its strategies again, and finds nothing: half of the time of a
-    prediction, and of a plan's a sixth, if it comes just after it. Objects without cycles are freed as always.
+    prediction. One that came just after a plan would, too. Objects without cycles are freed as always.
 
     >>> with collection_paused():
     ...     gc.isenabled()
