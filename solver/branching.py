@@ -80,6 +80,8 @@ class Branching:
         while wholes.left() > 0 or wholes.best is None:
             if min(self._left(), default=math.inf) > self.limit:
                 break
+            if wholes.clock.gone > wholes.clock.limit / 2:
+                wholes.improve(self._bound())
             if not heap or wholes.closed(heap[0][0]):
                 if not cut:
                     break
@@ -120,13 +122,19 @@ class Branching:
                     self._dive(root)
         if wholes.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
-        bound = min([wholes.proven, *self._left(), wholes.best.objective])
+        if wholes.left() <= 0:
+            wholes.improve(self._bound())
+        bound = min(self._bound(), wholes.best.objective)
         return replace(wholes.best, status="optimal" if wholes.closed(bound) else "feasible", bound=bound)
 
     def _left(self) -> list[float]:
         """The bounds of the boxes that are left."""
         parts = [part for _, some in self.cut for part in some]
         return [objective for objective, _, _ in self.heap] + [part.objective for part in parts]
+
+    def _bound(self) -> float:
+        """What every solution costs that is not known yet."""
+        return min([self.wholes.proven, *self._left()])
 
     def _push(self, node: Outcome) -> None:
         if node.status not in ("closed", "infeasible"):

@@ -28,7 +28,7 @@ from autopar.solver.problem import Problem
 from autopar.solver.refusal import too_small
 from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.rows import Rows
-from autopar.solver.running import price, run
+from autopar.solver.running import price, run, run_near
 from autopar.solver.smallest import smallest_budget
 from autopar.solver.solution import Solution, node_plans, read_solution
 from autopar.strategies.strategy import Strategy
@@ -186,12 +186,13 @@ def _solve(
     watch.lap("build")
     try:
         outcome = run(model, solver, end - cpu_seconds(), gap)
-    except TimeLimitError:  # the plan that takes the least memory may fit
+    except TimeLimitError:  # the plan that takes the least memory may fit, and one near it be faster
         smallest = smallest_budget(problem, solver, gap)
-        watch.lap("ilp")
         if smallest is None or smallest.budget_bytes > budget:
             raise
-        solution = replace(read_solution(smallest.model, smallest.outcome), status="feasible", bound=free)
+        outcome = run_near(model, smallest.outcome.values, solver, gap, time_limit / 6)
+        watch.lap("ilp")
+        solution = replace(read_solution(model, outcome), status="feasible", bound=free)
         told = _predicted(solution, memory, cluster, repeats)
         if told[0].peak_bytes > budget:
             raise

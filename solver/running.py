@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from autopar.solver.linear import Array
 from autopar.solver.model import OBJECTIVE, Model
 from autopar.solver.outcome import Outcome
 from autopar.solver.search import search
+from autopar.solver.windows import improved
 
 _PLAIN = 1e-5  # what one departure from the plainest plan costs in the program
 
@@ -22,6 +24,13 @@ def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: f
     nearer = max(gap / 2, gap - _slack(model) / OBJECTIVE)
     outcome = search(model.program, solver, time_limit=time_limit, gap=nearer, patience=patience)
     return in_seconds(model, outcome)
+
+
+def run_near(model: Model, values: Array, solver: str, gap: float, seconds: float) -> Outcome:
+    """The best solution that some seconds find near one that is known (`autopar.solver.windows`), without a bound."""
+    price(model)
+    known = Outcome("feasible", values, float(model.program.cost @ values), 0.0)
+    return in_seconds(model, improved(model.program, solver, gap, known, seconds))
 
 
 def price(model: Model) -> None:

@@ -46,10 +46,17 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
     """The variables, in order, that solutions of at most this cost can use; `root`: the program's relaxation."""
     matrix = program.matrix()
     matrix.bound({})
-    held = (matrix.lower != 0) | ~matrix.whole
-    held[[v for pair in (*program.early, *program.kept.items()) for v in pair]] = True
+    held = held_of(program)
     kept = without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
     return np.flatnonzero(matrix.with_company(kept))
+
+
+def held_of(program: Program) -> Array:
+    """Whether a variable is in every part of a program, whatever it costs; of the bounds that its matrix has."""
+    matrix = program.matrix()
+    held: Array = (matrix.lower != 0) | ~matrix.whole
+    held[[v for pair in (*program.early, *program.kept.items()) for v in pair]] = True
+    return held
 
 
 def part_of(program: Program, kept: Array) -> Shrunk:

@@ -16,12 +16,14 @@ from autopar.solver.linear import Array
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.pricing import least_more
 from autopar.solver.program import Program
-from autopar.solver.shrunk import without_zeros
+from autopar.solver.shrunk import held_of, without_zeros
+from autopar.solver.windows import improved
 
 FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
 _FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once, of a large program or not
 _FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
 _NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
+_NEAR_BEST = 1 / 6  # of the limit of time: how long a better solution is looked for near the best one
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
@@ -34,6 +36,7 @@ class Wholes:
         self.slow = len(program.names) > FEW
         self.proven = math.inf
         self._nodes = _NODES
+        self._was_improved = False
 
     def left(self) -> float:
         return self.clock.left(self.best is not None)
@@ -68,7 +71,7 @@ class Wholes:
         """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)
-        held = self._held()
+        held = held_of(self.program)
         kept = without_zeros(matrix, held | ~matrix.integer | (node.values > WHOLE), held)
         kept = np.flatnonzero(matrix.with_company(kept))
         found = self.program.integrate(self.solver, kept, self.left(), self.gap, node.counts, cutoff=self.enough())
@@ -123,6 +126,12 @@ class Wholes:
         self._take(found)
         return max(node.objective, min(found.bound, enough))
 
+    def improve(self, bound: float) -> None:
+        """Look once, for a part of the time, for a better solution near the best one, if `bound` says there may be."""
+        if self.best is not None and not self._was_improved and not self.closed(bound):
+            self._was_improved = True
+            self.best = improved(self.program, self.solver, self.gap, self.best, _NEAR_BEST * self.clock.limit)
+
     def _take(self, found: Outcome) -> None:
         if len(found.values) and (self.best is None or found.objective < self.best.objective):
             self.best = found
@@ -148,14 +157,7 @@ class Wholes:
         matrix = self.program.matrix()
         matrix.bound(node.counts)
         more = least_more(matrix, node.reduced)
-        return np.flatnonzero((self._held() | (node.objective + more <= limit)) & (matrix.upper > 0))
-
-    def _held(self) -> Array:
-        """The variables that are in every part of the program."""
-        matrix = self.program.matrix()
-        held = (matrix.lower != 0) | ~matrix.whole
-        held[[v for pair in (*self.program.early, *self.program.kept.items()) for v in pair]] = True
-        return held
+        return np.flatnonzero((held_of(self.program) | (node.objective + more <= limit)) & (matrix.upper > 0))
 
     def _entered(self, node: Outcome) -> Array:
         """The variables that relaxations have made use of."""

@@ -1,0 +1,62 @@
+"""A few ops at a time choose anew: never dearer, within all rows, and better than what takes the least memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_branches import four
+from test_relaxation import program
+
+from autopar.solver import wholes
+from autopar.solver.linear import Array
+from autopar.solver.model import Model
+from autopar.solver.outcome import Outcome
+from autopar.solver.rows import Rows
+from autopar.solver.running import run, run_near
+from autopar.solver.search import search
+from autopar.solver.smallest import smallest_budget
+
+
+def _is_solution(model: Model, values: Array) -> bool:
+    matrix = model.program.matrix()
+    matrix.bound({})
+    sums = np.bincount(matrix.row, matrix.value * values[matrix.column], minlength=matrix.lines)
+    slack = 1e-5 * np.maximum(1.0, np.bincount(matrix.row, np.abs(matrix.value), minlength=matrix.lines))
+    within = (sums >= matrix.least - slack) & (sums <= matrix.most + slack)
+    return bool(within.all() and (values[matrix.integer] == np.round(values[matrix.integer])).all())
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("part", [0.02, 0.3])
+def test_from_the_least_memory_to_nearly_the_best(mesh: tuple[int, ...], part: float) -> None:
+    problem, least, most = four(*mesh)
+    model = Model(problem.problem())
+    Rows(model, least + part * (most - least))
+    best = run(model, "highs", 60.0, 1e-4)
+    smallest = smallest_budget(problem.problem(), "highs", 1e-4)
+    assert smallest is not None
+    start = run_near(model, smallest.outcome.values, "highs", 1e-4, 0.0)  # no time: what it was given
+    found = run_near(model, smallest.outcome.values, "highs", 1e-4, 8.0)
+    assert best.objective * (1 - 1e-4) <= found.objective < start.objective
+    assert found.objective <= 1.1 * best.objective
+    assert _is_solution(model, found.values)
+    again = run_near(model, best.values, "highs", 1e-4, 8.0)
+    assert again.objective == pytest.approx(best.objective, rel=2e-4)
+
+
+def test_a_search_that_time_ends_looks_near_its_best_solution_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, whole, seen = program(0.02, 2, 2), wholes.improved, list[tuple[Outcome, Outcome]]()
+
+    def noted(program: Any, solver: str, gap: float, best: Outcome, seconds: float) -> Outcome:
+        found = whole(program, solver, gap, best, 5.0)
+        seen.append((best, found))
+        return found
+
+    monkeypatch.setattr(wholes, "improved", noted)
+    found = search(asked, time_limit=1e-3)
+    [(first, better)] = seen
+    assert found.status == "feasible"
+    assert found.objective == better.objective <= first.objective
+    assert found.bound <= found.objective
