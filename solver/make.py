@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -111,7 +111,7 @@ def make_plan(
     return Plan(
         mesh_shape=cluster.shape,
         axis_names=cluster.axis_names,
-        cluster=asdict(cluster),
+        cluster=cluster.to_dict(),
         fingerprints=dict(fingerprints or {}),
         precision=precision.to_dict(),
         micro_batches=micro_batches,
