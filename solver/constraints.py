@@ -45,7 +45,7 @@ def restrict(
             )
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
     for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
-        found = hold(found, memory, pin)
+        found = hold(found, memory, pin, axis_names)
     for pin in pins:
         if is_overruled(found, memory, pin):
             raise ExcludedError(pin.text, "later constraints ask other recompute of all that it names")

@@ -23,6 +23,7 @@ from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
+from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import too_small
@@ -103,6 +104,7 @@ def make_plan(
         except InfeasibleError:  # an op has no way to run, or none to get what it reads
             return False
 
+    warn_of_idle(strategies, memory, constraints, cluster.axis_names)
     problem, solution, told = satisfied(constraints, solved, possible)
     predicted, collectives, buckets = told
     objective = predicted.step_seconds
