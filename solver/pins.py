@@ -102,7 +102,7 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
     if pin.kind == "recompute":
         if pin.wanted not in RECOMPUTE or pin.sign != "=":
             raise InputError(f"constraint '{pin.text}': recompute is pinned with =, to {', '.join(RECOMPUTE)}")
-        nodes = _named(memory, pin)
+        nodes = named(memory, pin)
         return restricted.marked(nodes, pin.text).recomputing(nodes, pin.wanted)
     strategies, spoken, changes = dict(restricted.strategies), spoken_of(memory, pin, axis_names), False
     for node in spoken.places:
@@ -113,16 +113,17 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
         strategies[node] = left or before
         changes |= len(strategies[node]) < len(before)
     # One that takes nothing away leaves equal blocks equal.
-    return replace(restricted, strategies=strategies).marked(_named(memory, pin), pin.text) if changes else restricted
+    return replace(restricted, strategies=strategies).marked(named(memory, pin), pin.text) if changes else restricted
 
 
 def spoken_of(memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Spoken:
     """Raises InputError where a pin of layouts is malformed or matches nothing."""
     form = _form(pin, axis_names)
-    return Spoken(pin, _fitting(memory, pin, _named(memory, pin), form), form, memory.mesh_shape)
+    return Spoken(pin, _fitting(memory, pin, named(memory, pin), form), form, memory.mesh_shape)
 
 
-def _named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
+def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
+    """The nodes that a pin speaks of, with places as in `Spoken`; raises InputError where there are none."""
     nodes = _matching(memory, pin.kind, pin.pattern)
     if not nodes:
         raise InputError(f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]} is called '{pin.pattern}'")

@@ -214,11 +214,6 @@ def test_recompute_of_some_blocks() -> None:
     assert not any(segment.first >= repeat.instance(3).start for segment in plan.recompute)
 
 
-def test_recompute_is_asked_of_blocks() -> None:
-    with pytest.raises(InputError, match="nothing of what they name is a block that repeats"):
-        planned(stack(2), "recompute:head = full")
-
-
 # -- what cannot be ---------------------------------------------------------------------------------------------------
 
 
