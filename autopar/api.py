@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from autopar.argument_checks import count_of
+from autopar.argument_checks import check_names, count_of, module_of
 from autopar.call_arguments import sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
@@ -117,6 +117,7 @@ def compare(
     arguments and errors as in `plan`. Tracing, annotating and listing strategies are done once; of several numbers of
     `micro_batches` the fastest is found first, and all else is planned with it.
     """
+    check_names("compare", options, CommonOptions.__annotations__)
     names = check_asked(against, tradeoff)
     request = request_of(mesh, **options)
     prepared, chosen = fastest(prepared_for(micro_batches, model, meta_args, concrete_args, request))
@@ -145,7 +146,9 @@ def search(
     arguments and errors as in `plan`, but a mesh on which nothing fits, or that has too few axes for a constraint, is a
     result without a plan.
     """
+    check_names("search", options, CommonOptions.__annotations__)
     count_of("most_axes", most_axes)
+    count_of("devices", devices)
     request = request_of(Cluster.preset(preset, (devices,)), **options)
     ready = list(prepared_for(micro_batches, model, meta_args, concrete_args, request))
     return ranked(list(planned_meshes(ready, preset, list(factorisations(devices, most_axes)))))
@@ -164,6 +167,7 @@ def simulate(
     `model` and the examples are those of the plan. `autopar.report.streams` draws the result and exports a Chrome
     trace. Raises PlanMismatchError where the plan is one of another model or graph.
     """
+    plan = Plan.given(plan)
     request = request_of(
         Cluster.from_dict(plan.cluster),
         precision=Precision.from_dict(plan.precision),
@@ -216,9 +220,9 @@ def autoparallelize(
     digests: dict[str, str] = {}
     watch = Stopwatch()
     try:
-        check_unplanned(model)
+        check_unplanned(module_of(model))
         if plan is not None:
-            _check_mesh(plan, device_mesh)
+            _check_mesh(Plan.given(plan), device_mesh)
             micro_batches, inputs = plan.micro_batches, plan.inputs
             precision = Precision.from_dict(plan.precision)
         request = request_of(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from autopar.errors import InputError
 
@@ -27,6 +31,48 @@ def seconds_of(name: str, value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise InputError(f"{name} is {value!r}: it must be a number, more than 0 seconds")
     return value
+
+
+def flag_of(name: str, value: Any) -> bool:
+    """True or False, and nothing that stands for one."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}: it must be True or False")
+    return value
+
+
+def module_of(value: Any) -> nn.Module:
+    """A model."""
+    if not isinstance(value, nn.Module):
+        raise InputError(f"the model is of {type(value).__name__}: it must be a torch.nn.Module")
+    return value
+
+
+def loss_of(value: Any) -> Callable[..., Any] | None:
+    """What is called with the model's output; None where the model itself returns the loss."""
+    if isinstance(value, type):
+        raise InputError(f"loss_fn is the class {value.__name__}: give what is called, such as {value.__name__}()")
+    if value is not None and not callable(value):
+        raise InputError(
+            f"loss_fn is {value!r}: it must be callable with the model's output, and return the loss; for example "
+            "loss_fn=lambda output, labels: torch.nn.functional.cross_entropy(output, labels), with an example of "
+            "'labels' in meta_args"
+        )
+    return value
+
+
+def path_of(what: str, value: Any) -> Path:
+    """Where something is, or goes."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise InputError(f"{what} is read from a path, and {type(value).__name__} is none: give text or a Path")
+    return Path(value)
+
+
+def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError, as Python itself does, for a keyword argument that a call does not take."""
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{call}() got an unexpected keyword argument '{name}'; it takes {', '.join(known)} too")
 
 
 def texts_of(name: str, value: Any) -> tuple[str, ...]:

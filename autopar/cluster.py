@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autopar.argument_checks import count_of, path_of
 from autopar.errors import InputError
 from autopar.hardware import Axis, Device, Node
 from autopar.presets import ALIASES, PRESETS, network, preset_of_device_name
@@ -62,15 +63,14 @@ class Cluster:
         preset = PRESETS.get(ALIASES.get(name, name)) if isinstance(name, str) else None
         if preset is None:
             known = ", ".join([*PRESETS, *ALIASES])
-            raise InputError(f"cluster preset {name!r} is unknown: use one of {known}, or a profile (a .json file)")
+            told = repr(name) if isinstance(name, str) else f"of {type(name).__name__}"
+            raise InputError(f"cluster preset {told} is unknown: use one of {known}, or a profile (a .json file)")
         device, node = preset
         if between_nodes is not None:
             rate, latency = network(between_nodes)
             node = replace(node, network_bytes_per_s=rate, network_latency_seconds=latency)
         if devices_per_node is not None:
-            if devices_per_node < 1:
-                raise InputError(f"devices_per_node is {devices_per_node}: it must be 1 or more")
-            node = replace(node, devices=devices_per_node)
+            node = replace(node, devices=count_of("devices_per_node", devices_per_node))
         mesh_shape, names = _checked_mesh(shape, axis_names)
         return Cluster(device, node.axes(mesh_shape, names), source=f"preset {device.name}")
 
@@ -84,7 +84,10 @@ class Cluster:
         if isinstance(mesh, Cluster):
             return mesh
         if not all(hasattr(mesh, name) for name in ("device_type", "mesh", "mesh_dim_names")):
-            raise InputError(f"the mesh must be a DeviceMesh or a Cluster, not {type(mesh).__name__}")
+            raise InputError(
+                f"the mesh must be a DeviceMesh or a Cluster, such as Cluster.preset('h100', (2, 4)), not "
+                f"{type(mesh).__name__}"
+            )
         device, node = PRESETS[_preset_of_device(mesh.device_type)]
         if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun knows how many ranks share a host
             node = replace(node, devices=int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -100,7 +103,7 @@ class Cluster:
     def load(path: str | Path) -> Cluster:
         """Read a cluster that `save` wrote; InputError for a file that is missing or is none."""
         try:
-            return Cluster.from_dict(json.loads(Path(path).read_text()))
+            return Cluster.from_dict(json.loads(path_of("a cluster", path).read_text()))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise InputError(f"no cluster can be read from {path}: {error}") from error
 
@@ -132,7 +135,7 @@ def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[s
         raise InputError(f"mesh shape {shape} must be one or more positive integers, as in (4, 8)")
     if axis_names is None:
         return shape, tuple(f"axis{i}" for i in range(len(shape)))
-    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    names = tuple(axis_names) if isinstance(axis_names, (tuple, list)) else (axis_names,)
     if not all(isinstance(name, str) and name for name in names):
         raise InputError(f"mesh axis names {names} must be non-empty strings")
     if len(names) != len(shape):

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.argument_checks import count_of, seconds_of, texts_of
+from autopar.argument_checks import count_of, flag_of, loss_of, module_of, seconds_of, texts_of
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.errors import AutoparError, InputError, UntraceableError
@@ -113,8 +113,8 @@ def request_of(
         constraints=texts_of("constraints", constraints),
         inputs=inputs,
         time_limit=seconds_of("time_limit", time_limit),
-        loss_fn=loss_fn,
-        compiled=compiled,
+        loss_fn=loss_of(loss_fn),
+        compiled=flag_of("compiled", compiled),
     )
 
 
@@ -146,8 +146,7 @@ def trace_for(
     Modules that cannot be traced, and those that the constraints ask for, are leaves; the former with a warning.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"the model is of {type(model).__name__}: it must be a torch.nn.Module")
+    module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
     with_grad = torch.is_grad_enabled()  # not so in inference mode
     off, on = torch.inference_mode(False), torch.set_grad_enabled(with_grad)

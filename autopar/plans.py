@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autopar.argument_checks import path_of
 from autopar.errors import InputError, LayoutError, PlanMismatchError
 from autopar.json_form import json_form, revived
 from autopar.layout import Layout
@@ -226,7 +227,7 @@ class Plan(Shown):
         """Read a plan that `save` wrote; raises PlanMismatchError for another version or a damaged file, and InputError
         for one that is missing or no text."""
         try:
-            text = Path(path).read_text()
+            text = path_of("a plan", path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"no plan can be read from {path}: {error}; `Plan.save` and `autopar plan --out` write such files"
@@ -238,6 +239,8 @@ class Plan(Shown):
 
     @staticmethod
     def from_json(text: str, source: str = "plan") -> Plan:
+        if not isinstance(text, str):
+            raise InputError(f"a plan in JSON is text, not {type(text).__name__}: `Plan.to_json` makes such text")
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -252,6 +255,15 @@ class Plan(Shown):
         if len(plan.mesh_shape) != len(plan.axis_names):
             raise PlanMismatchError(
                 f"{source} is a damaged plan (its mesh and the names of its axes differ): plan again"
+            )
+        return plan
+
+    @staticmethod
+    def given(plan: object) -> Plan:
+        """A plan as an argument; InputError for anything else."""
+        if not isinstance(plan, Plan):
+            raise InputError(
+                f"the plan is of {type(plan).__name__}: give a Plan, as `plan` makes it and `Plan.load` reads it"
             )
         return plan
 

@@ -49,7 +49,7 @@ class Precision:
             return _NAMED["bf16"] if device_kind == "cuda" else Precision()
         if isinstance(value, torch.dtype):
             return Precision(value, value, value)
-        if value in _NAMED:
+        if isinstance(value, str) and value in _NAMED:
             return _NAMED[value]
         raise InputError(f"precision {value!r} is unknown: use one of {', '.join(_NAMED)} or autopar.Precision(...)")
 

@@ -102,6 +102,8 @@ def network(text: str) -> tuple[float, float]:
     >>> network("8xhdr")
     (180000000000.0, 1e-05)
     """
+    if not isinstance(text, str):
+        raise InputError(f"network {text!r} is no text: write the cards of a node as in '8xhdr'")
     count, _, name = text.partition("x") if text[:1].isdigit() else ("1", "x", text)
     if name not in NETWORKS or not count.isdigit() or int(count) < 1:
         known = ", ".join(NETWORKS)

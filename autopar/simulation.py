@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
-from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.blocks import Repeat, repeats_under
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
@@ -134,8 +134,7 @@ class Restated:
         pins = [pin for pin in split_requests(plan.constraints)[1] if not is_scheme(pin)]
         # blocks with other pins are not equal
         marks = restrict(prepared.strategies, memory, pins, cluster.axis_names).marks
-        repeats = find_repeats(graph, lambda node: marks.get(node, ())) if marks else prepared.repeats
-        return Restated(plan, cluster, memory, chosen, repeats)
+        return Restated(plan, cluster, memory, chosen, repeats_under(graph, marks, prepared.repeats))
 
     @collection_paused()
     def predicted(self) -> Prediction:

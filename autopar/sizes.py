@@ -18,6 +18,7 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_MORE = "it must be more than zero bytes, like '70GiB' or '80GB'"
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 
 
@@ -36,16 +37,20 @@ def parse_bytes(value: int | str) -> int:
         amount = value
     else:
         match = _AMOUNT.fullmatch(value.strip())
+        if match is None and value.strip().startswith("-"):
+            raise InputError(f"{value!r} is no amount of memory: {_MORE}")
         if match is None:
             raise InputError(f"{value!r} is no amount of memory: write a number and a unit, like '70GiB' or '80GB'")
         number, unit = match.groups()
+        if not unit and not Fraction(number):
+            raise InputError(f"{value!r} is no amount of memory: {_MORE}")
         if not unit:
             raise InputError(f"{value!r} has no unit: write '{number}GiB' or '{number}GB' (or '{number}B' for bytes)")
         if unit.upper() not in _UNITS:
             raise InputError(f"unit {unit!r} in {value!r} is unknown: use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
         amount = int(Fraction(number) * _UNITS[unit.upper()])  # as it is written: no float's rounding
     if amount <= 0:
-        raise InputError(f"{value!r} is no amount of memory: it must be more than zero bytes")
+        raise InputError(f"{value!r} is no amount of memory: {_MORE}")
     return amount
 
 

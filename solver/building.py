@@ -9,13 +9,14 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
-from autopar.cost.levels import MOST, Levels, levels_of
+from autopar.cost.levels import MOST, Levels
 from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
 from autopar.graph import TensorRef, is_getitem, output_tensors
+from autopar.solver.parts import Wish, levels_for, wish_of
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
-from autopar.solver.restricted import RECOMPUTE, Recompute, Restricted
+from autopar.solver.restricted import Restricted
 
 MANY_CHOICES = 1500
 """Of the ops of a block: with more, several levels below the whole block take longer than planning may, and one is
@@ -109,24 +110,24 @@ class _Builder:
                 members.append(len(self.ops))
                 again = self._again(nodes, offset, levels) if levels else Again()
                 self.ops.append(Op(node, len(self.stages), choices[node], again))
-        asked = self._asked(nodes) if levels is not None else None
-        self.stages.append(Stage(count, tuple(members), repeat, first, levels, asked))
+        least, whole = 0, None
+        if levels is not None:
+            wish = self._wish(nodes)
+            least = len(levels) if wish.whole else min(1, len(levels) - (wish.whole is False)) if wish.some else 0
+            whole = wish.whole
+        self.stages.append(Stage(count, tuple(members), repeat, first, levels, least, whole is not False))
 
-    def _asked(self, nodes: Sequence[fx.Node]) -> Recompute | None:
-        """What is asked of the recompute of a block: of several things that which keeps most."""
-        asked = {self.restricted.recompute.get(node) for node in nodes}
-        return next((one for one in RECOMPUTE if one in asked), None)
+    def _wish(self, nodes: Sequence[fx.Node]) -> Wish:
+        return wish_of(self.memory, self.restricted.recompute, nodes)
 
     def _levels(self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]]) -> Levels | None:
         """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
-        if not self.recompute or not replay_end(self.memory, nodes) or self._asked(nodes) == "never":
+        if not self.recompute or not replay_end(self.memory, nodes):
             return None
         many = sum(len(some) for some in choices.values()) > MANY_CHOICES
         most = min(self.inner_levels, 1) if many else self.inner_levels
-        if not most:
-            return Levels((), len(nodes))
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
-        return levels_of(self.memory, nodes, lambda node: seconds.get(node, 0.0), most=most)
+        return levels_for(self.memory, nodes, self._wish(nodes), lambda node: seconds.get(node, 0.0), most)
 
     def _again(self, nodes: Sequence[fx.Node], offset: int, levels: Levels) -> Again:
         if not in_segment(nodes[offset]):
@@ -172,6 +173,8 @@ class _Builder:
         Blocks that share have equal strategies, what they make is read by the next block or after the last, and what
         the first one reads is like what the others read.
         """
+        if repeat.count == 1:
+            return 1
         alone = 0 if self._equal(repeat, 0) and self._reads_alike(repeat) else 1
         own = not all(self._equal(repeat, i) for i in range(1, repeat.count - 1))
         return repeat.count if own or self._reaches_further(repeat, alone) else alone

@@ -5,6 +5,7 @@ comes here: `autopar.leaf_requests`.
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -38,14 +39,16 @@ def restrict(
         elif pin is not None:
             pins.append(pin)
         else:
+            close = difflib.get_close_matches(text.lower().replace(" ", ""), PRESETS, n=1)
+            meant = f" Did you mean '{close[0]}'?" if close else ""
             raise InputError(
                 f"constraint '{text}' is no preset ({', '.join(PRESETS)}), no role of an axis ('axis:NAME = role') and "
                 "no pin: write 'kind:pattern = layout', with != to forbid it and ~ to prefer it, and a kind of "
-                f"{', '.join(KINDS)}"
+                f"{', '.join(KINDS)}.{meant}"
             )
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
     for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
-        found = hold(found, memory, pin)
+        found = hold(found, memory, pin, axis_names)
     for pin in pins:
         if is_overruled(found, memory, pin):
             raise ExcludedError(pin.text, "later constraints ask other recompute of all that it names")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.blocks import Repeat, repeats_under
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict
@@ -23,7 +23,9 @@ from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
+from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
+from autopar.solver.parts import check_recompute
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import too_small
 from autopar.solver.restricted import Restricted, Strategies
@@ -89,10 +91,10 @@ def make_plan(
     def restricted(texts: Sequence[str]) -> tuple[StepMemory, Restricted]:
         """What some constraints leave, and the blocks that are equal under them."""
         left = restrict(stored, memory, texts, cluster.axis_names)
-        known = repeats
-        if known is None or left.marks:
-            known = find_repeats(graph, (lambda node: left.marks.get(node, ())) if left.marks else None)
-        return replace(memory, repeats=known), left
+        found = replace(memory, repeats=repeats_under(graph, left.marks, repeats))
+        if train:
+            check_recompute(texts, found, left)
+        return found, left
 
     def solved(texts: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
         return _solve(*restricted(texts), cluster, texts, budget, time_limit, gap, solver, fold, watch)
@@ -103,6 +105,7 @@ def make_plan(
         except InfeasibleError:  # an op has no way to run, or none to get what it reads
             return False
 
+    warn_of_idle(strategies, memory, constraints, cluster.axis_names)
     problem, solution, told = satisfied(constraints, solved, possible)
     predicted, collectives, buckets = told
     objective = predicted.step_seconds
@@ -111,7 +114,7 @@ def make_plan(
     return Plan(
         mesh_shape=cluster.shape,
         axis_names=cluster.axis_names,
-        cluster=asdict(cluster),
+        cluster=cluster.to_dict(),
         fingerprints=dict(fingerprints or {}),
         precision=precision.to_dict(),
         micro_batches=micro_batches,
@@ -176,11 +179,6 @@ def _solve(
         if told[0].peak_bytes <= budget:
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
-    if memory.train and restricted.forces_replays and not any(stage.asked for stage in problem.stages):
-        raise InputError(
-            "constraints ask for recompute, but nothing of what they name is a block that repeats: two or more that "
-            "are alike, and of which the constraints say the same"
-        )
     model = Model(problem)
     Rows(model, budget * (1 - 1e-6))
     watch.lap("build")

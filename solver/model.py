@@ -276,7 +276,5 @@ class Model:
 
 def _range(stage: Stage, level: int) -> tuple[float, float]:
     """How many blocks may recompute at a level or a higher one, as the user asks."""
-    many, inner = float(stage.count), stage.depth > 1
-    if stage.asked == "full" or (stage.asked == "selective" and inner and level == 1):
-        return many, many
-    return 0.0, 0.0 if stage.asked == "selective" and level == stage.depth else many
+    many = float(stage.count)
+    return many if level <= stage.least else 0.0, many if stage.may_be_whole or level < stage.depth else 0.0

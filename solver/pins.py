@@ -32,6 +32,12 @@ from autopar.strategies.strategy import Strategy
 
 KINDS = {"param": "parameter", "input": "input", "activation": "module", "output": "output", "recompute": "module"}
 _FORM = re.compile(r"\s*(\w+)\s*:\s*(.+?)\s*(!=|~|=)\s*(.+?)\s*")
+_GIVEN = {
+    "param": "no parameter that it names",
+    "input": "no input that it names",
+    "activation": "nothing that these modules give",
+    "output": "no output that it names",
+}
 _FEW = 2  # layouts that a message tells
 _ANY_OUTER = 0  # of a placement that does not say how a dim is nested
 
@@ -65,30 +71,63 @@ def is_preference(text: str) -> bool:
     return pin is not None and pin.sign == "~"
 
 
-def hold(restricted: Restricted, memory: StepMemory, pin: Pin) -> Restricted:
+@dataclass(frozen=True)
+class Spoken:
+    """Of what a pin of layouts speaks: some outputs of some nodes (of the output node: inputs), and in which form."""
+
+    pin: Pin
+    places: Mapping[fx.Node, tuple[int, ...]]
+    form: Form
+    mesh_shape: tuple[int, ...]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the form is that of every layout."""
+        return all(wanted is None for wanted in self.form)
+
+    def layouts(self, node: fx.Node, strategy: Strategy) -> list[Layout]:
+        layouts = strategy.inputs if self.pin.kind == "output" else strategy.outputs
+        return [layouts[i] for i in self.places[node]]
+
+    def holds(self, node: fx.Node, strategy: Strategy) -> bool:
+        fits = [_fits(layout, self.form, self.mesh_shape) for layout in self.layouts(node, strategy)]
+        return not any(fits) if self.pin.sign == "!=" else all(fits)
+
+
+def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Restricted:
     """The strategies in which a pin holds.
 
     Raises InputError where it is malformed or matches nothing, ExcludedError where it leaves an op none.
     """
-    nodes = _matching(memory, pin.kind, pin.pattern)
-    if not nodes:
-        raise InputError(f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]} is called '{pin.pattern}'")
-    marks = dict(restricted.marks)
-    for node in nodes:
-        marks[node] = (*marks.get(node, ()), pin.text)
     if pin.kind == "recompute":
         if pin.wanted not in RECOMPUTE or pin.sign != "=":
             raise InputError(f"constraint '{pin.text}': recompute is pinned with =, to {', '.join(RECOMPUTE)}")
-        return replace(restricted, marks=marks).recomputing(nodes, pin.wanted)
-    form = _form(pin, len(memory.mesh_shape))
-    strategies = dict(restricted.strategies)
-    for node, places in _fitting(memory, pin, nodes, form).items():
+        nodes = named(memory, pin)
+        return restricted.marked(nodes, pin.text).recomputing(nodes, pin.wanted)
+    strategies, spoken, changes = dict(restricted.strategies), spoken_of(memory, pin, axis_names), False
+    for node in spoken.places:
         before = strategies.get(node, ())
-        left = tuple(s for s in before if _holds(s, pin, places, form, memory.mesh_shape))
+        left = tuple(s for s in before if spoken.holds(node, s))
         if before and not left and pin.sign != "~":
-            raise ExcludedError(pin.text, f"{_told(memory, node)} has no way to lie so{_others(before, pin, places)}")
+            raise ExcludedError(pin.text, f"{told(memory, node)} has no way to lie so{_others(spoken, node, before)}")
         strategies[node] = left or before
-    return replace(restricted, strategies=strategies, marks=marks)
+        changes |= len(strategies[node]) < len(before)
+    # One that takes nothing away leaves equal blocks equal.
+    return replace(restricted, strategies=strategies).marked(named(memory, pin), pin.text) if changes else restricted
+
+
+def spoken_of(memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Spoken:
+    """Raises InputError where a pin of layouts is malformed or matches nothing."""
+    form = _form(pin, axis_names)
+    return Spoken(pin, _fitting(memory, pin, named(memory, pin), form), form, memory.mesh_shape)
+
+
+def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
+    """The nodes that a pin speaks of, with places as in `Spoken`; raises InputError where there are none."""
+    nodes = _matching(memory, pin.kind, pin.pattern)
+    if not nodes:
+        raise InputError(f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]} is called '{pin.pattern}'")
+    return nodes
 
 
 def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:
@@ -132,37 +171,32 @@ def _fitting(
     memory: StepMemory, pin: Pin, nodes: Mapping[fx.Node, tuple[int, ...]], form: Form
 ) -> Mapping[fx.Node, tuple[int, ...]]:
     """Of what a module gives, the tensors that have the dims that the layout splits: a loss beside them has none."""
-    if pin.kind != "activation":
-        return nodes
     rank = 1 + max((wanted.dim for wanted in form if wanted is not None and wanted.is_sharded), default=-1)
-    found = {
-        node: tuple(i for i in places if tensor_of(TensorRef(node, i)).dim() >= rank) for node, places in nodes.items()
-    }
-    found = {node: places for node, places in found.items() if places}
+    found: dict[fx.Node, tuple[int, ...]] = {}
+    for node, places in nodes.items():
+        refs = memory.inputs[node] if pin.kind == "output" else [TensorRef(node, i) for i in range(1 + max(places))]
+        if fitting := tuple(i for i in places if tensor_of(refs[i]).dim() >= rank):
+            found[node] = fitting
     if not found:
-        raise InputError(f"constraint '{pin.text}': nothing that these modules give has {rank} dims")
-    return found
+        raise InputError(f"constraint '{pin.text}': {_GIVEN[pin.kind]} has {rank} dims")
+    return found if pin.kind == "activation" else nodes
 
 
-def _holds(strategy: Strategy, pin: Pin, places: Sequence[int], form: Form, mesh_shape: Sequence[int]) -> bool:
-    layouts = strategy.inputs if pin.kind == "output" else strategy.outputs
-    fits = [_fits(layouts[i], form, mesh_shape) for i in places]
-    return not any(fits) if pin.sign == "!=" else all(fits)
-
-
-def _others(strategies: Sequence[Strategy], pin: Pin, places: Sequence[int]) -> str:
+def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
     """How it can lie, where that is soon told."""
-    layouts = (s.inputs if pin.kind == "output" else s.outputs for s in strategies)
-    known = dict.fromkeys(str(some[i]) for some in layouts for i in places)
+    known = dict.fromkeys(str(layout) for one in strategies for layout in spoken.layouts(node, one))
     return f", only as {' or '.join(known)}" if len(known) <= _FEW else ""
 
 
-def _form(pin: Pin, axes: int) -> Form:
+def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
     """A layout with free axes (None); one placement alone stands for all axes."""
     parts = [part.strip() for part in pin.wanted.split(",")]
-    parts = parts * axes if len(parts) == 1 else parts
-    if len(parts) != axes:
-        raise InputError(f"constraint '{pin.text}' has {len(parts)} placements, the mesh has {axes} axes")
+    parts = parts * len(axis_names) if len(parts) == 1 else parts
+    if len(parts) != len(axis_names):
+        raise InputError(
+            f"constraint '{pin.text}' has {len(parts)} placements, and the axes of the mesh are "
+            f"{', '.join(axis_names)}: write one for each, or a single one for all"
+        )
     try:
         form = [None if part == "*" else Placement.parse(part) for part in parts]
     except LayoutError as error:
@@ -196,7 +230,7 @@ def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
     return True
 
 
-def _told(memory: StepMemory, node: fx.Node) -> str:
+def told(memory: StepMemory, node: fx.Node) -> str:
     """A node as the user knows it."""
     if memory.is_parameter(node):
         return f"'{node.target}'"

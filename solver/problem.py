@@ -19,7 +19,6 @@ from autopar.cost.buckets import Grouping
 from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
 from autopar.graph import TensorRef
-from autopar.solver.restricted import Recompute
 from autopar.strategies.strategy import Strategy
 
 Kind = Literal["plain", "inner", "first", "next", "outer", "each"]
@@ -60,7 +59,8 @@ class Op:
 class Stage:
     """A stretch of the graph: `count` equal blocks (`repeat`, blocks `first` and on), or what lies between.
 
-    `levels`: those at which its blocks may be recomputed, if any; `asked`: what the user asks of them.
+    `levels`: those at which its blocks may be recomputed, if any; the user asks that none is below the level `least`,
+    and whether one `may_be_whole`, at the last level.
     """
 
     count: int
@@ -68,7 +68,8 @@ class Stage:
     repeat: Repeat | None = None
     first: int = 0
     levels: Levels | None = None
-    asked: Recompute | None = None
+    least: int = 0
+    may_be_whole: bool = True
 
     @property
     def recomputable(self) -> bool:

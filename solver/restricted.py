@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,7 +22,7 @@ class Restricted:
     """Strategies after all constraints; parameters that must (not) be gathered again; what is asked of the blocks in
     which nodes lie.
 
-    `marks`: the pins that speak of a node; blocks whose nodes have other pins are not equal.
+    `marks`: the pins that speak of a node and take something away; blocks whose nodes have other pins are not equal.
     """
 
     strategies: Strategies
@@ -38,6 +38,10 @@ class Restricted:
     def recomputing(self, nodes: Mapping[fx.Node, object], asked: Recompute) -> Restricted:
         """The same, asked of the blocks of these nodes too; what was asked of a node before gives way."""
         return replace(self, recompute={**self.recompute, **dict.fromkeys(nodes, asked)})
+
+    def marked(self, nodes: Iterable[fx.Node], text: str) -> Restricted:
+        """The same, where a pin speaks of these nodes too."""
+        return replace(self, marks={**self.marks, **{node: (*self.marks.get(node, ()), text) for node in nodes}})
 
 
 class ExcludedError(InfeasibleError):

@@ -100,8 +100,11 @@ def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Seque
         else:
             found = _axis(text, axis_names)
         for axis, role in found.items():
-            if axis in said:
-                raise InputError(f"constraints '{said[axis]}' and '{text}' both say what axis {axis} is for: name one")
+            if said.get(axis, text) != text:
+                name = axis_names[axis]
+                raise InputError(
+                    f"constraints '{said[axis]}' and '{text}' both say what axis '{name}' is for: name one"
+                )
             roles[axis], said[axis] = role, text
     return Scheme(roles, recompute)
 
@@ -121,6 +124,11 @@ def _preset(text: str, axes: int) -> tuple[dict[int, Role], Recompute | None]:
 
 
 def _axis(text: str, axis_names: Sequence[str]) -> dict[int, Role]:
+    if sign := re.search(r"!=|~|==", text):
+        raise InputError(
+            f"constraint '{text}': a role is given with = alone, not with {sign[0]}; write 'axis:NAME = role' with one "
+            f"of {', '.join(ROLES)}, or forbid layouts by name, as in 'param:* != S0'"
+        )
     head, equals, wanted = (part.strip() for part in text.partition("="))
     name = head.partition(":")[2].strip()
     if not equals:

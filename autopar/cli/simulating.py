@@ -9,9 +9,12 @@ import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
 from autopar.cli.question import MeshQuestion, asks, check_mesh, prepared
+from autopar.errors import InputError
 from autopar.report.streams import chrome_trace, save_streams
 from autopar.report.tables import show_seconds, table
 from autopar.simulation import simulated
+
+_PICTURES = (".png", ".svg", ".pdf")
 
 
 @asks
@@ -25,6 +28,8 @@ def simulate(
     """Run a planned step of MODEL on simulated streams: what communication is hidden, and what is waited for."""
     check_folder("--trace", trace)
     check_folder("--picture", picture)
+    if picture is not None and picture.suffix not in _PICTURES:
+        raise InputError(f"--picture {picture}: its name must end in one of {', '.join(_PICTURES)}")
     given = load_plan(plan) if plan is not None else None
     request = question.request()
     if given is not None:

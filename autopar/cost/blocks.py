@@ -9,7 +9,7 @@ before the whole run. The first stretch may read other nodes where the later one
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -84,6 +84,22 @@ def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, .
     )
     facts = _Facts(nodes, labels)
     return tuple(sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start))
+
+
+def repeats_under(
+    graph: fx.Graph, marks: Mapping[fx.Node, Hashable], alike: Sequence[Repeat] | None = None
+) -> tuple[Repeat, ...]:
+    """The repeated blocks where `marks`, of some nodes, tell apart what is equal otherwise.
+
+    A block that is alone with its marks among those `alike` without them (default: `find_repeats`) is a repeat of one.
+    """
+    alike = find_repeats(graph) if alike is None else tuple(alike)
+    if not marks:
+        return alike
+    found = find_repeats(graph, lambda node: marks.get(node, ()))
+    spans = (Repeat(repeat.instance(i).start, repeat.period, 1) for repeat in alike for i in range(repeat.count))
+    alone = [one for one in spans if all(one.end <= other.start or other.end <= one.start for other in found)]
+    return tuple(sorted([*found, *alone], key=lambda r: r.start))
 
 
 class _Facts:

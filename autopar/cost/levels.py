@@ -12,7 +12,7 @@ blocks at either neighbour do nearly the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ Span = tuple[int, int]  # offsets in a block, inclusive
 
 MOST = 3  # levels below the whole block
 _RATES = 40
+_BELOW = 0.99  # of the lowest rate at which a stretch is worth nothing
 _WRITING = ("batch_norm", "instance_norm")  # ops that write buffers, whose blocks are recomputed as a whole
 
 
@@ -57,15 +58,46 @@ class Levels:
         return next(level for level, span in spans if span is not None and span[0] <= other <= span[1])
 
 
+class NoSegmentError(ValueError):
+    """A stretch (offsets in a block) that cannot be a segment; the text says why."""
+
+    def __init__(self, span: Span, why: str) -> None:
+        super().__init__(why)
+        self.span = span
+
+
 def levels_of(
-    memory: StepMemory, nodes: Sequence[fx.Node], seconds: Callable[[fx.Node], float], *, most: int = MOST
+    memory: StepMemory,
+    nodes: Sequence[fx.Node],
+    seconds: Callable[[fx.Node], float],
+    *,
+    most: int = MOST,
+    forced: Sequence[Span] = (),
+    free: Collection[int] | None = None,
+    parted: Collection[int] = (),
+    whole: bool = True,
 ) -> Levels:
-    """The levels of a block; `seconds`: of a node's forward."""
+    """The levels of a block; `seconds`: of a node's forward.
+
+    `forced`: segments of the first level, whatever they are worth; `free`: the ops (offsets) that segments of parts may
+    hold, all by default, but not all of those `parted` at once; `whole`: parts are worth it only where they free more
+    bytes a second than the whole block does. Raises NoSegmentError for one forced that cannot be.
+    """
     if any(isinstance(node.target, LeafCall) or target_name(node) in _WRITING for node in nodes):
+        for span in forced:
+            raise NoSegmentError(span, "the block holds a leaf or an op that writes buffers, and has no other segments")
         return Levels((), len(nodes))
     block = _Block(memory, nodes, seconds)
-    found = _pruned(block, block.solutions(), most)
-    return Levels(tuple(block.offsets(spans) for spans in found), len(nodes))
+    first = tuple((block.ops.index(start), block.ops.index(end)) for start, end in forced)
+    for span, places in zip(forced, first, strict=True):
+        if not block.possible[places]:
+            raise NoSegmentError(
+                span, "a parameter that it reads is read elsewhere too, or it parts a product from its bias"
+            )
+    if free is not None:
+        block.allow(free, parted)
+    found = _pruned(block, block.solutions(first, whole), max(0, most - bool(first)), first, whole)
+    return Levels(tuple(block.offsets(spans) for spans in ([first] if first else []) + found), len(nodes))
 
 
 class _Block:
@@ -152,17 +184,25 @@ class _Block:
             found &= whole | ~some
         return found
 
+    def allow(self, free: Collection[int], parted: Collection[int]) -> None:
+        """Only stretches of ops that are `free`, without one of those `parted`, if there are any."""
+        barred = np.cumsum([0, *(offset not in free for offset in self.ops)])
+        self.possible &= barred[None, 1:] == barred[:-1, None]
+        if places := [place for place, offset in enumerate(self.ops) if offset in parted]:
+            self.possible[: min(places) + 1, max(places) :] = False
+
     # -- segments -----------------------------------------------------------------------------------------------------
 
-    def solutions(self) -> list[tuple[Span, ...]]:
-        """Segments at falling rates, nested."""
+    def solutions(self, first: tuple[Span, ...] = (), whole: bool = True) -> list[tuple[Span, ...]]:
+        """Segments at falling rates, down to that of the `whole`, nested, that hold the `first`."""
         useful = self.possible & (self.freed > 0)
         if not useful.any():
             return []
         rates = self.freed[useful] / np.maximum(self.seconds[useful], 1e-12)
         high, low = float(rates.max()), float(self.freed[0, -1] / max(self.seconds[0, -1], 1e-12))
+        low = low if whole else float(rates.min()) * _BELOW
         found: list[tuple[Span, ...]] = []
-        before: tuple[Span, ...] = ()
+        before = first
         for rate in np.geomspace(max(high, low), low, _RATES):
             spans = self._best(float(rate), before)
             if spans != before and spans:
@@ -210,17 +250,19 @@ class _Block:
         return tuple((self.ops[first], self.ops[last]) for first, last in spans)
 
 
-def _pruned(block: _Block, found: list[tuple[Span, ...]], most: int) -> list[tuple[Span, ...]]:
-    """At most so many levels, those that lie furthest from the lines between their neighbours."""
-    points = [(0.0, 0.0), *map(block.total, found), block.whole]
+def _pruned(
+    block: _Block, found: list[tuple[Span, ...]], most: int, first: tuple[Span, ...] = (), whole: bool = True
+) -> list[tuple[Span, ...]]:
+    """At most so many levels behind the `first`, those that lie furthest from the lines between their neighbours."""
+    points = [block.total(first), *map(block.total, found), *([block.whole] if whole else [])]
     kept = list(range(len(points)))
     while len(kept) > 2:
         gains = [_below(points[a], points[b], points[c]) for a, b, c in zip(kept, kept[1:], kept[2:], strict=False)]
         least = min(range(len(gains)), key=gains.__getitem__)
-        if gains[least] > 0 and len(kept) - 2 <= most:
+        if gains[least] > 0 and len(kept) - 1 - whole <= most:
             break
         del kept[least + 1]
-    return [found[i - 1] for i in kept[1:-1]]
+    return [found[i - 1] for i in kept[1:] if i <= len(found)][-most:] if most else []
 
 
 def _below(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float]) -> float:

@@ -22,6 +22,7 @@ from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
 from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
+from autopar.tracing.errors import ArgumentError
 from autopar.tracing.experts import experts_as_one
 from autopar.tracing.flex import flex_attention_recorded
 from autopar.tracing.function_leaves import function_leaves
@@ -206,7 +207,10 @@ class Attempt:
         result = self.model(*positional, **{n: v for n, v in values.items() if n in inputs.model_names})
         if self.options.loss_fn is None:
             return result
-        return self.options.loss_fn(result, **{n: values[n] for n in inputs.loss_names if n in values})
+        loss = self.options.loss_fn(result, **{n: values[n] for n in inputs.loss_names if n in values})
+        if loss is None:
+            raise ArgumentError("loss_fn returned None: it must return the loss")
+        return loss
 
     def _output(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -119,6 +119,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["simulate", *with_option("--mesh", "2x", ON_MESH)], "is no mesh"),
         (["simulate", *with_option("--memory", "8", ON_MESH)], "no unit"),
         (["simulate", *with_option("--memory", "1KiB", ON_MESH)], "the smallest budget that has one is"),
+        (["simulate", *ON_MESH, "--picture", "step.bmp"], "its name must end in one of .png, .svg, .pdf"),
         (["simulate", *ON_MESH, "--plan", "missing.json"], "no plan can be read"),
         (["simulate", *ON_MESH, "--plan", "report.html"], "is a report"),
         (["simulate", *with_option("--mesh", "4", ON_MESH), "--plan", "plan.json"], "for a mesh of"),

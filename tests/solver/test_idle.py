@@ -1,0 +1,69 @@
+"""Constraints that change nothing whatever else is asked are told; those that no tensor can meet are refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from toys import planned, stack
+
+from autopar.errors import InfeasibleError, InputError
+from autopar.solver.idle import ConstraintWarning
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("param:head.weight ~ P", r"'head.weight' has no way to lie so, only as R or S0 or S1$"),
+        ("param:blocks.* != P", r"'blocks.0.up.weight' has .*; nor has any other that it names$"),
+        ("param:head.weight ~ S1@7", "'head.weight' has no way to lie so"),
+        ("param:head.weight != S1@7", "'head.weight' has no way to lie so"),
+        ("input:* ~ S0", "has no way to lie so, only as R$"),
+        ("input:* != S0", "has no way to lie so, only as R$"),
+        ("output:* ~ P", "'output' has no way to lie so"),
+        ("activation:blocks.0.norm != S1@3", "of 'blocks.0.norm' has no way to lie so"),
+        ("param:* = *", "it leaves every axis free"),
+        ("activation:head ~ *", "it leaves every axis free"),
+    ],
+)
+def test_what_changes_nothing_is_told_and_changes_nothing(text: str, told: str) -> None:
+    problem = stack(2)
+    with pytest.warns(ConstraintWarning, match=f"changes nothing: .*{told}") as found:
+        plan = planned(problem, text)
+    assert len(found) == 1
+    assert f"constraint '{text}'" in str(found[0].message)
+    free = planned(problem)
+    assert (plan.nodes, plan.parameters) == (free.nodes, free.parameters)
+
+
+@pytest.mark.parametrize("sign", ["~", "!="])
+def test_what_some_can_have_is_not_told_whatever_else_is_asked(sign: str) -> None:
+    problem = stack(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConstraintWarning)
+        planned(problem, f"param:* {sign} S1")  # biases have no such dim
+        planned(problem, f"param:head.weight {sign} S1", "param:head.weight = S0")  # a pin is stronger
+        planned(problem, f"param:head.weight {sign} R", "fsdp")
+
+
+@pytest.mark.parametrize("sign", ["=", "!=", "~"])
+def test_what_has_no_such_dim_is_refused_whatever_the_sign(sign: str) -> None:
+    for text, what in (
+        (f"param:* {sign} S5", "no parameter that it names has 6 dims"),
+        (f"input:* {sign} S3", "no input that it names has 4 dims"),
+        (f"output:0 {sign} S7", "no output that it names has 8 dims"),
+        (f"activation:head {sign} S4", "nothing that these modules give has 5 dims"),
+    ):
+        with pytest.raises(InputError, match=what):
+            planned(stack(2), text)
+
+
+@pytest.mark.parametrize("sign", ["=", "!=", "~"])
+def test_axes_that_the_mesh_lacks_are_refused_by_the_names_of_those_it_has(sign: str) -> None:
+    with pytest.raises(InputError, match="has 3 placements, and the axes of the mesh are axis0, axis1: write one"):
+        planned(stack(2, 2), f"param:* {sign} S0,R,R")
+
+
+def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
+    with pytest.raises(InfeasibleError, match=r"'head\.weight' has no way to lie so"):
+        planned(stack(2), "param:head.weight = P")
