@@ -25,7 +25,7 @@ from autopar.strategies.strategy import Strategy
 GAP = 1e-3  # of every plan here
 COST = 1.02  # of a step, that folding may take
 LADDER = 12
-SECONDS = {("t5-4", 0.3): 180.0}  # of the CPU for one order of axes, where none to the gap was found in 36 minutes
+SECONDS = {"t5-4": 180.0}  # of the CPU for a plan under a budget, where no proof to the gap was found in 36 minutes
 WIDEST = 0.05  # what the certificate of such a plan may leave open
 
 pytestmark = pytest.mark.timeout(0)  # which goes by the clock
@@ -96,10 +96,12 @@ def test_folding_costs_little(name: str, part: float | None) -> None:
 
 @pytest.mark.parametrize("name", first(["llama-4", "gpt2-6", "bert-4", "vit-4", "t5-4"], 0))
 def test_more_budget_costs_no_time(name: str) -> None:
-    """Twelve budgets from the smallest to more than the fastest plan needs."""
+    """Twelve budgets from the smallest to more than the fastest plan needs; with a proof or, where it takes too long,
+    with what was found by then."""
     asked = problem(name, 4)
     ladder = budgets(asked, *(i / (LADDER - 2) for i in range(LADDER)))
-    seconds = [solved(asked, budget).predicted.step_seconds for budget in ladder]
+    solve = functools.partial(stopped, seconds=SECONDS[name]) if name in SECONDS else solved
+    seconds = [solve(asked, budget).predicted.step_seconds for budget in ladder]
     print(name, [f"{s / seconds[-1]:.4f}" for s in seconds])
     for less, more in itertools.pairwise(seconds):
         assert more <= less * (1 + GAP)
@@ -119,8 +121,8 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
     cluster = asked.request.cluster
     turned = asked.on(replace(cluster, axes=cluster.axes[::-1]))
     [budget] = [1 << 60] if part is None else budgets(asked, part)
-    if (name, part) in SECONDS:
-        agree(*(stopped(each, budget, SECONDS[name, part]) for each in (asked, turned)))
+    if name in SECONDS and part is not None:
+        agree(*(stopped(each, budget, SECONDS[name]) for each in (asked, turned)))
         return
     one, other = (solved(each, budget).predicted.step_seconds for each in (asked, turned))
     if one != pytest.approx(other, rel=GAP):
