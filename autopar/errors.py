@@ -41,7 +41,7 @@ class InfeasibleError(AutoparError):
 
     `smallest_budget_bytes` is the smallest budget that a plan was found for. Where the exact one takes too long, it is
     an upper bound: no plan fits less than `budget_lower_bound_bytes`, proven, and between the two nothing is known.
-    Both are None where no plan was found for any budget.
+    The first is None where no plan was found for any budget in time, both where none meets the constraints.
     """
 
     def __init__(

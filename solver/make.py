@@ -13,11 +13,11 @@ from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat, repeats_under
 from autopar.cost.memory import OPTIMIZERS, StepMemory
 from autopar.cost.on_cluster import memory_on
-from autopar.cost.step import predict
 from autopar.errors import InfeasibleError, InputError, TimeLimitError
 from autopar.layout import Layout
-from autopar.plans import Bucket, Certificate, Collective, Plan, PlanSize, Prediction
+from autopar.plans import Certificate, Plan, PlanSize
 from autopar.precision import Precision
+from autopar.sizes import show_bytes_up
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
@@ -27,15 +27,13 @@ from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
 from autopar.solver.parts import check_recompute
 from autopar.solver.problem import Problem
-from autopar.solver.refusal import too_small
+from autopar.solver.refusal import refusal, too_small
 from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.rows import Rows
 from autopar.solver.running import price, run, run_near
 from autopar.solver.smallest import smallest_budget
-from autopar.solver.solution import Solution, node_plans, read_solution
+from autopar.solver.solution import Predicted, Solution, node_plans, predicted, read_solution
 from autopar.strategies.strategy import Strategy
-
-Predicted = tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]  # what `predict` tells of a plan
 
 
 def make_plan(
@@ -107,8 +105,8 @@ def make_plan(
 
     warn_of_idle(strategies, memory, constraints, cluster.axis_names)
     problem, solution, told = satisfied(constraints, solved, possible)
-    predicted, collectives, buckets = told
-    objective = predicted.step_seconds
+    prediction, collectives, buckets = told
+    objective = prediction.step_seconds
     bound = min(solution.bound, objective)
     nodes = node_plans(graph, solution.chosen)
     return Plan(
@@ -127,7 +125,7 @@ def make_plan(
         recompute=solution.segments,
         collectives=collectives,
         buckets=buckets,
-        predicted=predicted,
+        predicted=prediction,
         certificate=Certificate(
             solution.status, objective, bound, (objective - bound) / objective if objective else 0.0, engine_of(solver)
         ),
@@ -175,7 +173,7 @@ def _solve(
         outcome = run(model, solver, time_limit, gap)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
-        told, free = _predicted(solution, memory, cluster, repeats), solution.bound
+        told, free = predicted(solution, problem), solution.bound
         if told[0].peak_bytes <= budget:
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
@@ -184,31 +182,45 @@ def _solve(
     watch.lap("build")
     try:
         outcome = run(model, solver, end - cpu_seconds(), gap)
-    except TimeLimitError:  # the plan that takes the least memory may fit, and one near it be faster
-        smallest = smallest_budget(problem, solver, gap)
-        if smallest is None or smallest.budget_bytes > budget:
-            raise
-        outcome = run_near(model, smallest.outcome.values, solver, gap, time_limit / 6)
+    except TimeLimitError as late:
+        solution, told = _near_least_memory(late, model, budget, time_limit, gap, solver, constraints)
         watch.lap("ilp")
-        solution = replace(read_solution(model, outcome), status="feasible", bound=free)
-        told = _predicted(solution, memory, cluster, repeats)
-        if told[0].peak_bytes > budget:
-            raise
-        return problem, solution, told
+        return problem, replace(solution, bound=free), told
     watch.lap("ilp")
-    if outcome.status != "infeasible":
-        solution, left = read_solution(model, outcome), end - cpu_seconds()
-        given = memory, restricted, cluster, repeats, budget * (1 - 1e-6)
-        solution = refined(model, solution, *given, left, gap, solver)
-        watch.lap("ilp")
-        return problem, solution, _predicted(solution, memory, cluster, repeats)
-    smallest = smallest_budget(problem, solver, gap)
-    if smallest is None:
-        raise InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
-    solution = read_solution(smallest.model, smallest.outcome)
-    prediction, *_ = _predicted(solution, memory, cluster, repeats)
-    moment = max(prediction.moments, key=lambda m: m.total_bytes)
-    raise too_small(budget, smallest, solution, moment, memory, constraints)
+    if outcome.status == "infeasible":
+        raise refusal(budget, problem, gap, solver, constraints)
+    solution, left = read_solution(model, outcome), end - cpu_seconds()
+    given = memory, restricted, cluster, repeats, budget * (1 - 1e-6)
+    solution = refined(model, solution, *given, left, gap, solver)
+    watch.lap("ilp")
+    return problem, solution, predicted(solution, problem)
+
+
+def _near_least_memory(
+    late: TimeLimitError,
+    model: Model,
+    budget: int,
+    time_limit: float,
+    gap: float,
+    solver: str,
+    constraints: Sequence[str],
+) -> tuple[Solution, Predicted]:
+    """Where the search was too late to find a plan: that of the least memory may fit, and one near it be faster.
+
+    Raises InfeasibleError where this shows that none fits, and TimeLimitError where it does not.
+    """
+    try:
+        smallest = smallest_budget(model.problem, solver, gap)
+    except TimeLimitError:
+        raise late from None
+    if smallest is None or smallest.bound_bytes > budget:
+        raise too_small(budget, smallest, model.problem, constraints)
+    if smallest.budget_bytes <= budget:
+        solution = read_solution(model, run_near(model, smallest.outcome.values, solver, gap, time_limit / 6))
+        told = predicted(solution, model.problem)
+        if told[0].peak_bytes <= budget:  # HiGHS holds rows to a byte
+            return solution, told
+    raise TimeLimitError(f"{late}; the one of least memory that it knows needs {show_bytes_up(smallest.enough_bytes)}")
 
 
 def _has_plan(memory: StepMemory, restricted: Restricted, cluster: Cluster, solver: str, time_limit: float) -> bool:
@@ -223,10 +235,6 @@ def _replicated_bytes(memory: StepMemory) -> int:
     whole = Layout.replicated(len(memory.mesh_shape))
     nodes = [node for node in memory.graph.nodes if memory.is_parameter(node)]
     return memory.unread_bytes + sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
-
-
-def _predicted(solution: Solution, memory: StepMemory, cluster: Cluster, repeats: Sequence[Repeat]) -> Predicted:
-    return predict(memory, cluster, solution.chosen, solution.parameters, solution.segments, repeats)
 
 
 def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[str, Layout]) -> Strategies:

@@ -6,23 +6,39 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autopar.cost.memory import StepMemory
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import output_tensors
 from autopar.plans import Moment
 from autopar.sizes import show_bytes, show_bytes_down, show_bytes_up
-from autopar.solver.smallest import Smallest
-from autopar.solver.solution import Solution
+from autopar.solver.problem import Problem
+from autopar.solver.smallest import Smallest, smallest_budget
+from autopar.solver.solution import Solution, predicted, read_solution
 
 _OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
 
 
-def too_small(
-    budget: int, smallest: Smallest, solution: Solution, moment: Moment, memory: StepMemory, constraints: Sequence[str]
-) -> InfeasibleError:
-    """`solution` needs the smallest budget, at `moment`."""
+def refusal(budget: int, problem: Problem, gap: float, solver: str, constraints: Sequence[str]) -> InfeasibleError:
+    """Where it is proven that no plan fits."""
+    try:
+        smallest = smallest_budget(problem, solver, gap)
+    except TimeLimitError:
+        return InfeasibleError(
+            f"no plan fits {show_bytes(budget, digits=2)} per device; which budget has one was not found in time: try "
+            "a larger one",
+            budget_lower_bound_bytes=budget,
+        )
+    return too_small(budget, smallest, problem, constraints)
+
+
+def too_small(budget: int, smallest: Smallest | None, problem: Problem, constraints: Sequence[str]) -> InfeasibleError:
+    """Where the smallest budget that has a plan is known, or that none has (None)."""
+    if smallest is None:
+        return InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
+    solution = read_solution(smallest.model, smallest.outcome)
+    moment = max(predicted(solution, problem)[0].moments, key=lambda m: m.total_bytes)
     largest = sorted(moment.parts.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest)
-    enough = math.ceil(smallest.budget_bytes * (1 + 1e-5)) + 64
+    enough = smallest.enough_bytes
     bound = min(math.floor(smallest.bound_bytes), enough)
     known = "the smallest budget that has one is"
     if bound < 0.99 * smallest.budget_bytes:
@@ -30,7 +46,7 @@ def too_small(
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
     if asked == named:  # they differ by less than is shown
         asked, named = f"{budget} B", f"{enough} B"
-    hints = list(_hints(budget, moment, solution, memory, constraints))
+    hints = list(_hints(budget, moment, solution, problem.memory, constraints))
     return InfeasibleError(
         f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
         + "".join(f"; {hint}" for hint in hints),

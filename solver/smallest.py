@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -27,6 +28,11 @@ class Smallest:
     outcome: Outcome
     budget_bytes: float
     bound_bytes: float
+
+    @property
+    def enough_bytes(self) -> int:
+        """A budget that has this plan for certain, a little more than it needs."""
+        return math.ceil(self.budget_bytes * (1 + 1e-5)) + 64
 
 
 def smallest_budget(problem: Problem, solver: str, gap: float) -> Smallest | None:

@@ -10,14 +10,18 @@ from torch import fx
 from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
 from autopar.cost.naming import part_name, stretch_name
+from autopar.cost.step import predict
 from autopar.cost.traffic import replay_end
 from autopar.errors import InfeasibleError
 from autopar.graph import SCOPE, output_tensors, target_name, tensor_inputs
 from autopar.layout import Layout
-from autopar.plans import NodePlan, ParameterPlan, Segment
+from autopar.plans import Bucket, Collective, NodePlan, ParameterPlan, Prediction, Segment
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
+from autopar.solver.problem import Problem
 from autopar.strategies.strategy import Strategy
+
+Predicted = tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]  # what `predict` tells of a plan
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,18 @@ class Solution:
     bound: float
     variables: int
     rows: int
+
+
+def predicted(solution: Solution, problem: Problem) -> Predicted:
+    """What a step of a problem's solution costs, told without the program."""
+    return predict(
+        problem.memory,
+        problem.cluster,
+        solution.chosen,
+        solution.parameters,
+        solution.segments,
+        problem.repeats,
+    )
 
 
 def read_solution(model: Model, outcome: Outcome) -> Solution:

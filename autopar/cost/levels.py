@@ -21,7 +21,7 @@ from torch import fx
 
 from autopar.cost.memory import StepMemory
 from autopar.cost.traffic import in_segment, saves_inputs_alone
-from autopar.graph import BIAS_OF, TensorRef, output_tensors, target_name, tensor_of
+from autopar.graph import BIAS_OF, TensorRef, output_tensors, tensor_of
 from autopar.leaf_calls import LeafCall
 
 Array = Any
@@ -30,7 +30,6 @@ Span = tuple[int, int]  # offsets in a block, inclusive
 MOST = 3  # levels below the whole block
 _RATES = 40
 _BELOW = 0.99  # of the lowest rate at which a stretch is worth nothing
-_WRITING = ("batch_norm", "instance_norm")  # ops that write buffers, whose blocks are recomputed as a whole
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,9 @@ def levels_of(
     hold, all by default, but not all of those `parted` at once; `whole`: parts are worth it only where they free more
     bytes a second than the whole block does. Raises NoSegmentError for one forced that cannot be.
     """
-    if any(isinstance(node.target, LeafCall) or target_name(node) in _WRITING for node in nodes):
+    if any(isinstance(node.target, LeafCall) for node in nodes):
         for span in forced:
-            raise NoSegmentError(span, "the block holds a leaf or an op that writes buffers, and has no other segments")
+            raise NoSegmentError(span, "the block holds a leaf, and has no other segments")
         return Levels((), len(nodes))
     block = _Block(memory, nodes, seconds)
     first = tuple((block.ops.index(start), block.ops.index(end)) for start, end in forced)

@@ -11,11 +11,12 @@ import pytest
 from toys import stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.solver import make, make_plan, running, search
+from autopar.solver import make, make_plan, refusal, running, search
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
 from autopar.solver.model import Model
 from autopar.solver.outcome import NONE, Outcome
+from autopar.solver.smallest import Smallest
 
 
 def test_a_first_solution_may_take_all_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +61,40 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     assert plan.predicted.peak_bytes <= least
     assert plan.certificate.status == "feasible"
     assert plan.certificate.bound <= plan.certificate.objective
-    with pytest.raises(TimeLimitError, match="found no plan"):
+    with pytest.raises(InfeasibleError, match="the smallest budget that has one is"):  # which is proven
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
+    exact = make.smallest_budget
+
+    def unproven(*given: Any) -> Smallest:
+        found = exact(*given)
+        assert found is not None
+        return replace(found, bound_bytes=0.0)
+
+    monkeypatch.setattr(make, "smallest_budget", unproven)
+    with pytest.raises(TimeLimitError, match=r"found no plan; the one of least memory that it knows needs .*iB"):
+        make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
+    monkeypatch.setattr(make, "smallest_budget", too_late)
+    with pytest.raises(TimeLimitError, match=r"found no plan$"):
+        make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
+
+
+def too_late(*_: Any) -> Smallest:
+    raise TimeLimitError("not in time")
+
+
+def test_a_budget_that_is_proven_too_small_is_so_without_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = stack(2)
+    monkeypatch.setattr(refusal, "smallest_budget", too_late)
+    with pytest.raises(InfeasibleError, match="which budget has one was not found in time") as refused:
+        make_plan(
+            problem.graph,
+            problem.restricted.strategies,
+            problem.cluster,
+            parameters=problem.memory.parameters,
+            memory_budget_bytes=1,
+        )
+    assert refused.value.smallest_budget_bytes is None
+    assert refused.value.budget_lower_bound_bytes == 1
 
 
 def test_optimal_is_within_the_gap_asked(monkeypatch: pytest.MonkeyPatch) -> None:
