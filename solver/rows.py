@@ -1,5 +1,7 @@
 """Memory rows: at every moment where the peak can be, what lives is at most the budget.
 
+Those of a pass without backward are in `autopar.solver.forward_rows`.
+
 The moments are those of `autopar.cost.moments`. Of a stage of m equal blocks the first r_l recompute at level l or a
 higher one (r_0 = m). A block of level l keeps F_l bytes for backward, G are its gradients, and H_l is what all blocks
 of at least level l keep; in the backward of one of them W_l is there at most::
@@ -37,6 +39,7 @@ import numpy as np
 
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
+from autopar.solver.forward_rows import ForwardRows
 from autopar.solver.linear import arrays_of
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
@@ -73,6 +76,10 @@ class Rows:
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
+        if not self.memory.train:
+            points = Points(model, self.stages, {})
+            ForwardRows(model, self.flows, points, self._rows_of, self._sum).add(self._always())
+            return
         Saved(model, self.stages)
         self._parameter_copies()
         self._rows()
@@ -134,14 +141,10 @@ class Rows:
     def _inputs_and_outputs(self) -> None:
         for number, op in enumerate(self.problem.ops):
             given = op.node.op == "placeholder" or (op.node.op == "get_attr" and not self.memory.is_parameter(op.node))
-            for variable, choice in zip(self.model.x[number], op.choices, strict=True):
-                if given:
-                    size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
-                    add(self.always, variable, self.model.count(op) * size)
-                if op.node.op == "output":
-                    for ref, wanted in zip(self.memory.inputs[op.node], choice.strategy.inputs, strict=True):
-                        add(self.always, variable, self.memory.output_bytes(ref, wanted))
-            if op.node.op == "output":
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True) if given else ():
+                size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
+                add(self.always, variable, self.model.count(op) * size)
+            if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
                 returned = Returned.by(self.model, number)
                 for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
                     for one, its in part.items():
@@ -214,12 +217,14 @@ class Rows:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def _rows(self) -> None:
-        """Each kind of bytes of a stage is a variable, so that rows are short."""
-        many = self.memory.micro_batches > 1
+    def _always(self) -> int | None:
         fixed = (self.memory.allocator_bytes + self.memory.unread_bytes) / UNIT  # whatever is chosen
         add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
-        always = self._sum("always", self.always)
+        return self._sum("always", self.always)
+
+    def _rows(self) -> None:
+        """Each kind of bytes of a stage is a variable, so that rows are short."""
+        many, always = self.memory.micro_batches > 1, self._always()
         left = self._sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)
         kept = [self._moving(self._parameters_of(stage, kept=True)) for stage in self.problem.stages]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autopar.cost.levels import Span
@@ -11,6 +12,7 @@ from autopar.solver.replays import Expression
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
 
 Part = tuple[int, Span]  # a level of recompute, and one of its segments
+Total = Callable[[str, Expression, int | None], int | None]  # a variable equal to a sum, and another such variable
 
 
 @dataclass

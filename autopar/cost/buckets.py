@@ -14,7 +14,7 @@ that run; where they move in several ways, or small blocks are recomputed, some 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,9 +66,10 @@ class Grouping:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
         kept: list[set[fx.Node]] = [set() for _ in rows]
-        for reader in {user for node in self._home for user in node.users}:
+        for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
-            saved = {refs[j].node for j in memory.saved(reader)[0] if memory.is_parameter(refs[j].node)}
+            again = memory.saved(reader)[0] if memory.train else range(len(refs))
+            saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
             if saved:
                 self._last_reader[region] = max(self._last_reader[region], self._position[reader])
                 kept[region] |= saved
@@ -110,11 +111,12 @@ class Grouping:
         return self._home[parameter]
 
     def last_reader(self, region: int) -> int:
-        """The position of a region's last op that keeps a parameter for backward, -1 without one."""
+        """The position of a region's last op that keeps a parameter for backward (of a pass without backward: that
+        reads one), -1 without one."""
         return self._last_reader[region]
 
     def reads(self, region: int) -> bool:
-        """Whether any of a region's ops keeps a parameter for backward."""
+        """Whether any of a region's ops keeps a parameter for backward; without backward: reads one."""
         return self._last_reader[region] >= 0
 
     def read_bytes(self, region: int) -> int:
@@ -128,6 +130,15 @@ class Grouping:
     def goes_on(self, region: int) -> bool:
         """Whether the next region's parameters are in the same buckets."""
         return region + 1 < len(self._group) and self._group[region + 1] == self._group[region]
+
+    def together(self, region: int) -> range:
+        """The regions whose parameters are in the same buckets as a region's."""
+        mine = self._group[region]
+        return range(bisect_left(self._group, mine), bisect_right(self._group, mine))
+
+    def is_cut(self, region: int) -> bool:
+        """Whether a region's parameters fill several buckets."""
+        return self.stretches[self._stretch[region]].buckets > 1
 
     def before(self, region: int) -> int | None:
         """The last region before one whose parameters are in other buckets."""
@@ -163,8 +174,11 @@ class Grouping:
         return found
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
-        """What parameters like this one have of the bytes of one bucket, in all blocks that share it."""
+        """What parameters like this one have of the bytes of one bucket, in all blocks that share it; in a pass without
+        backward this one alone, since blocks that are through have freed theirs."""
         tensor, share = tensor_of(ref), self._share[self._home[ref.node]]
+        if not self._memory.train:
+            share = min(1.0, share)
         local = self._memory.local_bytes(ref, wanted) // tensor.dtype.itemsize
         return math.ceil(min(local * max(1.0, share), tensor.numel() * share)) * itemsize
 
