@@ -218,7 +218,7 @@ class Rows:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def _always(self) -> int | None:
-        fixed = (self.memory.allocator_bytes + self.memory.unread_bytes) / UNIT  # whatever is chosen
+        fixed = self.memory.fixed_bytes / UNIT
         add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
         return self._sum("always", self.always)
 

@@ -50,7 +50,7 @@ class _Walk:
         self.lifetimes = plan.memory.lifetimes
         self.region_of = plan.region_of
         self.copies = self._copies()
-        self.always = Counter({"allocator": self.memory.allocator_bytes, "unread weights": self.memory.unread_bytes})
+        self.always = Counter(self.memory.fixed)
         for node, storage, count in plan.distinct_parameters:
             for part, size in self.memory.parameter_bytes(node, storage).items():
                 self.always[part] += count * size

@@ -74,7 +74,7 @@ class _Walk:
             model = plan.model(i)
             self.read.append(plan.kept_in(i) if model == i else self.read[model])
             self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
-        self.always = Counter({"allocator": self.memory.allocator_bytes, "unread weights": self.memory.unread_bytes})
+        self.always = Counter(self.memory.fixed)
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
