@@ -18,7 +18,7 @@ from typing import NamedTuple
 from autopar.cost.moving import Moving, moving
 from autopar.solver.model import Model
 from autopar.solver.replays import Expression, Flow, Pair
-from autopar.solver.stage_bytes import Total, add
+from autopar.solver.stage_bytes import BucketBytes, add
 
 
 class Read(NamedTuple):
@@ -42,11 +42,11 @@ class Stay(NamedTuple):
 class ForwardCopies:
     """Of a model; `flows`: by the op that is read and the op that reads it, both of one block."""
 
-    def __init__(self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], total: Total) -> None:
+    def __init__(self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], total: BucketBytes) -> None:
         self.problem, self.program, self.flows, self.total = model.problem, model.program, flows, total
         self._fresh: dict[Read, list[tuple[int, Moving]]] = {}
         self._stays: dict[Stay, Expression] = {}
-        self._sums: dict[tuple[str, tuple[Read, ...]], int | None] = {}
+        self._sums: dict[tuple[str, tuple[Read, ...], float], int | None] = {}
 
     def copies(self, read: Read, kind: str, *, moves: bool) -> Expression:
         """Bytes of a kind of what an op is the first to read, either of what moves or of what is converted there."""
@@ -71,19 +71,18 @@ class ForwardCopies:
                 add(found, one, before[pair][0].copied)
         return self._stays[stay]
 
-    def sum(self, kind: str, reads: tuple[Read, ...]) -> int | None:
-        """A variable for the bytes of a kind of all that some ops are the first to read."""
-        if (kind, reads) not in self._sums:
-            terms = dict[int, float]()
-            for read in reads:
-                for variable, size in self.copies(read, kind, moves=True).items():
-                    add(terms, variable, size)
-            self._sums[kind, reads] = self.total(kind, terms, None)
-        return self._sums[kind, reads]
+    def sum(self, kind: str, reads: tuple[Read, ...], alone: float) -> int | None:
+        """A variable for the bytes of a kind of a bucket of what some ops are the first to read; `alone`: as
+        `autopar.cost.buckets.Grouping` has it of their region."""
+        if (kind, reads, alone) not in self._sums:
+            fresh = [pair for read in reads for pair in self._fresh_of(read)]
+            sizes = [(getattr(one, kind), variable) for variable, one in fresh if one.arriving]
+            self._sums[kind, reads, alone] = self.total(kind, sizes, alone)
+        return self._sums[kind, reads, alone]
 
-    def most(self, kind: str, reads: Sequence[Read]) -> int:
-        """The most bytes of a kind that some ops can be the first to read."""
-        return sum(sum(getattr(one, kind) for _, one in self._fresh_of(read)) for read in reads)
+    def most(self, kind: str, reads: Sequence[Read], alone: float) -> float:
+        """No less than `sum` of the same can be."""
+        return max(1.0, alone) * sum(sum(getattr(one, kind) for _, one in self._fresh_of(read)) for read in reads)
 
     def _fresh_of(self, read: Read) -> list[tuple[int, Moving]]:
         if read not in self._fresh:

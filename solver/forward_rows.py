@@ -25,11 +25,19 @@ from autopar.solver.forward_copies import ForwardCopies, Read, Stay
 from autopar.solver.model import Model
 from autopar.solver.points import Points
 from autopar.solver.replays import Expression, Flow
-from autopar.solver.stage_bytes import UNIT, Total, add
+from autopar.solver.stage_bytes import UNIT, BucketBytes, add
 
 Rows = Callable[[str, Sequence[Sequence[int | None]], Expression], None]
 _OWN = {Phase.BEFORE: "arriving", Phase.LANDING: "landing"}
 """Fields of `Moving` that a region's own parameters have until they are there."""
+
+
+class _Bucket(NamedTuple):
+    """A kind of bytes of a bucket of what some ops are the first to read, as `ForwardCopies.sum` takes it."""
+
+    kind: str
+    reads: tuple[Read, ...]
+    alone: float
 
 
 class _Region(NamedTuple):
@@ -41,14 +49,14 @@ class _Region(NamedTuple):
     cut: bool
     own: tuple[Read, ...]
     stays: tuple[tuple[Stay, bool], ...]
-    moved: tuple[tuple[Phase, tuple[tuple[str, tuple[Read, ...], int], ...]], ...]
+    moved: tuple[tuple[Phase, tuple[tuple[_Bucket, int], ...]], ...]
 
 
 class ForwardRows:
     """Adds the rows of a model; `flows`: by the op that is read and the op that reads it, both of one block."""
 
     def __init__(
-        self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], points: Points, rows: Rows, total: Total
+        self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], points: Points, rows: Rows, total: BucketBytes
     ) -> None:
         self.problem, self.grouping, self.op_of = model.problem, model.problem.grouping, model.problem.op_of
         memory = self.problem.memory
@@ -105,8 +113,9 @@ class ForwardRows:
         moved = []
         for phase, terms in forward_way(self.grouping, i).items():
             apart = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
-            sums = Counter((kind, self._own[one]) for kind, one in terms if (kind, one) not in apart)
-            moved.append((phase, tuple((kind, own, many) for (kind, own), many in sums.items())))
+            rest = [term for term in terms if term not in apart]
+            sums = Counter(_Bucket(kind, self._own[one], self.grouping.alone(one)) for kind, one in rest)
+            moved.append((phase, tuple(sums.items())))
         return _Region(
             self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(moved)
         )
@@ -165,8 +174,8 @@ class _Block:
     def _switched_off(self, seen: Sequence[Read]) -> Expression:
         """What makes a row say nothing of what is on its way where any of these parameters moves."""
         found: Expression = {}
-        limit = sum(self.of.copies.most(kind, reads) * many for kind, reads, many in self.moved[Phase.BEFORE])
-        limit += self.of.copies.most("arriving", self.alike.own)
+        limit = sum(self.of.copies.most(*bucket) * many for bucket, many in self.moved[Phase.BEFORE])
+        limit += self.of.copies.most("arriving", self.alike.own, 0.0)
         for read in seen:
             if not read.before:  # else it may have moved with a region before
                 for one, variables in self.of.copies.by_pair(read.parameter, [read.op]).values():
@@ -180,9 +189,9 @@ class _Block:
         for part in parts:
             for variable, size in part.items():
                 add(terms, variable, size)
-        sums = [*self.moved[phase], *([(_OWN[phase], own, 1)] if own and not self.alike.cut else [])]
-        for kind, reads, many in sums:
-            one = self.of.copies.sum(kind, reads)
+        restricted = [(_Bucket(_OWN[phase], own, 0.0), 1)] if own and not self.alike.cut else []
+        for bucket, many in (*self.moved[phase], *restricted):
+            one = self.of.copies.sum(*bucket)
             if one is not None:
                 add(terms, one, many * UNIT)
         self.of.rows(self.name, [[self.always]], terms)

@@ -3,7 +3,7 @@
 A bucket lies within one region of the graph (a repeated block, or what lies between), or, where blocks are smaller than
 `LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat. Its members are converted
 by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first uses them.
-What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size.
+What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size, but for a parameter that is larger.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
@@ -140,6 +140,15 @@ class Grouping:
         """Whether a region's parameters fill several buckets."""
         return self.stretches[self._stretch[region]].buckets > 1
 
+    def alone(self, region: int) -> float:
+        """By how much a parameter of a region has more of a bucket if it is one by itself than it is taken to have: 0
+        where it never is. The largest bucket has what all together are taken to have, or one parameter alone."""
+        return self.stretches[self._stretch[region]].buckets if self.is_cut(region) else 0.0
+
+    def largest(self, region: int, sizes: Sequence[int]) -> int:
+        """The bytes of the largest bucket of a region, from what its parameters are taken to have of one."""
+        return max(sum(sizes), round(self.alone(region) * max(sizes, default=0)))
+
     def before(self, region: int) -> int | None:
         """The last region before one whose parameters are in other buckets."""
         return next((i for i in range(region - 1, -1, -1) if self._group[i] != self._group[region]), None)
@@ -232,14 +241,14 @@ def group(
     found: list[Grouped] = []
     for members in alike.values():
         sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
-        total = max(1, sum(sizes))
-        count = max(1, total // memory.bucket_bytes)
-        cut = [Grouped() for _ in range(count)]
-        before = 0
-        for one, size in zip(members, sizes, strict=True):
-            cut[min(count - 1, (2 * before + size) * count // (2 * total))].members.append(one)
-            before += size
-        found += [bucket for bucket in cut if bucket.members]
+        most, full = sum(sizes) / max(1, sum(sizes) // memory.bucket_bytes), 0
+        found.append(Grouped())
+        for one, size in zip(members, sizes, strict=True):  # no bucket has more than `most`, or else than one member
+            if full and full + size > most:
+                found.append(Grouped())
+                full = 0
+            found[-1].members.append(one)
+            full += size
     return found
 
 

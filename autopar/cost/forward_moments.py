@@ -57,10 +57,10 @@ class _Walk:
         for node in (n for n in plan.nodes if n in plan.chosen):
             if node.op == "placeholder" or (node.op == "get_attr" and not self.memory.is_parameter(node)):
                 self.always["inputs and outputs"] += self.memory.input_bytes(node, plan.chosen[node].outputs[0])
-        self._sums: Counter[tuple[str, int]] = Counter()  # of parameters by the region that first reads them
+        self._sizes: dict[tuple[str, int], list[int]] = {}  # of parameters by the region that first reads them
         for one in self.copies:
             for kind in ("gathered", "arriving", "landing", "begun"):
-                self._sums[kind, self.region_of[one.first]] += getattr(one.moving, kind)
+                self._sizes.setdefault((kind, self.region_of[one.first]), []).append(getattr(one.moving, kind))
 
     def run(self) -> tuple[Moment, ...]:
         found = []
@@ -135,4 +135,4 @@ class _Walk:
         return sum(found.values())
 
     def _bytes(self, kind: str, i: int) -> int:
-        return self._sums[kind, i]
+        return self.grouping.largest(i, self._sizes.get((kind, i), []))

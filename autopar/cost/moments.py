@@ -222,8 +222,8 @@ class _Walk:
 
     def _bytes(self, kind: str, i: int) -> int:
         if (kind, i) not in self._sums:
-            moved = self.read[i] if kind in READ else self.reduced[i]
-            self._sums[kind, i] = sum(getattr(one, kind) for one in moved)
+            sizes = [getattr(one, kind) for one in (self.read[i] if kind in READ else self.reduced[i])]
+            self._sums[kind, i] = self.grouping.largest(i, sizes)
         return self._sums[kind, i]
 
     def _count_parameters(self) -> None:

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
+from autopar.cost import bucket_size
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,9 +61,10 @@ def built(name: str, layers: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def peaks(name: str, layers: int, preset: str) -> dict[str, Any]:
+def peaks(name: str, layers: int, preset: str, bucket_bytes: int = bucket_size.BUCKET_BYTES) -> dict[str, Any]:
     model, batch = built(name, layers)
-    model = autopar.autoparallelize(model, batch, init_device_mesh("cpu", (2,)), constraints=preset)
+    with mock.patch.object(bucket_size, "BUCKET_BYTES", bucket_bytes):
+        model = autopar.autoparallelize(model, batch, init_device_mesh("cpu", (2,)), constraints=preset)
     model(**batch)
     found = []
     for _ in range(CALLS):
@@ -77,5 +80,9 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for name in ("wide", "again", *MODELS)
         for layers in (1, 4, 8)
         for preset in ("ddp", "fsdp", "tp")
+    }
+    | {
+        f"wide, 8, fsdp, {size >> 10} KiB": functools.partial(peaks, "wide", 8, "fsdp", size)
+        for size in (6 << 20, 1 << 20, 256 << 10)  # of a few blocks, of one, of less than a weight
     }
 }
