@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -252,12 +252,16 @@ def autoparallelize(
     with waiting_told("autoparallelize"):
         agree(device, digests, error)
 
-    def decide(model: nn.Module, traced: Traced, pinned: Mapping[str, Layout] | None, watch: Stopwatch) -> Plan:
-        text = from_rank_zero(lambda: _solve(model, traced, request, watch, pinned).to_json(), device)
+    def decide(model: nn.Module, traced: Traced, watch: Stopwatch, *given: Any) -> Plan:
+        text = from_rank_zero(lambda: _solve(model, traced, request, watch, *given).to_json(), device)
         return Plan.from_json(text)
 
     def replan(
-        model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], storage: Mapping[str, Layout]
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        storage: Mapping[str, Layout],
+        trained: Collection[str],
     ) -> tuple[Traced, Plan]:
         """Another graph key: trace what is called now and plan it around the stored parameters."""
         examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn)
@@ -269,9 +273,9 @@ def autoparallelize(
         except Exception as problem:
             error, digests = problem, {}
         agree(device, digests, error)
-        return again, decide(model, again, storage, watch)
+        return again, decide(model, again, watch, storage, trained)
 
-    chosen = plan if plan is not None else decide(model, traced, None, watch)
+    chosen = plan if plan is not None else decide(model, traced, watch)
     return apply(model, traced, chosen, device_mesh, replan=replan)
 
 
@@ -281,10 +285,11 @@ def _solve(
     request: Request,
     watch: Stopwatch,
     pinned: Mapping[str, Layout] | None = None,
+    trained: Collection[str] = (),
 ) -> Plan:
     """What rank 0 alone does."""
     return prepare(model, traced, request, watch).solve(
-        memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, pinned=pinned
+        memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, pinned=pinned, trained=trained
     )
 
 

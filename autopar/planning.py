@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -221,11 +221,13 @@ class Prepared:
         memory_budget_bytes: int | None = None,
         constraints: Sequence[str] = (),
         pinned: Mapping[str, Layout] | None = None,
+        trained: Collection[str] = (),
         gap: float = 1e-3,
         fold: bool = True,
     ) -> Plan:
         """The best plan, to `gap`, under this budget (None: all the device has), these constraints and this storage.
 
+        `trained`: parameters that other graphs of the model train.
         `fold`: equal repeated blocks share their decisions.
         """
         from autopar.cost.weights import buffers_of, parameters_of
@@ -248,6 +250,7 @@ class Prepared:
             inputs=request.inputs,
             time_limit=request.time_limit,
             pinned=pinned,
+            trained=trained,
             gap=gap,
             fold=fold,
             train=torch.is_grad_enabled(),

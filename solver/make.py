@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,8 +11,9 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat, repeats_under
-from autopar.cost.memory import OPTIMIZERS, StepMemory
+from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
+from autopar.cost.states import OPTIMIZERS
 from autopar.errors import InfeasibleError, InputError, TimeLimitError
 from autopar.layout import Layout
 from autopar.plans import Certificate, Plan, PlanSize
@@ -52,6 +53,7 @@ def make_plan(
     gap: float = 1e-3,
     solver: str = "highs",
     pinned: Mapping[str, Layout] | None = None,
+    trained: Collection[str] = (),
     train: bool = True,
     buffers: Mapping[str, torch.Tensor] | None = None,
     fold: bool = True,
@@ -66,6 +68,7 @@ def make_plan(
         parameters: the model's parameters by qualified name.
         memory_budget_bytes: peak allocated bytes per device; None: what the device has.
         pinned: storage of parameters that is given already.
+        trained: parameters that other graphs of the model train.
         train: False plans a forward pass alone.
         buffers: the model's buffers by qualified name: those that the graph does not read take memory too.
         fold: let equal repeated blocks share their decisions.
@@ -82,7 +85,7 @@ def make_plan(
         raise InputError(f"micro_batches is {micro_batches}: it must be 1 or more")
     budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
-    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train, buffers, pinned)
+    memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train, buffers, pinned, trained)
     watch = _Watch()
     stored = _with_storage(strategies, memory, pinned or {})
 
@@ -234,7 +237,7 @@ def _replicated_bytes(memory: StepMemory) -> int:
     """What all weights and their states take where nothing is sharded."""
     whole = Layout.replicated(len(memory.mesh_shape))
     nodes = [node for node in memory.graph.nodes if memory.is_parameter(node)]
-    return memory.unread_bytes + sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
+    return memory.fixed_bytes + sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)
 
 
 def _with_storage(strategies: Strategies, memory: StepMemory, pinned: Mapping[str, Layout]) -> Strategies:

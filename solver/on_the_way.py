@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autopar.cost.moving import Moving
 from autopar.cost.on_the_way import READ, Phase, on_the_way
 from autopar.solver.problem import Problem
-from autopar.solver.replays import Expression
-from autopar.solver.stage_bytes import add
+from autopar.solver.stage_bytes import BucketBytes
 
-Sum = Callable[[str, Expression, int | None], int | None]
 Case = Mapping[Phase, Sequence[int | None]]
 
 
@@ -23,7 +21,7 @@ class OnTheWay:
         problem: Problem,
         kept: Sequence[Sequence[tuple[Moving, int]]],
         reduced: Sequence[Sequence[tuple[Moving, int]]],
-        total: Sum,
+        total: BucketBytes,
     ) -> None:
         self.grouping, self.stages = problem.grouping, problem.stages
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
@@ -75,12 +73,8 @@ class OnTheWay:
     def _sum(self, kind: str, stage: int) -> int | None:
         if (kind, stage) not in self._sums:
             moved = (self._kept if kind in READ else self._reduced)[stage]
-            self._sums[kind, stage] = self._total(kind, _expression(moved, kind), None)
+            alone = self.grouping.alone(self.first[stage])
+            self._sums[kind, stage] = self._total(
+                kind, [(getattr(one, kind), variable) for one, variable in moved], alone
+            )
         return self._sums[kind, stage]
-
-
-def _expression(moving: Sequence[tuple[Moving, int]], kind: str) -> Expression:
-    found: Expression = {}
-    for one, variable in moving:
-        add(found, variable, getattr(one, kind))
-    return found

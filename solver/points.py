@@ -73,19 +73,19 @@ class Points:
                 piece, begin = self._piece(stage, offset), offset
             behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
             if change := data.block.get(member, {}):
-                current = self._chain(current, change)
+                current = self.chain(current, change)
             brought = _sum(brought, data.brought.get(member, {}))
             given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
-                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self._alive(member, point, kind))]
+                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self.alive(member, point, kind))]
                 if lands and behind_reads == 0 and point.backward:
-                    alive_in.append((Phase.LANDING, _sum(self._passing(point), given)))
+                    alive_in.append((Phase.LANDING, _sum(self.passing(point), given)))
                 for phase, alive in alive_in:
                     self._note(pieces.setdefault((phase, begin), []), current, alive)
                     if brought and behind:
                         self._note(pieces_behind.setdefault((phase, begin), []), _sum(current, brought), alive)
             if given:
-                current = self._chain(current, given)
+                current = self.chain(current, given)
         whole = [_sum(_sum(start, returned), passing) for passing in self._left_to_do(stage)]
         for one in whole:  # of a block that is recomputed it counts what it keeps, since it does of the next one
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), _sum(current, one), {})
@@ -112,7 +112,7 @@ class Points:
             period, first = stage.repeat.period, stage.repeat.start + stage.first * stage.repeat.period
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
         points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
-        found = [self._passing(point) if point is not None else {} for point in points]
+        found = [self.passing(point) if point is not None else {} for point in points]
         return [one for i, one in enumerate(found) if one not in found[:i]]
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
@@ -152,7 +152,7 @@ class Points:
             found[phase] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
         return found
 
-    def _chain(self, before: Expression, change: Expression) -> Expression:
+    def chain(self, before: Expression, change: Expression) -> Expression:
         """A variable, in bytes, equal to a sum."""
         if len(before) + len(change) <= 4:
             found = dict(before)
@@ -186,12 +186,12 @@ class Points:
                 found[key] = first, kind, instance > 0
         return found.values()
 
-    def _alive(self, member: int, point: Point, kind: str) -> Expression:
+    def alive(self, member: int, point: Point, kind: str) -> Expression:
         """What lives at a point for a moment."""
         found: Expression = {}
         for variable, choice in zip(self.model.x[member], self.problem.ops[member].choices, strict=True):
             add(found, variable, self.lifetimes.own_bytes(point, choice.strategy))
-        for variable, size in self._passing(point).items():
+        for variable, size in self.passing(point).items():
             add(found, variable, size)
         for flows in self.into.get(member, ()):
             if flows[0].tensor.kind not in ("first", "next") or flows[0].tensor.kind == kind:
@@ -200,7 +200,18 @@ class Points:
                     add(found, converted, UNIT)
         return found
 
-    def _passing(self, point: Point) -> Expression:
+    def given(self, member: int, kind: str) -> Expression:
+        """What an op reads of values: as they lie where they were made, and as it wants them."""
+        found: Expression = {}
+        for flow in (flow for flows in self.into.get(member, ()) for flow in flows):
+            if flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind:
+                ref = self.problem.ref(flow.tensor)
+                for ((layout, _), wanted), variable in flow.pairs.items():
+                    copies = {self.memory.copy(ref, one) for one in (layout, wanted)}
+                    add(found, variable, flow.use.times * sum(map(self.memory.copy_bytes, copies)))
+        return found
+
+    def passing(self, point: Point) -> Expression:
         """Other tensors' values or gradients, and in backward the gradients of the op's own."""
         found: Expression = {}
         for ref in point.passing:
@@ -216,7 +227,12 @@ class Points:
             moving = [_collectives(flow, backward=backward) > 0 for flow in flows]
             one = None
             if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
-                terms = self._one_read(flows[0], moving[0]) if len(flows) == 1 else self._several(flows, moving)
+                if flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
+                    terms = Linear()
+                    for flow, moves in zip(flows, moving, strict=True):
+                        terms.add(*self._one_read(flow, moves).terms(flow.use.times))
+                else:
+                    terms = self._one_read(flows[0], moving[0]) if len(flows) == 1 else self._several(flows, moving)
                 one = self.model.program.variable("converted", upper=None, whole=False)
                 self.model.program.equal_to_sum("converted", one, terms.terms())
             self._conversions[key] = one

@@ -59,9 +59,11 @@ def _hints(
     budget: int, moment: Moment, solution: Solution, memory: StepMemory, constraints: Sequence[str]
 ) -> Iterator[str]:
     """Only what can help: nothing is promised of how much."""
-    fixed = memory.allocator_bytes + memory.unread_bytes
+    fixed = memory.fixed_bytes
     if fixed >= budget:
-        yield f"{show_bytes(fixed)} of this no plan saves: what the allocator takes, and weights that are not read"
+        others = ", and states of what other calls train" if memory.fixed.get("optimizer state") else ""
+        taken = f"what the allocator takes, and weights that are not read{others}"
+        yield f"{show_bytes(fixed)} of this no plan saves: {taken}"
     of_rows = any(moment.parts.get(name) for name in _OF_ROWS)
     ways = []
     if of_rows or any(not parameter.storage.is_replicated for parameter in solution.parameters.values()):

@@ -1,8 +1,9 @@
-"""What the caller holds of a call's outputs that is kept for backward too, as expressions of the program's variables.
+"""What the caller holds of a call's outputs, as expressions of the program's variables.
 
-It is among what a block keeps, and stays when the backward of the block is through, as its gradients do. With these it
-counts, where each block of a stage returns one such tensor (keys and values of a cache, say); where that is not so, or
-several micro-batches leave the gradients of several blocks elsewhere, it counts always.
+What nobody keeps for backward counts always. What is kept is among what a block keeps, and stays when the backward of
+the block is through, as its gradients do. With these it counts, where each block of a stage returns one such tensor
+(keys and values of a cache, say); where that is not so, or several micro-batches leave the gradients of several blocks
+elsewhere, it counts always too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Returned:
         problem, found, op = model.problem, cls(), model.problem.ops[output]
         sizes: dict[tuple[int, int], list[list[int]]] = {}  # by what makes it: of each block, by choice
         for i, ref in enumerate(problem.memory.inputs[op.node]):
+            for variable, choice in zip(model.x[output], op.choices, strict=True):
+                add(found.always, variable, problem.memory.output_bytes(ref, choice.strategy.inputs[i]))
             each = [problem.memory.output_bytes(ref, one.strategy.inputs[i], kept=True) for one in op.choices]
             if any(each):
                 sizes.setdefault((problem.op_of[ref.node], ref.index), []).append(each)

@@ -1,5 +1,7 @@
 """Memory rows: at every moment where the peak can be, what lives is at most the budget.
 
+Those of a pass without backward are in `autopar.solver.forward_rows`.
+
 The moments are those of `autopar.cost.moments`. Of a stage of m equal blocks the first r_l recompute at level l or a
 higher one (r_0 = m). A block of level l keeps F_l bytes for backward, G are its gradients, and H_l is what all blocks
 of at least level l keep; in the backward of one of them W_l is there at most::
@@ -37,7 +39,7 @@ import numpy as np
 
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
-from autopar.solver.linear import arrays_of
+from autopar.solver.forward_rows import ForwardRows
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.optimizer_step import all_temporaries, each_temporaries
@@ -48,6 +50,7 @@ from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.returned import Returned
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
+from autopar.solver.sums import Sums
 
 
 class Rows:
@@ -63,6 +66,7 @@ class Rows:
         self.optimizer: Expression = {}
         upper = None if budget_bytes is None else budget_bytes / UNIT
         self.peak = self.program.variable("peak", upper=upper, whole=False)
+        self.sums = Sums(self.program, self.peak)
         self.program.budget = None if upper is None else self.peak
         self.flows: dict[tuple[int, int], list[Flow]] = {}  # by what is read and what reads it, the same block's
         for flow in model.flows:
@@ -73,6 +77,10 @@ class Rows:
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
+        if not self.memory.train:
+            points = Points(model, self.stages, {})
+            ForwardRows(model, self.flows, points, self.sums.at_most, self.sums.bucket).add(self._always())
+            return
         Saved(model, self.stages)
         self._parameter_copies()
         self._rows()
@@ -91,7 +99,7 @@ class Rows:
         if self.memory.optimizer_at_once:
             for variable, size in all_temporaries(self.model).items():
                 add(self.optimizer, variable, size)
-        elif (largest := self._largest("optimizer", each_temporaries(self.model))) is not None:
+        elif (largest := self.sums.largest("optimizer", each_temporaries(self.model))) is not None:
             add(self.optimizer, largest, UNIT)
 
     def _gradients(self) -> None:
@@ -134,14 +142,10 @@ class Rows:
     def _inputs_and_outputs(self) -> None:
         for number, op in enumerate(self.problem.ops):
             given = op.node.op == "placeholder" or (op.node.op == "get_attr" and not self.memory.is_parameter(op.node))
-            for variable, choice in zip(self.model.x[number], op.choices, strict=True):
-                if given:
-                    size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
-                    add(self.always, variable, self.model.count(op) * size)
-                if op.node.op == "output":
-                    for ref, wanted in zip(self.memory.inputs[op.node], choice.strategy.inputs, strict=True):
-                        add(self.always, variable, self.memory.output_bytes(ref, wanted))
-            if op.node.op == "output":
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True) if given else ():
+                size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
+                add(self.always, variable, self.model.count(op) * size)
+            if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
                 returned = Returned.by(self.model, number)
                 for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
                     for one, its in part.items():
@@ -214,33 +218,35 @@ class Rows:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
+    def _always(self) -> int | None:
+        fixed = self.memory.fixed_bytes / UNIT
+        add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
+        return self.sums.sum("always", self.always)
+
     def _rows(self) -> None:
         """Each kind of bytes of a stage is a variable, so that rows are short."""
-        many = self.memory.micro_batches > 1
-        fixed = (self.memory.allocator_bytes + self.memory.unread_bytes) / UNIT  # whatever is chosen
-        add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
-        always = self._sum("always", self.always)
-        left = self._sum("accumulated", self.accumulated)
+        many, always = self.memory.micro_batches > 1, self._always()
+        left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)
         kept = [self._moving(self._parameters_of(stage, kept=True)) for stage in self.problem.stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         reduced = [self._moving(flows) for flows in by_stage]
-        way = OnTheWay(self.problem, kept, reduced, self._sum)
-        peaks = Peaks(self.model, way, self._rows_of, self._sum)
+        way = OnTheWay(self.problem, kept, reduced, self.sums.bucket)
+        peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
         behind: list[int | None] = [None]  # gradients of stages after, if not among what is left, and what they return
         for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
             whole = self.returned.get(i, {}) if many else dict(data.shared_gradients)
             for variable, size in () if many else data.gradients.items():
                 add(whole, variable, stage.count * size)
-            behind.append(self._sum("gradients", whole, behind[-1]))
+            behind.append(self.sums.sum("gradients", whole, behind[-1]))
         behind.reverse()
         before: int | None = None
         for i, data in enumerate(self.stages):
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
-            fullest = points.fullest(i, self.returned.get(i, {}), self._largest, lands=way.lands(i))
+            fullest = points.fullest(i, self.returned.get(i, {}), self.sums.largest, lands=way.lands(i))
             peaks.add(i, data, *fullest, [always, left, behind[i + 1]], before)
-            before = self._sum("held", data.held, before)
-        self._rows_of("optimizer step", [[always]], self.optimizer)
+            before = self.sums.sum("held", data.held, before)
+        self.sums.at_most("optimizer step", [[always]], self.optimizer)
 
     def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
         """Flows of the parameters that a stage's ops read: that they keep, or whose gradients are reduced behind it."""
@@ -262,33 +268,3 @@ class Rows:
     def _most_left_behind(self, flow: Flow) -> int:
         """The most bytes of a parameter that can be left of its bucket while the next block's turn is."""
         return max((one.left_behind + one.others for one, _ in self._moving([flow])), default=0)
-
-    def _largest(self, name: str, sizes: Sequence[tuple[Expression, float, float]]) -> int | None:
-        """A variable (in MiB) at least as large as each of some expressions, given with their least and most."""
-        floor = max((low for _, low, _ in sizes), default=0.0)
-        if not any(high for _, _, high in sizes):
-            return None
-        largest = self.program.variable(name, lower=floor / UNIT, upper=None, whole=False)
-        for terms, _, high in sizes:
-            if high > floor:
-                self.program.at_least(name, {v: -c / UNIT for v, c in terms.items()} | {largest: 1.0}, 0.0)
-        return largest
-
-    def _sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
-        """A variable equal to a sum of bytes (in MiB), and another such variable."""
-        if not terms:
-            return more
-        found = self.program.variable(name, lower=lower, upper=None, whole=False)
-        row = {v: -c / UNIT for v, c in terms.items()}
-        if more is not None:
-            add(row, more, -1.0)
-        self.program.equal(name, row | {found: 1.0}, 0.0)
-        return found
-
-    def _rows_of(self, name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float = 0.0) -> None:
-        """Each of some sums of variables, with terms that all of them have in common, is at most the peak."""
-        variables, sizes = arrays_of(terms)
-        for parts in sums:
-            own = [(v, 1.0) for v in parts if v is not None]
-            if own or terms:
-                self.program.at_most(name, [*own, (self.peak, -1.0)], right, more=(variables, sizes / UNIT))

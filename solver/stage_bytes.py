@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cost.levels import Span
@@ -11,6 +12,8 @@ from autopar.solver.replays import Expression
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
 
 Part = tuple[int, Span]  # a level of recompute, and one of its segments
+BucketBytes = Callable[[str, Sequence[tuple[int, int]], float], int | None]
+"""A variable for a bucket of some parameters, by bytes and variables: all of them, or so many times any one of them."""
 
 
 @dataclass

@@ -3,7 +3,7 @@
 A bucket lies within one region of the graph (a repeated block, or what lies between), or, where blocks are smaller than
 `LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat. Its members are converted
 by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first uses them.
-What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size.
+What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size, but for a parameter that is larger.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
@@ -14,7 +14,7 @@ that run; where they move in several ways, or small blocks are recomputed, some 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -66,9 +66,10 @@ class Grouping:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
         kept: list[set[fx.Node]] = [set() for _ in rows]
-        for reader in {user for node in self._home for user in node.users}:
+        for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
-            saved = {refs[j].node for j in memory.saved(reader)[0] if memory.is_parameter(refs[j].node)}
+            again = memory.saved(reader)[0] if memory.train else range(len(refs))
+            saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
             if saved:
                 self._last_reader[region] = max(self._last_reader[region], self._position[reader])
                 kept[region] |= saved
@@ -110,11 +111,12 @@ class Grouping:
         return self._home[parameter]
 
     def last_reader(self, region: int) -> int:
-        """The position of a region's last op that keeps a parameter for backward, -1 without one."""
+        """The position of a region's last op that keeps a parameter for backward (of a pass without backward: that
+        reads one), -1 without one."""
         return self._last_reader[region]
 
     def reads(self, region: int) -> bool:
-        """Whether any of a region's ops keeps a parameter for backward."""
+        """Whether any of a region's ops keeps a parameter for backward; without backward: reads one."""
         return self._last_reader[region] >= 0
 
     def read_bytes(self, region: int) -> int:
@@ -128,6 +130,24 @@ class Grouping:
     def goes_on(self, region: int) -> bool:
         """Whether the next region's parameters are in the same buckets."""
         return region + 1 < len(self._group) and self._group[region + 1] == self._group[region]
+
+    def together(self, region: int) -> range:
+        """The regions whose parameters are in the same buckets as a region's."""
+        mine = self._group[region]
+        return range(bisect_left(self._group, mine), bisect_right(self._group, mine))
+
+    def is_cut(self, region: int) -> bool:
+        """Whether a region's parameters fill several buckets."""
+        return self.stretches[self._stretch[region]].buckets > 1
+
+    def alone(self, region: int) -> float:
+        """By how much a parameter of a region has more of a bucket if it is one by itself than it is taken to have: 0
+        where it never is. The largest bucket has what all together are taken to have, or one parameter alone."""
+        return self.stretches[self._stretch[region]].buckets if self.is_cut(region) else 0.0
+
+    def largest(self, region: int, sizes: Sequence[int]) -> int:
+        """The bytes of the largest bucket of a region, from what its parameters are taken to have of one."""
+        return max(sum(sizes), round(self.alone(region) * max(sizes, default=0)))
 
     def before(self, region: int) -> int | None:
         """The last region before one whose parameters are in other buckets."""
@@ -163,8 +183,11 @@ class Grouping:
         return found
 
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
-        """What parameters like this one have of the bytes of one bucket, in all blocks that share it."""
+        """What parameters like this one have of the bytes of one bucket, in all blocks that share it; in a pass without
+        backward this one alone, since blocks that are through have freed theirs."""
         tensor, share = tensor_of(ref), self._share[self._home[ref.node]]
+        if not self._memory.train:
+            share = min(1.0, share)
         local = self._memory.local_bytes(ref, wanted) // tensor.dtype.itemsize
         return math.ceil(min(local * max(1.0, share), tensor.numel() * share)) * itemsize
 
@@ -218,14 +241,14 @@ def group(
     found: list[Grouped] = []
     for members in alike.values():
         sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
-        total = max(1, sum(sizes))
-        count = max(1, total // memory.bucket_bytes)
-        cut = [Grouped() for _ in range(count)]
-        before = 0
-        for one, size in zip(members, sizes, strict=True):
-            cut[min(count - 1, (2 * before + size) * count // (2 * total))].members.append(one)
-            before += size
-        found += [bucket for bucket in cut if bucket.members]
+        most, full = sum(sizes) / max(1, sum(sizes) // memory.bucket_bytes), 0
+        found.append(Grouped())
+        for one, size in zip(members, sizes, strict=True):  # no bucket has more than `most`, or else than one member
+            if full and full + size > most:
+                found.append(Grouped())
+                full = 0
+            found[-1].members.append(one)
+            full += size
     return found
 
 

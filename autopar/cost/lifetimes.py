@@ -114,9 +114,12 @@ class Lifetimes:
         return max(parameter.users, key=self.position.__getitem__, default=None)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
-        """Those of one op: none of a view, and of what is only read or handed over."""
-        cost = node.meta.get(COST)
-        if not in_segment(node) or is_getitem(node) or cost is None:
+        """Those of one op: none of a view, and of what is only read or handed over.
+
+        In a pass without backward, outputs live from their makers on, and where they are handed over is a point too.
+        """
+        over = node.op == "output" and not self.memory.train
+        if not over and (not in_segment(node) or is_getitem(node) or COST not in node.meta):
             return ()
         fold = self._fold_of(node)
         model = fold[0].model_of(node) if fold else node
@@ -165,12 +168,12 @@ class Lifetimes:
 
     def own_bytes(self, point: Point, strategy: Strategy) -> int:
         """What the op itself has alive at a point for a moment."""
-        memory, cost, fold = self.memory, point.node.meta[COST], self._fold_of(point.node)
+        memory, cost, fold = self.memory, point.node.meta.get(COST), self._fold_of(point.node)
         node = fold[0].model_of(point.node) if fold else point.node
         inputs = self._inputs(node)
         if point.backward:
             made = sum(memory.local_bytes(inputs[j], strategy.inputs[j]) for j in point.made)
-            return made + round(cost.workspace_backward_bytes * strategy.work)
+            return made + round(cost.workspace_backward_bytes * strategy.work if cost else 0)
         unsaved: dict[Copy, int] = {}
         at = self.position[node]
         layouts = [*zip(inputs, strategy.inputs, strict=True)]
@@ -180,7 +183,7 @@ class Lifetimes:
             if self._first_saver.get(root, len(self._all)) > at and not memory.is_parameter(root.node):
                 copy = memory.copy(ref, layout)
                 unsaved[copy] = memory.copy_bytes(copy)
-        return sum(unsaved.values()) + round(cost.workspace_forward_bytes * strategy.work)
+        return sum(unsaved.values()) + round(cost.workspace_forward_bytes * strategy.work if cost else 0)
 
     def conversion_bytes(self, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
         """An input as its maker has it, beside the same as the op wants it, where collectives make one of the other."""
@@ -210,6 +213,8 @@ class Lifetimes:
                 last.update((roots[ref], at) for ref in refs)
         returned = (ref for node in self._nodes if node.op == "output" for ref in self._inputs(node))
         self._returned = {roots[ref] for ref in returned}
+        if not self.memory.train:
+            last.update(dict.fromkeys(self._returned, never))
         found: dict[fx.Node, Point] = {}
         live: dict[TensorRef, None] = {}
         for node in self._nodes:
@@ -217,11 +222,12 @@ class Lifetimes:
             if node in self._starts:
                 still = (r for r in live if last[r] >= at and self._first_saver.get(r, never) >= at)
                 self._met[(*self._starts[node], False)] = frozenset((ref,) for ref in still)
-            if not in_segment(node) or is_getitem(node):
+            over = node.op == "output" and not memory.train
+            if (not in_segment(node) and not over) or is_getitem(node):
                 continue
             live = {r: None for r in live if last[r] >= at and self._first_saver.get(r, never) > at}
             own = {roots[ref] for ref in self._inputs(node)}
-            if not self._is_view(node):
+            if over or not self._is_view(node):
                 found[node] = Point(node, False, tuple(r for r in live if r not in own))
             for index in range(len(output_tensors(node))):
                 root = roots[TensorRef(node, index)]

@@ -22,7 +22,8 @@ from torch import fx
 from autopar.cost.bucket_size import BUCKET_BYTES
 from autopar.cost.cuts import in_storage
 from autopar.cost.found import Found
-from autopar.cost.weights import unread_bytes
+from autopar.cost.states import state_bytes
+from autopar.cost.weights import named_once, unread_bytes
 from autopar.graph import COST, TensorRef, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
@@ -37,8 +38,6 @@ Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
 Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
 _SUMMANDS = (-1, -1)
 
-_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "adafactor": 1}
-OPTIMIZERS = tuple(_STATES)
 # What torch's allocator hands out beyond the tensors: on CUDA, the workspaces of cuBLAS (32 MiB on Hopper, for each of
 # forward's and backward's threads) and the rounding of every tensor to 512 bytes. An estimate, not measured.
 _ALLOCATOR_BYTES = {"cuda": 66 << 20}
@@ -52,7 +51,7 @@ class StepMemory:
     `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
     blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answers are the same without.
     `bucket_bytes`: what a bucket of parameters has (`autopar.cost.bucket_size`). `buffers`: the model's, by name.
-    `pinned`: how parameters are stored already.
+    `pinned`: how parameters are stored already; `trained`: those that other graphs of the model train.
     """
 
     graph: fx.Graph
@@ -67,17 +66,29 @@ class StepMemory:
     bucket_bytes: int = BUCKET_BYTES
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     pinned: Mapping[str, Layout] = field(default_factory=dict)
-
-    @property
-    def allocator_bytes(self) -> int:
-        """What the device's allocator counts beside tensors."""
-        return _ALLOCATOR_BYTES.get(self.device_kind, 0)
+    trained: frozenset[str] = frozenset()
 
     @cached_property
-    def unread_bytes(self) -> int:
-        """Weights that the graph does not read: as they are stored, whole unless pinned; no gradient, no state."""
+    def fixed(self) -> dict[str, int]:
+        """What is there all the while, whatever is chosen: what the device's allocator counts beside tensors; weights
+        that the graph does not read, as they are stored, whole unless pinned; and what the optimizer keeps of
+        parameters that other graphs train and this one does not. These have no gradients when the graph runs."""
         stored = self.precision.parameter
-        return unread_bytes(self.graph, self.parameters, self.buffers, stored, self.pinned, self.mesh_shape)
+        unread = unread_bytes(self.graph, self.parameters, self.buffers, stored, self.pinned, self.mesh_shape)
+        parts = {"allocator": _ALLOCATOR_BYTES.get(self.device_kind, 0), "unread weights": unread}
+        own = {str(node.target) for node in self.graph.nodes if self.is_trainable(node)}
+        whole = Layout.replicated(len(self.mesh_shape))
+        for names, parameter in named_once(self.parameters):
+            if not self.trained.isdisjoint(names) and own.isdisjoint(names):
+                dtype = self._stored_dtype(parameter)
+                states = self._state_bytes(tuple(parameter.shape), dtype, self.pinned.get(names[0], whole))
+                for part, size in states.items():
+                    parts[part] = parts.get(part, 0) + size
+        return parts
+
+    @property
+    def fixed_bytes(self) -> int:
+        return sum(self.fixed.values())
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
@@ -120,7 +131,10 @@ class StepMemory:
 
     def stored_dtype(self, node: fx.Node) -> torch.dtype:
         """The dtype in which the optimizer updates the parameter."""
-        stored = self.parameters[str(node.target)].dtype
+        return self._stored_dtype(self.parameters[str(node.target)])
+
+    def _stored_dtype(self, parameter: torch.Tensor) -> torch.dtype:
+        stored = parameter.dtype
         return (self.precision.parameter or stored) if stored.is_floating_point else stored
 
     def parameter_bytes(self, node: fx.Node, storage: Layout) -> dict[str, int]:
@@ -138,22 +152,11 @@ class StepMemory:
     def _bytes_of_parameter(
         self, whole: tuple[int, ...], dtype: torch.dtype, trainable: bool, storage: Layout
     ) -> dict[str, int]:
-        shape = storage.local_shape(tuple(whole), self.mesh_shape)
-        elements = math.prod(shape)
-        parts = {"parameters": elements * dtype.itemsize}
-        if trainable:
-            master = self.precision.master
-            updated = master if master is not None and master != dtype else dtype
-            if updated != dtype:
-                parts["master weights"] = elements * updated.itemsize
-            parts["optimizer state"] = self._state_elements(shape) * updated.itemsize
-        return parts
+        parts = {"parameters": math.prod(storage.local_shape(tuple(whole), self.mesh_shape)) * dtype.itemsize}
+        return parts | self._state_bytes(tuple(whole), dtype, storage) if trainable else parts
 
-    def _state_elements(self, shape: tuple[int, ...]) -> int:
-        """Adafactor keeps, of all but vectors, a mean over rows and one over columns (1804.04235)."""
-        if self.optimizer != "adafactor" or len(shape) < 2:
-            return _STATES[self.optimizer] * math.prod(shape)
-        return math.prod(shape[:-1]) + math.prod(shape[:-2]) * shape[-1]
+    def _state_bytes(self, whole: tuple[int, ...], dtype: torch.dtype, storage: Layout) -> dict[str, int]:
+        return state_bytes(self.optimizer, self.precision, whole, dtype, storage, self.mesh_shape)
 
     def gradient_bytes(self, node: fx.Node, storage: Layout) -> int:
         """The gradient that the optimizer reads."""

@@ -1,5 +1,7 @@
 """What lives on one device at the moments of a step: one for every region of the graph, and the optimizer's step.
 
+Those of a pass without backward are in `autopar.cost.forward_moments`.
+
 A region is a repeated block, or what lies between two. Of all points at which its ops are at their fullest
 (`autopar.cost.lifetimes`), and two more, at which its bucket of parameters lands and that of its gradients is reduced,
 the moment is the largest. There live: parameters and states, weights that nothing reads; what the regions before keep
@@ -21,6 +23,7 @@ from itertools import starmap
 
 from torch import fx
 
+from autopar.cost.forward_moments import forward_moments
 from autopar.cost.memory import Copy
 from autopar.cost.moving import Moving
 from autopar.cost.naming import stretch_name
@@ -35,7 +38,7 @@ from autopar.plans import Moment, Segment
 
 def moments_of(planned: PlannedBytes) -> tuple[Moment, ...]:
     """The moments of a plan, in the order of the graph."""
-    return _Walk(planned).run()
+    return _Walk(planned).run() if planned.memory.train else forward_moments(planned)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class _Walk:
             model = plan.model(i)
             self.read.append(plan.kept_in(i) if model == i else self.read[model])
             self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
-        self.always = Counter({"allocator": self.memory.allocator_bytes, "unread weights": self.memory.unread_bytes})
+        self.always = Counter(self.memory.fixed)
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
@@ -94,14 +97,11 @@ class _Walk:
             inputs = self.plan.segment_inputs(i)
             self._add(live, inputs, kept)
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
-            name = f"backward of {name}" if self.memory.train else name
             peak, keeps = self._region(i, inputs, kept)
-            found.append(Moment(name, peak.over(live)))
+            found.append(Moment(f"backward of {name}", peak.over(live)))
             held.update(keeps.parts)
             kept |= keeps.copies
-        if self.memory.train:
-            found.append(self._optimizer_step())
-        return tuple(found)
+        return (*found, self._optimizer_step())
 
     def _region(self, i: int, inputs: set[Copy], kept: set[Copy]) -> tuple[_Peak, _Kept]:
         """A region's peak and what it keeps. Those of a block in the middle of a fold (`autopar.cost.folds`) are those
@@ -199,7 +199,7 @@ class _Walk:
     def _reducing(self, i: int, gradients: Counter[str]) -> tuple[int, _Peak]:
         """A region's gradients when all of them are there, and its bucket."""
         buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(self.plan.rows[i].first)
-        size = self.plan.passing_bytes(behind) if behind is not None and self.memory.train else 0
+        size = self.plan.passing_bytes(behind) if behind is not None else 0
         passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", self.returned[i]))
         return gradients.total() + sum(n for _, n in passing), _Peak(gradients.copy(), passing)
 
@@ -222,8 +222,8 @@ class _Walk:
 
     def _bytes(self, kind: str, i: int) -> int:
         if (kind, i) not in self._sums:
-            moved = self.read[i] if kind in READ else self.reduced[i]
-            self._sums[kind, i] = sum(getattr(one, kind) for one in moved)
+            sizes = [getattr(one, kind) for one in (self.read[i] if kind in READ else self.reduced[i])]
+            self._sums[kind, i] = self.grouping.largest(i, sizes)
         return self._sums[kind, i]
 
     def _count_parameters(self) -> None:

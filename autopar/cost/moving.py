@@ -14,6 +14,7 @@ left behind    b until the next bucket's turn, where what comes out is not what 
                half of b, as above
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
 accumulated    what micro-batches before leave: unreduced where it moves
+copied         without backward: its own copy, gathered or not, from its arrival until its last reader
 =============  ==================================================================================================
 """
 
@@ -56,6 +57,7 @@ class Moving:
     reduced: int = 0
     accumulated: int = 0
     others: int = 0
+    copied: int = 0
 
 
 class Way(NamedTuple):
@@ -112,13 +114,14 @@ def _moving(
     own = tensor_of(ref).dtype.itemsize
     gathered = arriving = landing = begun = 0
     whole = memory.local_bytes(ref, wanted)
-    if regather and memory.read_bytes(ref.node, storage, wanted):
+    copied = memory.read_bytes(ref.node, storage, wanted) if not memory.train else 0
+    if (regather and memory.read_bytes(ref.node, storage, wanted)) or (copied and way.last):
         gathered = grouping.bucket_bytes(ref, wanted, own)
         begun = gathered * way.further * own // max(1, whole)
         arriving = gathered + gathered * way.last * own // max(1, whole)
         landing = 2 * gathered if way.last else gathered
     if not memory.is_trainable(ref.node):
-        return Moving(gathered, arriving, landing, begun)
+        return Moving(gathered, arriving, landing, begun, copied=copied)
     if not way.reduces:
         stored = memory.gradient_bytes(ref.node, storage)
         waiting = max(whole, stored)

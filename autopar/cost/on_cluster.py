@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
@@ -24,11 +24,12 @@ def memory_on(
     train: bool = True,
     buffers: Mapping[str, torch.Tensor] | None = None,
     pinned: Mapping[str, Layout] | None = None,
+    trained: Collection[str] = (),
 ) -> StepMemory:
     """The `StepMemory` of a graph on a mesh, with buckets as large as its links want them.
 
     `buffers` are the model's by qualified name, of which those count that the graph does not read; `pinned`:
-    how parameters are stored already.
+    how parameters are stored already; `trained`: those that other graphs of the model train.
     """
     shape, kind = cluster.shape, cluster.device.kind
     return StepMemory(
@@ -43,4 +44,5 @@ def memory_on(
         bucket_bytes=bucket_bytes(cluster),
         buffers=buffers or {},
         pinned=pinned or {},
+        trained=frozenset(trained),
     )

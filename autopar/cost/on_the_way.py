@@ -29,7 +29,9 @@ READ = "gathered", "arriving", "landing", "begun"
 Terms = tuple[tuple[str, int], ...]  # a field of `Moving`, and the region whose parameters have it
 
 
-class _Gather(NamedTuple):
+class Gather(NamedTuple):
+    """A region's bucket, as `autopar.cost.ahead` asks for it."""
+
     region: int
     gathers: int
     read_bytes: int
@@ -68,12 +70,12 @@ def on_the_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
 def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]:
     """What has begun of buckets before a region's, once it is `read` or until then; and whether one that arrives is of
     the same blocks."""
-    here = _Gather(region, 1, grouping.read_bytes(region))
-    behind: list[_Gather] = []
+    here = Gather(region, 1, grouping.read_bytes(region))
+    behind: list[Gather] = []
     before = grouping.before(region)
-    while before is not None and len(behind) < _FAR:
+    while before is not None and len(behind) < FAR:
         if grouping.reads(before):
-            behind.append(_Gather(before, 1, grouping.read_bytes(before)))
+            behind.append(Gather(before, 1, grouping.read_bytes(before)))
         before = grouping.before(before)
     arriving = [one.region for one, _ in due_ahead(here, behind, 1, read=read)]
     begun = [one.region for one in behind if one.region not in arriving][:1]
@@ -81,4 +83,4 @@ def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]
     return (*(("arriving", one) for one in arriving), *(("begun", one) for one in begun)), alike
 
 
-_FAR = 8  # buckets that are looked at; those that count are among the next three or four
+FAR = 8  # buckets that are looked at; those that count are among the next three or four

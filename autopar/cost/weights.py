@@ -55,6 +55,14 @@ def unread_bytes(
     return size
 
 
+def named_once(tensors: Mapping[str, torch.Tensor]) -> list[tuple[list[str], torch.Tensor]]:
+    """Each tensor with all of its names."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return [(some, tensors[some[0]]) for some in names.values()]
+
+
 def _unread(tensors: Mapping[str, torch.Tensor], read: Collection[str]) -> dict[str, torch.Tensor]:
     """Those that are read under none of their names, under their first."""
     known = {id(tensor) for name, tensor in tensors.items() if name in read}

@@ -59,7 +59,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
         storage = storage_of(model, plan)
         planned = Planned(type(model), device_mesh, rank, storage, replan, plan.micro_batches)
         planned.built_dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-        planned.add(traced, plan)
+        planned.add(traced, plan, model)
     except Exception as found:  # every rank must learn of it before any of them waits for a collective
         error = found
     digests = {

@@ -35,6 +35,7 @@ from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
 from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
+from autopar.runtime.trained import Trained
 from autopar.runtime.transit import Transit
 
 MAX_GRAPHS = 16
@@ -78,7 +79,7 @@ class Planned:
         self.replaced: list[weakref.ref[nn.Parameter]] = []
         self.built_dtypes: Mapping[str, torch.dtype] = {}  # of parameters as the user built them
         self._outputs_whole = False
-        self._numbers = itertools.count()
+        self._numbers, self.trained = itertools.count(), Trained()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
         self._sizes: dict[Hashable, CallSize] = {}
         self._group = group_of_all()
@@ -165,8 +166,9 @@ class Planned:
         finally:
             self._outputs_whole = before
 
-    def add(self, traced: Traced, plan: Plan) -> Program:
+    def add(self, traced: Traced, plan: Plan, model: nn.Module) -> Program:
         """Make a graph with its plan ready to run."""
+        self.trained.note(plan, model, self.storage, self.programs)
         program = Program(next(self._numbers), traced, plan, lower(traced.graph, plan, self.rank))
         self.programs.insert(0, program)
         if len(self.programs) > MAX_GRAPHS:
@@ -243,8 +245,7 @@ class Planned:
         try:
             with plain_parameters(model):
                 call = self._whole_call(model, self.programs[0], args, kwargs)
-                traced, plan = self.replan(model, *call, self.storage)
-                return self.add(traced, plan)
+                return self.add(*self.replan(model, *call, self.storage, self.trained.names), model)
         except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(model, args, kwargs, error) from error
         finally:

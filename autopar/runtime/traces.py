@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import fx, nn
@@ -51,5 +51,8 @@ class Traced(Protocol):
         """What the model returns, from the flat outputs of the graph."""
 
 
-Replan = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout]], tuple[Traced, Plan]]
-"""Trace and plan another kind of call of a model or its copy, given its arguments and how parameters are stored."""
+Replan = Callable[
+    [nn.Module, tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout], Collection[str]], tuple[Traced, Plan]
+]
+"""Trace and plan another kind of call of a model or its copy, given its arguments, how parameters are stored, and which
+of them other calls train."""

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.cost.on_cluster import memory_on
 from autopar.cost.weights import buffers_of, parameters_of, unread_bytes
 from autopar.errors import InfeasibleError
 from autopar.layout import Layout
+from autopar.precision import Precision
 from autopar.tracing import trace
 
 SPARE = 4 * (256 * 256 + 256) + 4 * 100
@@ -72,3 +74,17 @@ def test_those_that_are_stored_in_parts_already_count_as_parts() -> None:
 
 def test_the_report_tells_of_them() -> None:
     assert "unread weights" in planned().explain()
+
+
+def test_states_of_what_other_graphs_train_count_once_under_all_names() -> None:
+    """Two of AdamW for each element, whole or in the parts that are stored; none of what this graph trains itself."""
+    model = spare()
+    graph = trace(model, {"x": torch.empty(32, 64)}).graph
+    pinned = {f"{name}.weight": Layout.parse("S0") for name in ("spare", "again")}
+    parameters, given = parameters_of(model), (Precision(), "adamw", 1)
+    cluster = autopar.Cluster.preset("cpu", (4,))
+    others = {"read.weight", "head.weight", "spare.weight", "again.weight", "spare.bias", "again.bias"}
+    memory = memory_on(cluster, graph, parameters, *given, pinned=pinned, trained=others)
+    assert memory.fixed["optimizer state"] == 2 * 4 * (256 * 256 // 4 + 256)
+    memory = memory_on(cluster, graph, parameters, *given, train=False, trained=others)
+    assert memory.fixed["optimizer state"] == 2 * 4 * (256 * 256 + 256 + 64 * 64)

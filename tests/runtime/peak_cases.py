@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
+from autopar.cost import bucket_size
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from peak_memory import PeakMemory
@@ -44,16 +46,43 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], int]] = {"gpt2": (gpt2, 2), 
 LAYERS, PRESETS = (1, 2, 4), ("ddp", "fsdp", "tp")
 
 
+class Words(nn.Module):
+    """An embedding and a head that are much larger than the layers between."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4096, 256)
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(layers))
+        self.head = nn.Linear(256, 4096, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x).square().mean()
+
+
 def peaks(name: str, layers: int, preset: str) -> dict[str, Any]:
     build, rows = MODELS[name]
     ids = torch.randint(WORDS, (rows, LENGTH))
     batch = {"input_ids": ids, "labels": ids}
     model = autopar.autoparallelize(build(layers), batch, init_device_mesh("cpu", (2,)), constraints=preset)
-    optimizer = torch.optim.AdamW(model.parameters())
+    return measured(model, batch, torch.optim.AdamW(model.parameters()))
 
+
+def peaks_of_words(bucket_bytes: int) -> dict[str, Any]:
+    """Where buckets are so small beside weights, as those of 64 MiB are beside the embeddings of large models."""
+    batch = {"ids": torch.randint(4096, (16, 4))}
+    with mock.patch.object(bucket_size, "BUCKET_BYTES", bucket_bytes):
+        mesh = init_device_mesh("cpu", (2,))
+        model = autopar.autoparallelize(Words(4), batch, mesh, constraints="fsdp", optimizer="sgd")
+    return measured(model, batch, torch.optim.SGD(model.parameters()))
+
+
+def measured(model: nn.Module, batch: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     def step() -> None:
         output = model(**batch)  # held meanwhile, as in most training loops
-        output.loss.backward()
+        (output if isinstance(output, torch.Tensor) else output.loss).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -74,4 +103,5 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for layers in LAYERS
         for preset in PRESETS
     }
+    | {f"words, {size >> 10} KiB": functools.partial(peaks_of_words, size) for size in (64 << 20, 1 << 20, 256 << 10)}
 }

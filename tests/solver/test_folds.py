@@ -53,6 +53,7 @@ def _returning(layers: int) -> Any:
 
 
 OTHERS = {"gemma2-12": lambda: _gemma2(12), "t5-7": lambda: _t5(7), "llama-cache": lambda: _returning(8)}
+RETURNING = ["gemma2-12", "llama-cache"]
 NAMES = ["gpt2-6", "gpt2-8-wide", "llama-8", "qwen3-6", "bert-8", "vit-4", *OTHERS]
 
 
@@ -89,9 +90,10 @@ def test_what_lives_at_every_point(name: str, train: bool) -> None:
     asked = ready(name, 2)
     every, once = _memories(toy_of(asked), train)
     assert bool(once.folds) == (name != "vit-4"), "of four blocks, none is left out"
-    assert all(fold in once.lifetimes._folds for fold in once.folds), "blocks that looked alike are"
     one, other = Lifetimes(every), once.lifetimes
-    assert len(other._nodes) < len(one._nodes) or not once.folds
+    if train or name not in RETURNING:  # what the caller holds of blocks that are through grows from block to block
+        assert all(fold in other._folds for fold in once.folds), "blocks that looked alike are"
+        assert len(other._nodes) < len(one._nodes) or not once.folds
     for node in (node for node in every.graph.nodes if node.op != "output"):
         assert list(map(_unordered, other.points(node))) == list(map(_unordered, one.points(node)))
         assert other.last_use(node) == one.last_use(node)

@@ -8,6 +8,7 @@ bind there.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,14 @@ def test_rows_of_a_stack(mesh: tuple[int, ...], micro_batches: int, fold: bool) 
     for seed in range(2):
         on = cluster(*mesh, seed=seed, kind="cuda")
         check(toy(on_meta(Stack, 5), x, on=on, micro_batches=micro_batches), seed, fold=fold)
+
+
+@pytest.mark.parametrize("bucket_bytes", [20 << 10, 6 << 10, 1 << 10])
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_rows_of_small_buckets(mesh: tuple[int, ...], bucket_bytes: int) -> None:
+    """A few blocks have one, or a block several, or each of its weights one by itself."""
+    asked = toy(on_meta(Stack, 5), torch.empty(64, 16, device="meta"), on=cluster(*mesh, seed=3))
+    check(replace(asked, memory=replace(asked.memory, bucket_bytes=bucket_bytes)), 3, fold=True)
 
 
 def cases(quick: int) -> list[object]:

@@ -1,0 +1,119 @@
+"""Copies of parameters in a pass without backward, as expressions: `autopar.solver.forward_rows` adds them up.
+
+A copy counts with the op that is the first to read it so::
+
+    fresh[u,l,w] >= f[u,l,w] - sum of f[t,l,w] over readers t before u
+
+and in regions behind that one, until its last reader, where it is read in both::
+
+    stays[l,w] >= f[t,l,w] + f[u,l,w] - 1       for all readers t before and u to come
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from autopar.cost.moving import Moving, moving
+from autopar.solver.model import Model
+from autopar.solver.replays import Expression, Flow, Pair
+from autopar.solver.stage_bytes import BucketBytes, add
+
+
+class Read(NamedTuple):
+    """An op that reads a parameter, ops that have read it before, and its last reader in this region, if it is that of
+    all: all by their numbers."""
+
+    op: int
+    parameter: int
+    before: tuple[int, ...]
+    last: int | None
+
+
+class Stay(NamedTuple):
+    """A parameter between ops that have read it in regions before, and those that are yet to."""
+
+    parameter: int
+    before: tuple[int, ...]
+    later: tuple[int, ...]
+
+
+class ForwardCopies:
+    """Of a model; `flows`: by the op that is read and the op that reads it, both of one block."""
+
+    def __init__(self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], total: BucketBytes) -> None:
+        self.problem, self.program, self.flows, self.total = model.problem, model.program, flows, total
+        self._fresh: dict[Read, list[tuple[int, Moving]]] = {}
+        self._stays: dict[Stay, Expression] = {}
+        self._sums: dict[tuple[str, tuple[Read, ...], float], int | None] = {}
+
+    def copies(self, read: Read, kind: str, *, moves: bool) -> Expression:
+        """Bytes of a kind of what an op is the first to read, either of what moves or of what is converted there."""
+        found: Expression = {}
+        for variable, one in self._fresh_of(read):
+            if moves == (one.arriving > 0):
+                add(found, variable, getattr(one, kind))
+        return found
+
+    def staying(self, stay: Stay) -> Expression:
+        """Bytes of a parameter's copies that ops have read, and others, or the same ones of other blocks, will."""
+        if stay not in self._stays:
+            before, later = (self.by_pair(stay.parameter, ops) for ops in (stay.before, stay.later))
+            found = self._stays[stay] = {}
+            for pair in (pair for pair in before if pair in later):
+                one, some = before[pair][1][0], {*before[pair][1], *later[pair][1]}
+                if len(some) > 1:
+                    one = self.program.variable("stays", whole=False)
+                    for both in itertools.product(before[pair][1], later[pair][1]):
+                        ends = [(variable, -1.0) for variable in set(both)]
+                        self.program.at_least("stays", [(one, 1.0), *ends], 1.0 - len(ends))
+                add(found, one, before[pair][0].copied)
+        return self._stays[stay]
+
+    def sum(self, kind: str, reads: tuple[Read, ...], alone: float) -> int | None:
+        """A variable for the bytes of a kind of a bucket of what some ops are the first to read; `alone`: as
+        `autopar.cost.buckets.Grouping` has it of their region."""
+        if (kind, reads, alone) not in self._sums:
+            fresh = [pair for read in reads for pair in self._fresh_of(read)]
+            sizes = [(getattr(one, kind), variable) for variable, one in fresh if one.arriving]
+            self._sums[kind, reads, alone] = self.total(kind, sizes, alone)
+        return self._sums[kind, reads, alone]
+
+    def most(self, kind: str, reads: Sequence[Read], alone: float) -> float:
+        """No less than `sum` of the same can be."""
+        return max(1.0, alone) * sum(sum(getattr(one, kind) for _, one in self._fresh_of(read)) for read in reads)
+
+    def _fresh_of(self, read: Read) -> list[tuple[int, Moving]]:
+        if read not in self._fresh:
+            earlier = {pair: list(some) for pair, (_, some) in self.by_pair(read.parameter, read.before).items()}
+            found = self._fresh[read] = []
+            for flow in self.flows.get((read.parameter, read.op), []):
+                for pair, variable in flow.pairs.items():
+                    one, others = self._moving(flow, pair), earlier.get(pair, [])
+                    if one.copied:
+                        found.append((self._first(variable, others), one))
+                    earlier[pair] = [*others, variable]
+        return self._fresh[read]
+
+    def by_pair(self, parameter: int, ops: Sequence[int]) -> dict[Pair, tuple[Moving, list[int]]]:
+        """What moves for a parameter as ops may read it, and the variables of these flows."""
+        found: dict[Pair, tuple[Moving, list[int]]] = {}
+        for op in ops:
+            for flow in self.flows.get((parameter, op), []):
+                for pair, variable in flow.pairs.items():
+                    found.setdefault(pair, (self._moving(flow, pair), []))[1].append(variable)
+        return found
+
+    def _first(self, flow: int, earlier: Sequence[int]) -> int:
+        """A variable that is at least 1 where a flow is, and none of those earlier."""
+        if not earlier:
+            return flow
+        fresh = self.program.variable("fresh", whole=False)
+        self.program.at_least("fresh", [(fresh, 1.0), (flow, -1.0), *((one, 1.0) for one in earlier)], 0.0)
+        return fresh
+
+    def _moving(self, flow: Flow, pair: Pair) -> Moving:
+        (storage, regather), wanted = pair
+        memory, grouping = self.problem.memory, self.problem.grouping
+        return moving(memory, grouping, self.problem.ref(flow.tensor), storage, wanted, regather=regather)

@@ -1,0 +1,94 @@
+"""Ranks whose model trains other parameters in later calls, and is evaluated: peaks beside what each plan predicts."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+from autopar.runtime.carried import planned_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from peak_memory import PeakMemory
+
+WIDTH, ROWS = 256, 8
+
+
+class Staged(nn.Module):
+    """A body that is trained first, then a head alone, then both; the head has a layer that is its own twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.head[1].weight = self.head[0].weight
+
+    def forward(self, x: torch.Tensor, of: str) -> torch.Tensor:
+        x = x if of == "head" else self.body(x)
+        return (x if of == "body" else self.head(x)).square().mean()
+
+
+def peaks(preset: str, optimizer: str) -> dict[str, Any]:
+    """Of a step of each kind once all are known, and of a call without gradients."""
+    batch = {"x": torch.ones(ROWS, WIDTH)}
+    model = autopar.autoparallelize(
+        Staged(), {**batch, "of": "body"}, init_device_mesh("cpu", (2,)), constraints=preset, optimizer=optimizer
+    )
+    made = {"adamw": torch.optim.AdamW, "sgd-momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)}
+    steps = made[optimizer](model.parameters())
+
+    def step(of: str, train: bool) -> None:
+        if not train:
+            with torch.no_grad():
+                model(**batch, of=of)
+            return
+        model(**batch, of=of).backward()
+        steps.step()
+        steps.zero_grad()
+
+    kinds = {"body": ("body", True), "head": ("head", True), "both": ("both", True), "evaluated": ("both", False)}
+    first = autopar.plan_of(model).predicted.peak_bytes
+    for kind in kinds.values():
+        step(*kind)
+    found: dict[str, Any] = {"first": first}
+    programs = sorted(planned_of(model).programs, key=lambda program: program.number)
+    for (name, kind), program in zip(kinds.items(), programs, strict=True):
+        memory = PeakMemory(torch.device("cpu"))
+        with memory.measure(model, steps, batch):
+            step(*kind)
+        found[name] = {"measured": memory.peak_bytes, "predicted": program.plan.predicted.peak_bytes}
+    return found
+
+
+def warned() -> list[str]:
+    """What is said where a budget has room for the first kind of steps alone."""
+    batch = {"x": torch.ones(ROWS, WIDTH)}
+    mesh = init_device_mesh("cpu", (2,))
+    needed = autopar.plan(Staged(), {**batch, "of": "body"}, mesh, constraints="ddp").predicted.peak_bytes
+    model = autopar.autoparallelize(
+        Staged(), {**batch, "of": "body"}, mesh, constraints="ddp", memory_budget=needed + 1000
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model(**batch, of="head").backward()
+        with torch.no_grad():
+            model(**batch, of="both")
+    return [str(one.message) for one in said if issubclass(one.category, UserWarning)]
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        f"{preset}, {optimizer}": functools.partial(peaks, preset, optimizer)
+        for preset in ("ddp", "fsdp")
+        for optimizer in ("adamw", "sgd-momentum")
+    }
+    | {"warned": warned}
+}

@@ -1,0 +1,26 @@
+"""The predicted peak of a call without gradients is that of calls on real ranks, with what is gathered meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from forward_peak_cases import CASES
+from launch import launch
+
+UNDER, OVER = 0.001, 0.01  # what a call may need beyond the prediction, and the prediction beyond a call
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("forward_peak_cases.py", 2)
+
+
+@pytest.mark.parametrize("case", CASES[2])
+def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert "value" in rank[case], rank[case]
+        measured, predicted = rank[case]["value"]["measured"], rank[case]["value"]["predicted"]
+        assert len(set(measured)) == 1, f"the peak differs from call to call: {measured}"
+        assert measured[0] <= predicted * (1 + UNDER), f"{measured[0]} bytes, predicted {predicted}"
+        assert predicted <= measured[0] * (1 + OVER), f"{measured[0]} bytes, predicted {predicted}"

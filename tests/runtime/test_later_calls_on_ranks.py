@@ -1,0 +1,40 @@
+"""States of parameters that other calls train count in each call's predicted peak, whichever was planned first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from later_cases import CASES
+from launch import launch
+
+UNDER, OVER = 0.001, 0.002
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("later_cases.py", 2)
+
+
+@pytest.mark.parametrize("kind", ["body", "head", "both", "evaluated"])
+@pytest.mark.parametrize("case", [case for case in CASES[2] if case != "warned"])
+def test_peak(ranks: list[dict[str, Any]], case: str, kind: str) -> None:
+    for rank in ranks:
+        assert "value" in rank[case], rank[case]
+        measured, predicted = rank[case]["value"][kind]["measured"], rank[case]["value"][kind]["predicted"]
+        assert measured <= predicted * (1 + UNDER), f"{measured} bytes, predicted {predicted}"
+        if kind != "both":  # which no other call trains more than
+            assert predicted <= measured * (1 + OVER), f"{measured} bytes, predicted {predicted}"
+
+
+def test_the_first_plan_knew_of_its_own_states_alone(ranks: list[dict[str, Any]]) -> None:
+    for case in CASES[2].keys() - {"warned"}:
+        value = ranks[0][case]["value"]
+        assert value["first"] < value["body"]["predicted"]
+
+
+def test_a_budget_that_later_states_exceed_is_told(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert "value" in rank["warned"], rank["warned"]
+        [said] = rank["warned"]["value"]
+        assert "more than the budget" in said
