@@ -75,8 +75,7 @@ class ForwardCopies:
         """A variable for the bytes of a kind of a bucket of what some ops are the first to read; `alone`: as
         `autopar.cost.buckets.Grouping` has it of their region."""
         if (kind, reads, alone) not in self._sums:
-            fresh = [pair for read in reads for pair in self._fresh_of(read)]
-            sizes = [(getattr(one, kind), variable) for variable, one in fresh if one.arriving]
+            sizes = [[(getattr(one, kind), v) for v, one in self._fresh_of(read) if one.arriving] for read in reads]
             self._sums[kind, reads, alone] = self.total(kind, sizes, alone)
         return self._sums[kind, reads, alone]
 

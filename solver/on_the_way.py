@@ -14,13 +14,13 @@ Case = Mapping[Phase, Sequence[int | None]]
 
 class OnTheWay:
     """Buckets in the backward of each stage: what moves of the parameters that its ops keep (`kept`), and of those
-    whose gradients are `reduced` behind it, by the flows that they take."""
+    whose gradients are `reduced` behind it, by read and the flows that it takes."""
 
     def __init__(
         self,
         problem: Problem,
-        kept: Sequence[Sequence[tuple[Moving, int]]],
-        reduced: Sequence[Sequence[tuple[Moving, int]]],
+        kept: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
+        reduced: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
         total: BucketBytes,
     ) -> None:
         self.grouping, self.stages = problem.grouping, problem.stages
@@ -74,7 +74,6 @@ class OnTheWay:
         if (kind, stage) not in self._sums:
             moved = (self._kept if kind in READ else self._reduced)[stage]
             alone = self.grouping.alone(self.first[stage])
-            self._sums[kind, stage] = self._total(
-                kind, [(getattr(one, kind), variable) for one, variable in moved], alone
-            )
+            reads = [[(getattr(one, kind), variable) for one, variable in read] for read in moved]
+            self._sums[kind, stage] = self._total(kind, reads, alone)
         return self._sums[kind, stage]

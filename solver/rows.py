@@ -139,6 +139,9 @@ class Rows:
                             found.append((one, variable))
         return found
 
+    def _by_read(self, flows: Sequence[Flow]) -> list[list[tuple[Moving, int]]]:
+        return [self._moving([flow]) for flow in flows]
+
     def _inputs_and_outputs(self) -> None:
         for number, op in enumerate(self.problem.ops):
             given = op.node.op == "placeholder" or (op.node.op == "get_attr" and not self.memory.is_parameter(op.node))
@@ -228,9 +231,9 @@ class Rows:
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)
-        kept = [self._moving(self._parameters_of(stage, kept=True)) for stage in self.problem.stages]
+        kept = [self._by_read(self._parameters_of(stage, kept=True)) for stage in self.problem.stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
-        reduced = [self._moving(flows) for flows in by_stage]
+        reduced = [self._by_read(flows) for flows in by_stage]
         way = OnTheWay(self.problem, kept, reduced, self.sums.bucket)
         peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
         behind: list[int | None] = [None]  # gradients of stages after, if not among what is left, and what they return

@@ -12,8 +12,9 @@ from autopar.solver.replays import Expression
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
 
 Part = tuple[int, Span]  # a level of recompute, and one of its segments
-BucketBytes = Callable[[str, Sequence[tuple[int, int]], float], int | None]
-"""A variable for a bucket of some parameters, by bytes and variables: all of them, or so many times any one of them."""
+BucketBytes = Callable[[str, Sequence[Sequence[tuple[int, int]]], float], int | None]
+"""A variable for a bucket of what is read: all that is read, or so many times any one of it. Each read has bytes and
+variables, of which at most one is 1: a row for each variable would be many rows, and a looser relaxation."""
 
 
 @dataclass

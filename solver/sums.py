@@ -27,14 +27,18 @@ class Sums:
                 self.program.at_least(name, {v: -c / UNIT for v, c in terms.items()} | {largest: 1.0}, 0.0)
         return largest
 
-    def bucket(self, name: str, sizes: Sequence[tuple[int, int]], alone: float) -> int | None:
+    def bucket(self, name: str, reads: Sequence[Sequence[tuple[int, int]]], alone: float) -> int | None:
         """`autopar.solver.stage_bytes.BucketBytes`."""
         terms: Expression = {}
-        for size, variable in sizes:
-            add(terms, variable, size)
+        each = []
+        for some in reads:
+            own: Expression = {}
+            for size, variable in some:
+                add(terms, variable, size)
+                add(own, variable, alone * size)
+            each.append((own, 0.0, alone * max((size for size, _ in some), default=0)))
         if not alone or not terms:
             return self.sum(name, terms)
-        each = [({variable: alone * size}, 0.0, alone * size) for size, variable in sizes]
         return self.largest(name, [(terms, 0.0, float("inf")), *each])
 
     def sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
