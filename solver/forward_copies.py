@@ -1,4 +1,4 @@
-"""Copies of parameters in a pass without backward, as expressions: `autopar.solver.forward_rows` adds them up.
+"""Copies of parameters that a forward reads, as expressions: `autopar.solver.forward_rows` adds them up.
 
 A copy counts with the op that is the first to read it so::
 
@@ -7,6 +7,9 @@ A copy counts with the op that is the first to read it so::
 and in regions behind that one, until its last reader, where it is read in both::
 
     stays[l,w] >= f[t,l,w] + f[u,l,w] - 1       for all readers t before and u to come
+
+In the forward of a training step, what an op keeps for backward stays until the end of its region, and then counts
+among what the regions before keep.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from autopar.cost.buckets import Grouping
+from autopar.cost.memory import StepMemory
 from autopar.cost.moving import Moving, moving
 from autopar.solver.model import Model
 from autopar.solver.replays import Expression, Flow, Pair
@@ -40,26 +45,42 @@ class Stay(NamedTuple):
 
 
 class ForwardCopies:
-    """Of a model; `flows`: by the op that is read and the op that reads it, both of one block."""
+    """Of a model; `flows`: by the op that is read and the op that reads it, both of one block; `memory`, `grouping`: of
+    a pass without backward over its graph."""
 
-    def __init__(self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], total: BucketBytes) -> None:
+    def __init__(
+        self,
+        model: Model,
+        flows: Mapping[tuple[int, int], list[Flow]],
+        total: BucketBytes,
+        memory: StepMemory,
+        grouping: Grouping,
+    ) -> None:
         self.problem, self.program, self.flows, self.total = model.problem, model.program, flows, total
-        self._fresh: dict[Read, list[tuple[int, Moving]]] = {}
+        self.memory, self.grouping = memory, grouping
+        self._fresh: dict[Read, list[tuple[int, Moving, bool]]] = {}
+        self._kept = {parameter for (parameter, _), some in flows.items() if any(map(self._keeps, some))}
         self._stays: dict[Stay, Expression] = {}
         self._sums: dict[tuple[str, tuple[Read, ...], float], int | None] = {}
 
-    def copies(self, read: Read, kind: str, *, moves: bool) -> Expression:
-        """Bytes of a kind of what an op is the first to read, either of what moves or of what is converted there."""
+    def copies(self, read: Read, *, moves: bool, leave: bool = False) -> Expression:
+        """Bytes of what an op is the first to read, either of what moves or of what is converted there; `leave`: but
+        for what may be kept when the last op has read it."""
         found: Expression = {}
-        for variable, one in self._fresh_of(read):
-            if moves == (one.arriving > 0):
-                add(found, variable, getattr(one, kind))
+        for variable, one, kept in self._fresh_of(read):
+            if moves == (one.arriving > 0) and not (leave and kept):
+                add(found, variable, one.copied)
         return found
+
+    def moves(self, reads: Sequence[Read]) -> bool:
+        """Whether anything is made for what some ops are the first to read."""
+        return any(self._fresh_of(read) for read in reads)
 
     def staying(self, stay: Stay) -> Expression:
         """Bytes of a parameter's copies that ops have read, and others, or the same ones of other blocks, will."""
         if stay not in self._stays:
-            before, later = (self.by_pair(stay.parameter, ops) for ops in (stay.before, stay.later))
+            before = self.by_pair(stay.parameter, stay.before, but_kept=True)
+            later = self.by_pair(stay.parameter, stay.later)
             found = self._stays[stay] = {}
             for pair in (pair for pair in before if pair in later):
                 one, some = before[pair][1][0], {*before[pair][1], *later[pair][1]}
@@ -75,32 +96,42 @@ class ForwardCopies:
         """A variable for the bytes of a kind of a bucket of what some ops are the first to read; `alone`: as
         `autopar.cost.buckets.Grouping` has it of their region."""
         if (kind, reads, alone) not in self._sums:
-            sizes = [[(getattr(one, kind), v) for v, one in self._fresh_of(read) if one.arriving] for read in reads]
+            sizes = [[(getattr(one, kind), v) for v, one, _ in self._fresh_of(read) if one.arriving] for read in reads]
             self._sums[kind, reads, alone] = self.total(kind, sizes, alone)
         return self._sums[kind, reads, alone]
 
     def most(self, kind: str, reads: Sequence[Read], alone: float) -> float:
         """No less than `sum` of the same can be."""
-        return max(1.0, alone) * sum(sum(getattr(one, kind) for _, one in self._fresh_of(read)) for read in reads)
+        return max(1.0, alone) * sum(sum(getattr(one, kind) for _, one, _ in self._fresh_of(read)) for read in reads)
 
-    def _fresh_of(self, read: Read) -> list[tuple[int, Moving]]:
+    def _fresh_of(self, read: Read) -> list[tuple[int, Moving, bool]]:
+        """Variables of what an op is the first to read, what moves for each, and whether any op may keep it."""
         if read not in self._fresh:
             earlier = {pair: list(some) for pair, (_, some) in self.by_pair(read.parameter, read.before).items()}
             found = self._fresh[read] = []
+            keeps = any(
+                self._keeps(flow) for (it, _), some in self.flows.items() if it == read.parameter for flow in some
+            )
             for flow in self.flows.get((read.parameter, read.op), []):
                 for pair, variable in flow.pairs.items():
                     one, others = self._moving(flow, pair), earlier.get(pair, [])
                     if one.copied:
-                        found.append((self._first(variable, others), one))
+                        found.append((self._first(variable, others), one, keeps and not pair[0][1]))
                     earlier[pair] = [*others, variable]
         return self._fresh[read]
 
-    def by_pair(self, parameter: int, ops: Sequence[int]) -> dict[Pair, tuple[Moving, list[int]]]:
-        """What moves for a parameter as ops may read it, and the variables of these flows."""
+    def by_pair(
+        self, parameter: int, ops: Sequence[int], *, but_kept: bool = False
+    ) -> dict[Pair, tuple[Moving, list[int]]]:
+        """What moves for a parameter as ops may read it, and the variables of these flows; `but_kept`: of those that do
+        not keep it whatever is recomputed."""
         found: dict[Pair, tuple[Moving, list[int]]] = {}
         for op in ops:
             for flow in self.flows.get((parameter, op), []):
+                surely = but_kept and self._keeps(flow) and not self.problem.ops[op].again.dropped
                 for pair, variable in flow.pairs.items():
+                    if surely and not pair[0][1]:
+                        continue
                     found.setdefault(pair, (self._moving(flow, pair), []))[1].append(variable)
         return found
 
@@ -114,5 +145,9 @@ class ForwardCopies:
 
     def _moving(self, flow: Flow, pair: Pair) -> Moving:
         (storage, regather), wanted = pair
-        memory, grouping = self.problem.memory, self.problem.grouping
-        return moving(memory, grouping, self.problem.ref(flow.tensor), storage, wanted, regather=regather)
+        ref = self.problem.ref(flow.tensor)
+        return moving(self.memory, self.grouping, ref, storage, wanted.value(), regather=regather)
+
+    def _keeps(self, flow: Flow) -> bool:
+        """Whether an op keeps the parameter that it reads for backward, where that is not gathered again."""
+        return flow.use.index in self.problem.memory.saved(self.problem.ops[flow.use.op].node)[0]

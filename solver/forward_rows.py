@@ -1,4 +1,7 @@
-"""Memory rows of a pass without backward: the moments of `autopar.cost.forward_moments`, op by op.
+"""Memory rows of a forward: what the ops of each region have alive, and copies of parameters, op by op.
+
+Of a pass without backward these are the moments of `autopar.cost.forward_moments`, and a row each; in a training step
+what blocks keep comes to it (`autopar.solver.forward_part`).
 
 Where the blocks of a stage are equal, the rows are those of the first, of the last and of two between, with all that is
 on its way in any of these; `autopar.solver.forward_copies` has the copies of parameters.
@@ -12,13 +15,15 @@ by what arrives behind, where that one does not move.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import fx
 
+from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
 from autopar.cost.lifetimes import Point
+from autopar.cost.memory import StepMemory
 from autopar.cost.on_the_way import Phase
 from autopar.cost.traffic import in_segment
 from autopar.solver.forward_copies import ForwardCopies, Read, Stay
@@ -52,37 +57,66 @@ class _Region(NamedTuple):
     moved: tuple[tuple[Phase, tuple[tuple[_Bucket, int], ...]], ...]
 
 
+class Sink(Protocol):
+    """Takes what lives at a point of an op of a block (0: the first), beside what others do: in `phase`."""
+
+    def __call__(self, block: int, member: int, phase: Phase, terms: Expression, /) -> None: ...
+
+
 class ForwardRows:
-    """Adds the rows of a model; `flows`: by the op that is read and the op that reads it, both of one block."""
+    """Asks the blocks of a model; `flows`: by the op that is read and the op that reads it, both of one block;
+    `memory`, `grouping`: of a pass without backward over its graph."""
 
     def __init__(
-        self, model: Model, flows: Mapping[tuple[int, int], list[Flow]], points: Points, rows: Rows, total: BucketBytes
+        self,
+        model: Model,
+        flows: Mapping[tuple[int, int], list[Flow]],
+        points: Points,
+        total: BucketBytes,
+        memory: StepMemory,
+        grouping: Grouping,
     ) -> None:
-        self.problem, self.grouping, self.op_of = model.problem, model.problem.grouping, model.problem.op_of
-        memory = self.problem.memory
-        self.lifetimes, self.nodes = memory.lifetimes, list(memory.graph.nodes)
-        self.points, self.rows, self.copies = points, rows, ForwardCopies(model, flows, total)
+        self.problem, self.grouping, self.op_of = model.problem, grouping, model.problem.op_of
+        self.lifetimes, self.nodes = self.problem.memory.lifetimes, list(memory.graph.nodes)
+        self.points, self.copies = points, ForwardCopies(model, flows, total, memory, grouping)
         self.readers = {
             node: sorted((n for n in node.users if in_segment(n) and n in self.op_of), key=self._at)
             for node in self.nodes
             if memory.is_parameter(node) and node in self.op_of
         }
+        self.first = [sum(stage.count for stage in self.problem.stages[:i]) for i in range(len(self.problem.stages))]
         self.stage_of = [i for i, stage in enumerate(self.problem.stages) for _ in range(stage.count)]
         self._own = [self._read_first(i) for i in range(len(self.stage_of))]
 
-    def add(self, always: int | None) -> None:
-        """`always`: what lives all the while."""
-        region = 0
-        for stage in self.problem.stages:
-            done: set[tuple[object, ...]] = set()
-            for block in range(stage.count):
-                alike = self._region(region + block)
-                blocks = {block} if block in (0, stage.count - 1) else {1, stage.count - 2}
-                for one in sorted(blocks):
-                    if (one, alike) not in done:
-                        done.add((one, alike))
-                        _Block(self, alike, one, always).add()
-            region += stage.count
+    def add(self, rows: Rows, always: int | None) -> None:
+        """The rows of a pass without backward; `always`: what lives all the while."""
+        for number in range(len(self.problem.stages)):
+
+            def a_row(_: int, __: int, ___: Phase, terms: Expression, name: str = f"stage {number}") -> None:
+                rows(name, [[always]], terms)
+
+            self.stage(number, a_row)
+
+    def stage(self, number: int, sink: Sink, some: Container[int] | None = None) -> None:
+        """What lives at the points of a stage's blocks, equal ones once; of `some` of all regions."""
+        first, stage = self.first[number], self.problem.stages[number]
+        done: set[tuple[object, ...]] = set()
+        for block in range(stage.count):
+            if some is not None and first + block not in some:
+                continue
+            alike = self._region(first + block)
+            if some is not None and not self._gathers(alike):
+                continue
+            blocks = {block} if block in (0, stage.count - 1) else {1, stage.count - 2}
+            for one in sorted(blocks):
+                if (one, alike) not in done:
+                    done.add((one, alike))
+                    _Block(self, alike, one, sink).add()
+
+    def _gathers(self, alike: _Region) -> bool:
+        """Whether any parameter may be there otherwise than it is stored."""
+        buckets = [bucket.reads for _, moved in alike.moved for bucket, _ in moved]
+        return bool(alike.stays) or any(map(self.copies.moves, [alike.own, *buckets]))
 
     def _at(self, node: fx.Node) -> int:
         return self.lifetimes.position[node]
@@ -114,20 +148,24 @@ class ForwardRows:
         for phase, terms in forward_way(self.grouping, i).items():
             apart = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
             rest = [term for term in terms if term not in apart]
-            sums = Counter(_Bucket(kind, self._own[one], self.grouping.alone(one)) for kind, one in rest)
+            sums = Counter(_Bucket(kind, self._own[one], self._alone(kind, one)) for kind, one in rest)
             moved.append((phase, tuple(sums.items())))
         return _Region(
             self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(moved)
         )
 
+    def _alone(self, kind: str, region: int) -> float:
+        """As `autopar.cost.gathers` has it."""
+        return self.grouping.alone(region) if kind != "gathered" else 0.0
+
 
 class _Block:
     """The rows of one block of a stage, the region of which is `alike`."""
 
-    def __init__(self, of: ForwardRows, alike: _Region, block: int, always: int | None) -> None:
-        self.of, self.alike, self.always = of, alike, always
+    def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink) -> None:
+        self.of, self.alike, self.block, self.sink = of, alike, block, sink
         stage = of.problem.stages[alike.stage]
-        self.name, self.ops = f"stage {alike.stage}", stage.ops
+        self.ops = stage.ops
         self.kind, self.ahead = "next" if block else "first", block * stage.repeat.period if stage.repeat else 0
         self.moved = dict(alike.moved)
         self.there: Expression = {}  # copies that ops have read first, and will again or do
@@ -139,18 +177,19 @@ class _Block:
         for stay, _ in alike.stays:
             self._change(of.copies.staying(stay))
         for read in alike.own if together else ():
-            self._change(of.copies.copies(read, "copied", moves=True), landed=True)
+            self._change(of.copies.copies(read, moves=True), landed=True)
         pending: list[Read] = []
         for member in self.ops:
             reads = [read for read in alike.own if read.op == member]
             pending += reads
             before = self.there
             for read in reads:
-                self._change(of.copies.copies(read, "copied", moves=False))
+                self._change(of.copies.copies(read, moves=False))
                 if not together:
-                    self._change(of.copies.copies(read, "copied", moves=True))
+                    self._change(of.copies.copies(read, moves=True))
             node = of.problem.ops[member].node
-            for point in of.lifetimes.points(of.nodes[of.lifetimes.position[node] + self.ahead]):
+            points = of.lifetimes.points(of.nodes[of.lifetimes.position[node] + self.ahead])
+            for point in (point for point in points if not point.backward):
                 self._point(member, point, pending, before if not together else self.there)
                 pending = []
             self._leave(member, together=together)
@@ -162,14 +201,16 @@ class _Block:
         later = tuple(read for read in own if self.ops.index(read.op) > at)
         seen = len(later) < len(own) or not own
         if not self.alike.begins or Phase.SINCE not in self.moved:
-            self._row(Phase.SINCE if Phase.SINCE in self.moved else Phase.BEFORE, [self.there, self.landed, alive])
+            self._row(
+                member, Phase.SINCE if Phase.SINCE in self.moved else Phase.BEFORE, [self.there, self.landed, alive]
+            )
             return
         if seen:
-            self._row(Phase.SINCE, [self.there, self.landed, alive])
-        self._row(Phase.BEFORE, [self.there, alive, self._switched_off(own[: len(own) - len(later)])], later)
+            self._row(member, Phase.SINCE, [self.there, self.landed, alive])
+        self._row(member, Phase.BEFORE, [self.there, alive, self._switched_off(own[: len(own) - len(later)])], later)
         if pending:
-            given = self.of.points.given(member, self.kind)
-            self._row(Phase.LANDING, [before, self.of.points.passing(point), given], (*pending, *later))
+            given = self.of.points.given(member, point, self.kind)
+            self._row(member, Phase.LANDING, [before, self.of.points.passing(point), given], (*pending, *later))
 
     def _switched_off(self, seen: Sequence[Read]) -> Expression:
         """What makes a row say nothing of what is on its way where any of these parameters moves."""
@@ -183,7 +224,7 @@ class _Block:
                         add(found, variable, -limit)
         return found
 
-    def _row(self, phase: Phase, parts: Sequence[Expression], own: tuple[Read, ...] = ()) -> None:
+    def _row(self, member: int, phase: Phase, parts: Sequence[Expression], own: tuple[Read, ...] = ()) -> None:
         """`own`: of this region's ops, those that what lands or arrives is for."""
         terms: Expression = {}
         for part in parts:
@@ -194,7 +235,7 @@ class _Block:
             one = self.of.copies.sum(*bucket)
             if one is not None:
                 add(terms, one, many * UNIT)
-        self.of.rows(self.name, [[self.always]], terms)
+        self.sink(self.block, member, phase, terms)
 
     def _change(self, change: Expression, sign: float = 1.0, *, landed: bool = False) -> None:
         signed = {variable: sign * size for variable, size in change.items()}
@@ -210,5 +251,5 @@ class _Block:
                 self._change(self.of.copies.staying(stay), -1.0)
         for read in self.alike.own:
             if read.last == member:
-                self._change(self.of.copies.copies(read, "copied", moves=True), -1.0, landed=together)
-                self._change(self.of.copies.copies(read, "copied", moves=False), -1.0)
+                self._change(self.of.copies.copies(read, moves=True, leave=True), -1.0, landed=together)
+                self._change(self.of.copies.copies(read, moves=False, leave=True), -1.0)

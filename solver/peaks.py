@@ -13,7 +13,7 @@ from autopar.solver.model import Model
 from autopar.solver.on_the_way import Case, OnTheWay
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, counted
-from autopar.solver.stage_bytes import UNIT, StageBytes, add
+from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 
 RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None]
 
@@ -69,6 +69,36 @@ class Peaks:
             if stage.depth > 1 or not level:
                 inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
                 self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
+
+    def add_forward(
+        self,
+        number: int,
+        data: StageBytes,
+        fullest: Sequence[int | None],
+        there: Sequence[int | None],
+        before: int | None,
+        beside: Expression,
+        *,
+        behind: bool,
+    ) -> None:
+        """Of forward, by W of each level: of a stage's first block, or of those `behind` it, all taken for the last of
+        their level; `beside`: further terms."""
+        stage, name = self.model.problem.stages[number], f"forward of stage {number}"
+        if stage.count == 1:
+            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), 0.0)
+            return
+        whether, limit = self.model.any_recomputed.get(number, []), self._limit(stage) if stage.depth > 1 else 0.0
+        for level in range(stage.depth + 1):
+            whole, terms, right = bool(level and level == stage.depth), beside, 0.0
+            if not behind:
+                off, right = self._switch(whether, level, limit)
+                terms = total(total(terms, data.first_inputs if whole or stage.depth == 1 else {}), off)
+            elif whole:
+                right = limit
+                terms = total(total(terms, data.inputs), {whether[-1]: limit * UNIT} if limit else {})
+            kept = before if not behind or whole else self._all_but_one(data, level, before)
+            if stage.depth > 1 or not level or (whole and behind):
+                self.rows(name, [[*there, kept, fullest[0 if whole else level]]], terms, right)
 
     def _cases(
         self,

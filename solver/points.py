@@ -21,7 +21,7 @@ from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
 from autopar.solver.replays import Expression, Flow, OwnLevel, largest
-from autopar.solver.stage_bytes import UNIT, StageBytes, add
+from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Fullest = list[dict[Phase, int | None]]
@@ -65,44 +65,67 @@ class Points:
         pieces: Pieces = {}
         pieces_behind: Pieces = {}
         brought = dict(data.brought.get(-1, {}))
-        current = start
-        piece, begin = self._piece(stage, -1), -1
+        current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
-            node, offset = self.problem.ops[member].node, self.problem.ops[member].again.offset
-            if offset >= 0 and self._piece(stage, offset) != piece:
-                piece, begin = self._piece(stage, offset), offset
+            node, begin = self.problem.ops[member].node, begins[member]
             behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
-            if change := data.block.get(member, {}):
+            change = dict(data.block.get(member, {}))
+            for variable, size in data.parameters.get(member, {}).items():
+                add(change, variable, size)
+            if change:
                 current = self.chain(current, change)
-            brought = _sum(brought, data.brought.get(member, {}))
+            brought = total(brought, data.brought.get(member, {}))
             given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
                 alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self.alive(member, point, kind))]
                 if lands and behind_reads == 0 and point.backward:
-                    alive_in.append((Phase.LANDING, _sum(self.passing(point), given)))
+                    alive_in.append((Phase.LANDING, total(self.passing(point), given)))
                 for phase, alive in alive_in:
                     self._note(pieces.setdefault((phase, begin), []), current, alive)
                     if brought and behind:
-                        self._note(pieces_behind.setdefault((phase, begin), []), _sum(current, brought), alive)
+                        self._note(pieces_behind.setdefault((phase, begin), []), total(current, brought), alive)
             if given:
                 current = self.chain(current, given)
-        whole = [_sum(_sum(start, returned), passing) for passing in self._left_to_do(stage)]
+        whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
         for one in whole:  # of a block that is recomputed it counts what it keeps, since it does of the next one
-            self._note(pieces.setdefault((Phase.REDUCING, begin), []), _sum(current, one), {})
-        most = {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
+            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
+        most = self._most(number, pieces, bound)
         reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
-        if stage.count == 1 and stage.depth > 1:
-            found = [self._fullest_at(data, most, bound, OwnLevel(self.model, number)) | {Phase.REDUCING: reducing}]
-            return found, found
-        levels = [partial(_of_level, level) for level in range(max(1, stage.depth))]
-        found = [self._fullest_at(data, most, bound, counting) for counting in levels]
+        found = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
         found[0][Phase.REDUCING] = reducing
-        most = {key: bound(f"fullest.{number}", some) for key, some in pieces_behind.items()}
+        if stage.count == 1 and stage.depth > 1:
+            return found, found
+        most = self._most(number, pieces_behind, bound)
         behind_others = [
             one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
-            for level, (counting, one) in enumerate(zip(levels, found, strict=True))
+            for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
         ]
         return found, behind_others
+
+    def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
+        """W of each phase by level, from what is there at the points of each piece of a block that is kept."""
+        most = self._most(number, pieces, bound)
+        return [self._fullest_at(self.stages[number], most, bound, counting) for counting in self._levels(number)]
+
+    def _most(self, number: int, pieces: Pieces, bound: Largest) -> dict[tuple[Phase, int | None], int | None]:
+        return {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
+
+    def _levels(self, number: int) -> list[Counting]:
+        """How bytes count at each level that a stage's W has."""
+        if (stage := self.problem.stages[number]).count == 1 and stage.depth > 1:
+            return [OwnLevel(self.model, number)]
+        return [partial(_of_level, level) for level in range(max(1, stage.depth))]
+
+    def begins(self, stage: Stage) -> dict[int, int]:
+        """By op, with which the piece begins that it is in, as an offset in the block."""
+        found: dict[int, int] = {}
+        piece, begin = self._piece(stage, -1), -1
+        for member in stage.ops:
+            offset = self.problem.ops[member].again.offset
+            if offset >= 0 and self._piece(stage, offset) != piece:
+                piece, begin = self._piece(stage, offset), offset
+            found[member] = begin
+        return found
 
     def _left_to_do(self, stage: Stage) -> list[Expression]:
         """Gradients of activations that live when the backward of a stage's first, second and last block is through."""
@@ -200,11 +223,12 @@ class Points:
                     add(found, converted, UNIT)
         return found
 
-    def given(self, member: int, kind: str) -> Expression:
-        """What an op reads of values: as they lie where they were made, and as it wants them."""
+    def given(self, member: int, point: Point, kind: str) -> Expression:
+        """What an op reads of values that nobody keeps so far: as they lie where they were made, and are wanted."""
         found: Expression = {}
+        unsaved = self.lifetimes.unsaved(point.node)
         for flow in (flow for flows in self.into.get(member, ()) for flow in flows):
-            if flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind:
+            if flow.use.index in unsaved and (flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind):
                 ref = self.problem.ref(flow.tensor)
                 for ((layout, _), wanted), variable in flow.pairs.items():
                     copies = {self.memory.copy(ref, one) for one in (layout, wanted)}
@@ -265,13 +289,6 @@ class Points:
         """MiB of the tensor in each of the layouts that its source has."""
         ref = self.problem.ref(flow.tensor)
         return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
-
-
-def _sum(some: Expression, more: Expression) -> Expression:
-    found = dict(some)
-    for variable, size in more.items():
-        add(found, variable, size)
-    return {variable: size for variable, size in found.items() if size}
 
 
 def _of_level(level: int, its: int, variable: int, _: float) -> Expression:

@@ -1,6 +1,6 @@
 """Memory rows: at every moment where the peak can be, what lives is at most the budget.
 
-Those of a pass without backward are in `autopar.solver.forward_rows`.
+Those of a pass without backward are in `autopar.solver.forward_rows`, of a step's forward in `forward_part`.
 
 The moments are those of `autopar.cost.moments`. Of a stage of m equal blocks the first r_l recompute at level l or a
 higher one (r_0 = m). A block of level l keeps F_l bytes for backward, G are its gradients, and H_l is what all blocks
@@ -39,6 +39,7 @@ import numpy as np
 
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
+from autopar.solver.forward_part import ForwardPeaks
 from autopar.solver.forward_rows import ForwardRows
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
@@ -46,6 +47,7 @@ from autopar.solver.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.peaks import Peaks
 from autopar.solver.points import Points
 from autopar.solver.problem import Stage
+from autopar.solver.replayed_frozen import frozen_again
 from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.returned import Returned
 from autopar.solver.saved import Saved
@@ -78,8 +80,9 @@ class Rows:
         self._gradients()
         self._inputs_and_outputs()
         if not self.memory.train:
-            points = Points(model, self.stages, {})
-            ForwardRows(model, self.flows, points, self.sums.at_most, self.sums.bucket).add(self._always())
+            points, grouping = Points(model, self.stages, {}), self.problem.grouping
+            forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
+            forward.add(self.sums.at_most, self._always())
             return
         Saved(model, self.stages)
         self._parameter_copies()
@@ -174,7 +177,7 @@ class Rows:
             sizes = {pair: self.memory.read_bytes(node, pair[0][0], pair[1]) for pair in flow.pairs}
             stays = [pair for pair, size in sizes.items() if size and not pair[0][1]]
             for pair in stays:
-                keep(self.stages[op.stage].block, flow.use.op, flow.pairs[pair], sizes[pair])
+                keep(self.stages[op.stage].parameters, flow.use.op, flow.pairs[pair], sizes[pair])
             if stays:
                 self._kept_copies(flow, {flow.pairs[pair]: sizes[pair] for pair in stays})
 
@@ -231,11 +234,16 @@ class Rows:
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting)
-        kept = [self._by_read(self._parameters_of(stage, kept=True)) for stage in self.problem.stages]
+        again = frozen_again(self.model, self.flows)
+        stages = list(enumerate(self.problem.stages))
+        kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         reduced = [self._by_read(flows) for flows in by_stage]
         way = OnTheWay(self.problem, kept, reduced, self.sums.bucket)
         peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
+        part, forward = self.problem.grouping.forward, None
+        if part is not None:
+            forward = ForwardPeaks(self.model, self.flows, points, peaks, self.sums, part)
         behind: list[int | None] = [None]  # gradients of stages after, if not among what is left, and what they return
         for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
             whole = self.returned.get(i, {}) if many else dict(data.shared_gradients)
@@ -248,6 +256,8 @@ class Rows:
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
             fullest = points.fullest(i, self.returned.get(i, {}), self.sums.largest, lands=way.lands(i))
             peaks.add(i, data, *fullest, [always, left, behind[i + 1]], before)
+            if forward is not None:
+                forward.add(i, data, [always, left], before)
             before = self.sums.sum("held", data.held, before)
         self.sums.at_most("optimizer step", [[always]], self.optimizer)
 

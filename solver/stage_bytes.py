@@ -19,15 +19,17 @@ variables, of which at most one is 1: a row for each variable would be many rows
 
 @dataclass
 class StageBytes:
-    """Expressions in bytes: one block, by the op that first keeps it; all blocks after forward; by level, all blocks of
-    at least that level but the last of that level (of any level: but the last two); the least that one block at a level
-    keeps; inputs of blocks recomputed as a whole, and of the first of them; gradients of one block (by parameter, of
-    all), and of shared parameters, once reduced. Of one block, by segment: what is `freed` when its own ops are through
-    with it, and what is kept of what it reads and nobody keeps (`besides`). `brought`: what the block before keeps and
-    `held` leaves to this one, which keeps it too, from the start (-1) until an op; at levels up to `brought_until`.
-    `most_left_behind`: of the buckets of its gradients in the next block's turn."""
+    """Expressions in bytes: one block, by the op that first keeps it (`parameters`: of copies of these); all blocks
+    after forward; by level, all blocks of at least that level but the last of that level (of any level: but the
+    last two); the least that one block at a level keeps; inputs of blocks recomputed as a whole, and of the first
+    of them; gradients of one block (by parameter, of all), and of shared parameters, once reduced. Of one block, by
+    segment: what is `freed` when its own ops are through with it, and what is kept of what it reads and nobody
+    keeps (`besides`). `brought`: what the block before keeps and `held` leaves to this one, which keeps it too,
+    from the start (-1) until an op; at levels up to `brought_until`. `most_left_behind`: of the buckets of its
+    gradients in the next block's turn."""
 
     block: dict[int, Expression] = field(default_factory=dict)
+    parameters: dict[int, Expression] = field(default_factory=dict)
     held: Expression = field(default_factory=dict)
     held_but_one: list[Expression] = field(default_factory=lambda: [{}])
     held_but_two: Expression = field(default_factory=dict)
@@ -57,3 +59,11 @@ def keep(target: dict[int, Expression], op: int, variable: int, coefficient: flo
 def add(target: Expression, variable: int, coefficient: float) -> None:
     if coefficient:
         target[variable] = target.get(variable, 0.0) + coefficient
+
+
+def total(some: Expression, more: Expression) -> Expression:
+    """Their sum, without what is 0."""
+    found = dict(some)
+    for variable, size in more.items():
+        add(found, variable, size)
+    return {variable: size for variable, size in found.items() if size}

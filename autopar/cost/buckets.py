@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +32,7 @@ from autopar.plans import Bucket
 from autopar.reshard import Move
 
 if TYPE_CHECKING:
+    from autopar.cost.forward_part import ForwardPart
     from autopar.cost.moving import Moving
 
 
@@ -53,7 +55,7 @@ class Grouping:
         self._first = [row.first for row in rows]
         self._parts: dict[fx.Node, float] = {}
         self._home: dict[fx.Node, int] = {}  # region in which a parameter is read first
-        self._memory = memory
+        self._memory, self.repeats = memory, tuple(repeats)
         self.full_bytes = memory.bucket_bytes
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
         self.moved: dict[tuple[object, ...], Moving] = {}  # what `autopar.cost.moving` has told already
@@ -90,8 +92,24 @@ class Grouping:
             self._share.append(together / stretch.buckets)
             for node in filled.get(i, ()):
                 self._parts[node] = tensor_of(TensorRef(node, 0)).nbytes / total[i] * stretch.count / blocks
+        self._several = [len(some) > 1 for some in kept]
         sizes = [sum(tensor_of(TensorRef(node, 0)).nbytes for node in some) for some in kept]
         self._read_bytes = [round(size * share) for size, share in zip(sizes, self._share, strict=True)]
+        if not memory.train:  # in backward, gradients are beside what is a bucket by itself
+            largest = [max((tensor_of(TensorRef(node, 0)).nbytes for node in some), default=0) for some in kept]
+            self._read_bytes = [max(*pair) for pair in zip(self._read_bytes, largest, strict=True)]
+
+    @cached_property
+    def forward(self) -> ForwardPart | None:
+        """The forward of a training step, where it may hold the peak."""
+        from autopar.cost.forward_part import forward_part  # it asks this class in turn
+
+        return forward_part(self._memory, self)
+
+    @property
+    def regions(self) -> int:
+        """How many regions there are."""
+        return len(self._first)
 
     def region(self, node: fx.Node) -> int:
         """The number of the region that a node lies in."""
@@ -145,9 +163,14 @@ class Grouping:
         where it never is. The largest bucket has what all together are taken to have, or one parameter alone."""
         return self.stretches[self._stretch[region]].buckets if self.is_cut(region) else 0.0
 
-    def largest(self, region: int, sizes: Sequence[int]) -> int:
-        """The bytes of the largest bucket of a region, from what its parameters are taken to have of one."""
-        return max(sum(sizes), round(self.alone(region) * max(sizes, default=0)))
+    def largest(self, region: int, sizes: Sequence[int], *, together: bool = False) -> int:
+        """The bytes of the largest bucket of a region, from what its parameters are taken to have of one; `together`:
+        of those that have several parameters."""
+        return max(sum(sizes), 0 if together else round(self.alone(region) * max(sizes, default=0)))
+
+    def reads_several(self, region: int) -> bool:
+        """Whether a region's ops keep more than one parameter for backward; without backward: read more than one."""
+        return self._several[region]
 
     def before(self, region: int) -> int | None:
         """The last region before one whose parameters are in other buckets."""

@@ -16,13 +16,15 @@ def forward_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
     """What is there in each phase of a region beside copies that its own ops or those of others still read, if all
     that can move does: BEFORE its bucket is read, at its LANDING, and SINCE.
 
-    Of parameters that fill several buckets one lands at a time, and the rest of it is there beside what ops read.
+    Of parameters that fill several buckets one lands at a time, and the rest of it is there beside what ops read: none
+    of a bucket that is one parameter.
     """
     group = grouping.together(region)
     if not any(grouping.reads(one) for one in group):
         return {Phase.BEFORE: _called(grouping, group.start)}
     begins, cut = region == group.start, grouping.is_cut(region)
-    further = (("gathered", region),) if cut else tuple(("gathered", one) for one in group if one > region)
+    rest = (("gathered", region),) if grouping.reads_several(region) else ()
+    further = rest if cut else tuple(("gathered", one) for one in group if one > region)
     since = (*further, *_ahead(grouping, group.start, read=True))
     found = {Phase.SINCE: since, Phase.BEFORE: _called(grouping, group.start) if begins else since}
     if begins:

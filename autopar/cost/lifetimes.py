@@ -166,6 +166,13 @@ class Lifetimes:
         inside = first <= self.position[root.node] and self._last_read.get(root, first) <= last
         return inside and in_segment(root.node) and root not in self._returned
 
+    def unsaved(self, node: fx.Node) -> list[int]:
+        """The inputs of an op that none before it keeps."""
+        fold = self._fold_of(node)
+        at = self.position[model := fold[0].model_of(node) if fold else node]
+        roots = [self.memory.roots[ref] for ref in self._inputs(model)]
+        return [j for j, root in enumerate(roots) if self._first_saver.get(root, at) >= at]
+
     def own_bytes(self, point: Point, strategy: Strategy) -> int:
         """What the op itself has alive at a point for a moment."""
         memory, cost, fold = self.memory, point.node.meta.get(COST), self._fold_of(point.node)

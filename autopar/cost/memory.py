@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,11 @@ class StepMemory:
         return Lifetimes(self)
 
     @cached_property
+    def without_backward(self) -> StepMemory:
+        """The same of a pass that only reads."""
+        return replace(self, train=False)
+
+    @cached_property
     def folds(self) -> tuple[Fold, ...]:
         """The repeats of which middle blocks are equal in all that is asked here."""
         from autopar.cost.folds import find_folds
@@ -128,6 +133,9 @@ class StepMemory:
 
     def is_trainable(self, node: fx.Node) -> bool:
         return self.train and self.is_parameter(node) and self.parameters[str(node.target)].requires_grad
+
+    def is_frozen(self, node: fx.Node) -> bool:
+        return self.train and self.is_parameter(node) and not self.is_trainable(node)
 
     def stored_dtype(self, node: fx.Node) -> torch.dtype:
         """The dtype in which the optimizer updates the parameter."""

@@ -1,6 +1,7 @@
 """What lives on one device at the moments of a step: one for every region of the graph, and the optimizer's step.
 
-Those of a pass without backward are in `autopar.cost.forward_moments`.
+Those of a pass without backward are in `autopar.cost.forward_moments`, and what forward has more than backward in
+`autopar.cost.training_forward`.
 
 A region is a repeated block, or what lies between two. Of all points at which its ops are at their fullest
 (`autopar.cost.lifetimes`), and two more, at which its bucket of parameters lands and that of its gradients is reduced,
@@ -24,16 +25,17 @@ from itertools import starmap
 from torch import fx
 
 from autopar.cost.forward_moments import forward_moments
+from autopar.cost.growth import Growth
 from autopar.cost.memory import Copy
 from autopar.cost.moving import Moving
 from autopar.cost.naming import stretch_name
 from autopar.cost.on_the_way import READ, Phase, on_the_way
 from autopar.cost.optimizer_step import successive, temporaries
 from autopar.cost.planned_bytes import ParameterCopy, PlannedBytes
-from autopar.cost.traffic import in_segment
+from autopar.cost.training_forward import TrainingForward
 from autopar.graph import TensorRef
 from autopar.layout import Layout
-from autopar.plans import Moment, Segment
+from autopar.plans import Moment
 
 
 def moments_of(planned: PlannedBytes) -> tuple[Moment, ...]:
@@ -72,12 +74,14 @@ class _Walk:
         self.reduced: list[list[Moving]] = []
         for i in range(len(plan.rows)):
             model = plan.model(i)
-            self.read.append(plan.kept_in(i) if model == i else self.read[model])
+            alike = model != i and plan.form(model) == plan.form(i)  # else, replays may read more
+            self.read.append(self.read[model] if alike else plan.kept_in(i))
             self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
         self.always = Counter(self.memory.fixed)
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
+        self.made = [0] * len(plan.rows)  # outputs that nobody keeps, by the regions that make them
         self.returned = [0] * len(plan.rows)  # what a region keeps that the caller holds until the next step
         self._count_parameters()
         self._count_inputs_and_outputs()
@@ -90,13 +94,19 @@ class _Walk:
         found = []
         kept: set[Copy] = set()  # storages of the regions before
         held: Counter[str] = Counter()
+        part = self.grouping.forward
+        forward = TrainingForward(self.plan, part) if part is not None else None
         for i, row in enumerate(self.plan.rows):
             live = self.always + held + self.accumulated
-            live["gradients"] += sum(self.later[i + 1 :]) if self.memory.micro_batches == 1 else 0
-            live["inputs and outputs"] += sum(self.returned[i + 1 :])
             inputs = self.plan.segment_inputs(i)
             self._add(live, inputs, kept)
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
+            if forward is not None and i in forward.regions:
+                parts = live + forward.fullest(i, kept | inputs)
+                parts["inputs and outputs"] -= sum(self.made[i + 1 :])
+                found.append(Moment(f"forward of {name}", _parts(parts)))
+            live["gradients"] += sum(self.later[i + 1 :]) if self.memory.micro_batches == 1 else 0
+            live["inputs and outputs"] += sum(self.returned[i + 1 :])
             peak, keeps = self._region(i, inputs, kept)
             found.append(Moment(f"backward of {name}", peak.over(live)))
             held.update(keeps.parts)
@@ -139,31 +149,15 @@ class _Walk:
         return _Kept(held, frozenset(new))
 
     def _fullest(self, i: int, kept: set[Copy]) -> _Peak:
-        """The largest point of a region; `kept` are storages in it."""
-        again, kept = "replayed block" if i in self.plan.recomputed else "", set(kept)
-        grows = Counter({"gradients": sum(self.waiting.get(node, 0) for node in self.plan.members[i])})
+        """The largest point of a region; `kept` are storages that are there before."""
+        growth = Growth(self.plan, i, kept)
+        grows = growth.parts
+        grows["gradients"] = sum(self.waiting.get(node, 0) for node in self.plan.members[i])
         moved = self._on_the_way(i)
         most, best = self._reducing(i, grows)
-        there: set[ParameterCopy] = set()
-        segment: Segment | None = None
         for node in self.plan.members[i]:
-            before, segment = segment, self.plan.segment_of.get(node, segment if not in_segment(node) else None)
-            inner = segment is not None and segment.inner
-            if segment != before:
-                if before is not None and before.inner:  # its backward is yet to come, or its forward is over
-                    kept, there = self._leave(before, grows, kept, there)
-                if segment is not None and inner:
-                    copies = self.plan.inner_inputs(segment) - kept
-                    grows["activations"] += sum(map(self.memory.copy_bytes, copies))
-                    kept |= copies
-            part = "replayed block" if inner else again or "activations"
-            grows[part] += self.plan.beside(node)
-            copies = self.plan.copies(node) - kept
-            grows[part] += sum(map(self.memory.copy_bytes, copies))
-            kept |= copies
-            for key, size in self.plan.kept_parameters(node).items():
-                grows["gathered parameters"] += size if key not in there else 0
-                there.add(key)
+            growth.begin(node)
+            growth.keep(node)
             for phase, size in self._at(node, i, moved):
                 given = self.waiting.get(node, 0) if phase is Phase.LANDING else 0  # the op is yet to give its own
                 total = grows.total() - given + moved[phase] + size
@@ -173,25 +167,6 @@ class _Walk:
                     best = _Peak(grows - Counter({"gradients": given}), passing)
             grows["gradients"] -= self.waiting.get(node, 0)
         return best
-
-    def _leave(
-        self, segment: Segment, grows: Counter[str], kept: set[Copy], there: set[ParameterCopy]
-    ) -> tuple[set[Copy], set[ParameterCopy]]:
-        """Take away what an inner segment has while its own ops run, of storages that nothing else reads."""
-        nodes = [
-            n for n in self.plan.nodes[segment.first : segment.last + 1] if n in self.plan.chosen and in_segment(n)
-        ]
-        inputs = self.plan.inner_inputs(segment)
-        saved = {copy for node in nodes for copy in self.plan.copies(node)}
-        gone = {
-            copy
-            for copy in (saved & kept) - inputs
-            if self.lifetimes.stays_within(copy[0], segment.first, segment.last)
-        }
-        grows["replayed block"] -= sum(map(self.memory.copy_bytes, gone)) + sum(map(self.plan.beside, nodes))
-        parameters = {key: size for node in nodes for key, size in self.plan.kept_parameters(node).items()}
-        grows["gathered parameters"] -= sum(parameters.values())
-        return kept - gone, there - parameters.keys()
 
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
@@ -253,7 +228,9 @@ class _Walk:
                 continue
             for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
                 if node.op == "output":
-                    self.always["inputs and outputs"] += memory.output_bytes(ref, wanted)
+                    size = memory.output_bytes(ref, wanted)
+                    self.always["inputs and outputs"] += size
+                    self.made[self.plan.region_of[memory.roots[ref].node]] += size
                     self.returned[self.plan.region_of[ref.node]] += memory.output_bytes(ref, wanted, kept=True)
                 if memory.micro_batches > 1 and memory.is_trainable(ref.node):
                     one = self.plan.moved(ref, wanted)

@@ -150,6 +150,10 @@ class PlannedBytes:
     def storage(self, parameter: fx.Node) -> Layout:
         return self._parameters[str(parameter.target)].storage
 
+    def regathers(self, parameter: fx.Node) -> bool:
+        """Whether a parameter's copies are gathered again in backward."""
+        return self._parameters[str(parameter.target)].regather
+
     def moved(self, ref: TensorRef, wanted: Layout) -> Moving:
         """What moves for a parameter that some op wants so."""
         one = self._parameters[str(ref.node.target)]
@@ -166,14 +170,21 @@ class PlannedBytes:
         }
 
     def kept_in(self, i: int) -> list[Moving]:
-        """What moves of the parameters that a region's ops keep for backward."""
+        """What moves of the parameters that a region's ops keep for backward; of those frozen, that replays read."""
         found: dict[tuple[TensorRef, Layout], Moving] = {}
         for node in self.members[i]:
             refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
-            for j in self.memory.saved(node)[0] if in_segment(node) else ():
-                if self.memory.is_parameter(refs[j].node) and (refs[j], inputs[j]) not in found:
-                    found[refs[j], inputs[j]] = self.moved(refs[j], inputs[j])
+            saved = self.memory.saved(node)[0] if in_segment(node) else ()
+            for j, (ref, wanted) in enumerate(zip(refs, inputs, strict=True)):
+                again = self._replays_frozen(node, ref)
+                if (j in saved or again) and self.memory.is_parameter(ref.node) and (ref, wanted) not in found:
+                    storage, regather = self.storage(ref.node), again or self.regathers(ref.node)
+                    found[ref, wanted] = moving(self.memory, self.grouping, ref, storage, wanted, regather=regather)
         return list(found.values())
+
+    def _replays_frozen(self, node: fx.Node, ref: TensorRef) -> bool:
+        """Whether an op reads a frozen parameter in a replay: this gathers it, whatever the plan says."""
+        return node in self.segment_of and self.memory.is_frozen(ref.node)
 
     def reduces(self, i: int) -> bool:
         """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
@@ -210,7 +221,7 @@ class PlannedBytes:
         for j in memory.saved(node)[0]:
             ref, wanted = memory.inputs[node][j], self.chosen[node].inputs[j]
             parameter = self._parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
-            if parameter and not parameter.regather:
+            if parameter and not parameter.regather and not self._replays_frozen(node, ref):
                 found[ref.node, memory.cuts(wanted)] = memory.read_bytes(ref.node, parameter.storage, wanted)
         return found
 

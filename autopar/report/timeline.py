@@ -41,7 +41,8 @@ class Timeline:
 
 
 def timeline(plan: Plan) -> Timeline | None:
-    """The moments of a plan: backward from the last layers to the first, then the optimizer's step.
+    """The moments of a plan: those of forward, if any, backward from the last layers to the first, then the optimizer's
+    step.
 
     The limit is in the picture unless it is so far above the peak that nothing else would be seen.
     """

@@ -1,0 +1,28 @@
+"""The predicted peak is that of steps on real ranks where parameters are frozen: forward may hold it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from frozen_peak_cases import CASES
+from launch import launch
+
+UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+OVER_IN_PARTS = 0.08  # where an embedding is one bucket, and adapters beside it others that are taken for as large
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("frozen_peak_cases.py", 2, timeout_seconds=600)
+
+
+@pytest.mark.parametrize("case", CASES[2])
+def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
+    over = OVER_IN_PARTS if "words, adapters" in case else OVER
+    for rank in ranks:
+        assert "value" in rank[case], rank[case]
+        measured, predicted = rank[case]["value"]["measured"], rank[case]["value"]["predicted"]
+        assert len(set(measured)) == 1, f"the peak differs from step to step: {measured}"
+        assert measured[0] <= predicted * (1 + UNDER), f"{measured[0]} bytes, predicted {predicted}"
+        assert predicted <= measured[0] * (1 + over), f"{measured[0]} bytes, predicted {predicted}"
