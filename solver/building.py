@@ -160,9 +160,13 @@ class _Builder:
     def _may_regather(self, node: fx.Node) -> bool:
         """Whether some op keeps the parameter for backward, so that its copy could be dropped and made again."""
         memory = self.memory
-        return memory.is_trainable(node) and any(
-            any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
-            for reader in self._readers(node)
+        return (
+            memory.train
+            and memory.is_parameter(node)
+            and any(
+                any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
+                for reader in self._readers(node)
+            )
         )
 
     # -- folding ------------------------------------------------------------------------------------------------------

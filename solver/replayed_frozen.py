@@ -1,4 +1,4 @@
-"""Frozen parameters that replays read: these gather them, though plans do not gather frozen ones again.
+"""Frozen parameters that replays read: these gather them, also where the plan does not gather them again.
 
 For each flow f of such a parameter to an op that blocks recompute at some level, where q tells if any does::
 
@@ -29,7 +29,9 @@ def frozen_again(
         whether = model.any_recomputed[op.stage][op.again.dropped - 1]
         for flow in some:
             ref, read = problem.ref(flow.tensor), list[tuple[Moving, int]]()
-            for ((storage, _), wanted), variable in flow.pairs.items():
+            for ((storage, regather), wanted), variable in flow.pairs.items():
+                if regather:  # among what moves in backward anyway
+                    continue
                 one = moving(problem.memory, problem.grouping, ref, storage, wanted, regather=True)
                 if one.gathered:
                     again = model.program.variable("again", whole=False)

@@ -87,6 +87,30 @@ def peaks(name: str, way: str, preset: str, bucket_bytes: int = bucket_size.BUCK
     return measured(model, batch, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
 
 
+def trained() -> dict[str, Any]:
+    """Losses of an adapted model by one process and under fsdp, and which frozen weights are gathered again."""
+    build, rows = MODELS["llama"]
+    losses: list[list[float]] = []
+    for preset in (None, "fsdp"):
+        torch.manual_seed(0)
+        ids = torch.randint(WORDS, (rows, LENGTH))
+        batch, model = {"input_ids": ids, "labels": ids}, build(LAYERS)
+        adapt(model)
+        model = model.double()
+        if preset is not None:
+            model = autopar.autoparallelize(model, batch, init_device_mesh("cpu", (2,)), constraints=preset)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        losses.append([])
+        for _ in range(4):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    again = [one.name for one in autopar.plan_of(model).parameters if one.regather and not one.trainable]
+    return {"losses": losses, "again": again}
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         f"{name}, {way}, {preset}": functools.partial(peaks, name, way, preset)
@@ -106,4 +130,5 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for name, way in RECOMPUTED
         for preset in ("fsdp", "ddp")
     }
+    | {"adapters, trained": trained}
 }

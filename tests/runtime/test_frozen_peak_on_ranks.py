@@ -17,7 +17,19 @@ def ranks() -> list[dict[str, Any]]:
     return launch("frozen_peak_cases.py", 2, timeout_seconds=600)
 
 
-@pytest.mark.parametrize("case", CASES[2])
+def test_frozen_weights_are_gathered_again_and_train_the_same(ranks: list[dict[str, Any]]) -> None:
+    """Those of layers before which nothing is trained are not kept for backward, all others are."""
+    for rank in ranks:
+        assert "value" in rank["adapters, trained"], rank["adapters, trained"]
+        alone, many = rank["adapters, trained"]["value"]["losses"]
+        assert alone == pytest.approx(many, rel=1e-12)
+        assert alone[-1] < alone[0]
+        again = rank["adapters, trained"]["value"]["again"]
+        assert {"model.layers.1.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.base.weight"} <= set(again)
+        assert "model.embed_tokens.weight" not in again
+
+
+@pytest.mark.parametrize("case", [case for case in CASES[2] if "trained" not in case])
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     over = OVER_IN_PARTS if "words, adapters" in case else OVER
     for rank in ranks:
