@@ -51,7 +51,7 @@ def restrict(
         found = hold(found, memory, pin, axis_names)
     for pin in pins:
         if is_overruled(found, memory, pin):
-            raise ExcludedError(pin.text, "later constraints ask other recompute of all that it names")
+            raise ExcludedError(pin.text, "later ones ask other recompute of all that the first of them names")
     return found
 
 

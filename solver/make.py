@@ -27,6 +27,7 @@ from autopar.solver.engines import engine_of
 from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
 from autopar.solver.parts import check_recompute
+from autopar.solver.pins import names_any
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import refusal, too_small
 from autopar.solver.restricted import Restricted, Strategies
@@ -67,7 +68,8 @@ def make_plan(
         strategies: for every node with tensors; of parameters, the storages.
         parameters: the model's parameters by qualified name.
         memory_budget_bytes: peak allocated bytes per device; None: what the device has.
-        pinned: storage of parameters that is given already.
+        pinned: storage of parameters that is given already, by an earlier plan of the model; constraints that name
+            nothing of this graph are passed over then.
         trained: parameters that other graphs of the model train.
         train: False plans a forward pass alone.
         buffers: the model's buffers by qualified name: those that the graph does not read take memory too.
@@ -88,6 +90,8 @@ def make_plan(
     memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train, buffers, pinned, trained)
     watch = _Watch()
     stored = _with_storage(strategies, memory, pinned or {})
+    if pinned is not None:  # another call of a planned model, which need not run all that the first one did
+        constraints = [text for text in constraints if names_any(memory, text)]
 
     def restricted(texts: Sequence[str]) -> tuple[StepMemory, Restricted]:
         """What some constraints leave, and the blocks that are equal under them."""

@@ -126,8 +126,17 @@ def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
     """The nodes that a pin speaks of, with places as in `Spoken`; raises InputError where there are none."""
     nodes = _matching(memory, pin.kind, pin.pattern)
     if not nodes:
-        raise InputError(f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]} is called '{pin.pattern}'")
+        does = " that runs anything here" if KINDS[pin.kind] == "module" else ""
+        raise InputError(
+            f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{does} is called '{pin.pattern}'"
+        )
     return nodes
+
+
+def names_any(memory: StepMemory, text: str) -> bool:
+    """Whether a constraint names anything of a graph, where it is one that names something."""
+    pin = read_pin(text.strip())
+    return pin is None or bool(_matching(memory, pin.kind, pin.pattern))
 
 
 def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:

@@ -28,7 +28,12 @@ def stretch_name(nodes: Sequence[fx.Node]) -> str:
 
 
 def part_name(nodes: Sequence[fx.Node], block: str) -> str:
-    """A part of a block by its first and last op: "transformer.h.0.mlp.act to mlp.c_proj"."""
+    """A part of a block by its first and last op: "transformer.h.0.mlp.act to mlp.c_proj".
+
+    Where the block is no module of its own (two layers of which constraints ask different things) it stands by itself.
+    """
+    if " to " in block:
+        return stretch_name(nodes)
     calls = [node for node in nodes if node.op.startswith("call") and output_tensors(node)]
     names = [_within(node, block) for node in (calls[0], calls[-1])]
     return f"{block}.{' to '.join(dict.fromkeys(names))}"

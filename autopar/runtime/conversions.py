@@ -23,7 +23,8 @@ from autopar.runtime.transit import Stop
 class Conversions:
     """Puts conversions into scopes. `places` of parameters in the state are known once all inputs are.
 
-    `stored`: dtypes of parameters and buffers; `stops`: the buckets so far, in the order of the graph.
+    `stored`: dtypes of parameters and buffers; `stops`: the buckets so far, in the order of the graph. As in the plan,
+    nothing moves back in a graph of a call without gradients, and what differs in that alone can share a bucket.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Conversions:
         self.places: dict[str, int] = {}
         self.stops: list[Stop] = []
         self._mesh, self._stored = mesh, stored
+        self._has_backward = torch.is_grad_enabled()
         self._attributes = {str(node.target): node for node in nodes if node.op == "get_attr"}
         self._parameters = {p.name: p for p in plan.parameters}
         self._reduction_dtype = dtype_named(plan.precision.get("reduction"))
@@ -60,10 +62,12 @@ class Conversions:
         pairs = zip(tensor_inputs(node), self.plans[node].inputs, strict=True) if node in self.plans else ()
         return any(ref.node.op == "get_attr" and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
 
-    @staticmethod
-    def wanted(ref: TensorRef, layout: Layout) -> Layout:
+    def wanted(self, ref: TensorRef, layout: Layout) -> Layout:
         """A layout as it matters for a tensor: that of the gradient does where there is one."""
-        return layout if tensor_of(ref).requires_grad else layout.value()
+        return layout if self._needs_grad(ref) else layout.value()
+
+    def _needs_grad(self, ref: TensorRef) -> bool:
+        return self._has_backward and tensor_of(ref).requires_grad
 
     def plan_of(self, node: fx.Node) -> NodePlan:
         if node not in self.plans:
@@ -77,7 +81,7 @@ class Conversions:
             layout,
             tuple(data.shape),
             self._mesh,
-            needs_grad=data.requires_grad,
+            needs_grad=self._needs_grad(ref),
             dtype=data.dtype if name and self._stored.get(name, data.dtype) != data.dtype else None,
             reduction_dtype=self._reduction_dtype if name else None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from call_cases import Net
 from small_language import gpt2, llama, losses_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 import autopar
 
@@ -89,6 +91,35 @@ def models_in_one_process() -> float:
     return worst
 
 
+class Normed(nn.Module):
+    """Batch normalisation between two layers; losses alone would not tell wrong gradients under AdamW."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def gradients_of_norms() -> float:
+    """Compiled by Inductor, beside one process: the largest difference."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    alone, x = Normed().double(), torch.randn(8, 16, dtype=torch.float64)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(copy.deepcopy(alone), {"x": x}, mesh, constraints="ddp")
+    torch.compile(model, fullgraph=True)(x).backward()
+    alone(x).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((given(a.grad) - given(b.grad)).abs().max().item() for a, b in pairs)
+
+
+def given(gradient: torch.Tensor | None) -> torch.Tensor:
+    assert gradient is not None
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
 def default_device() -> float:
     """torch watches every function for it, which keeps the compiler from some methods of tensors."""
     torch._dynamo.reset()
@@ -115,4 +146,5 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
 CASES[2]["dropout"] = functools.partial(beside_eager, functools.partial(gpt2, 0.1), "fsdp", "aot_eager")
 CASES[2]["another_kind_of_call"] = another_kind_of_call
 CASES[2]["models_in_one_process"] = models_in_one_process
+CASES[2]["gradients_of_norms"] = gradients_of_norms
 CASES[2]["default_device"] = default_device

@@ -60,7 +60,10 @@ class _Normalised(torch.autograd.Function):
         )
         of_x = None
         if ctx.needs_input_grad[0]:
-            shift, slope = reduced(torch.stack((of_shift, of_scale)), "sum", ctx.axes, ctx.mesh) / ctx.count
+            # Divided before they are put together: Inductor sums in place what it put together, and would write the sum
+            # into gradients of weight and bias that it put there as they are (torch 2.13).
+            sums = torch.stack((of_shift / ctx.count, of_scale / ctx.count))
+            shift, slope = reduced(sums, "sum", ctx.axes, ctx.mesh)
             factor = scale if weight is None else scale * weight
             slope = slope * scale
             of_x = torch.addcmul(_along((mean * slope - shift) * factor, x), gradient, _along(factor, x))
