@@ -34,7 +34,7 @@ def test_what_is_shown_can_be_read(count: int) -> None:
         ("70", "no unit"),
         ("70GiG", "unit 'GiG'"),
         ("lots", "write a number"),
-        ("-3GiB", "write a number"),
+        ("-3GiB", "more than zero"),
         ("0GiB", "more than zero"),
         (-1, "more than zero"),
         (True, "as an int, or text"),
