@@ -26,7 +26,6 @@ from autopar.micro_batches import fastest, prepared_for
 from autopar.planning import (
     CommonOptions,
     LossFunction,
-    Request,
     Stopwatch,
     options_of,
     prepare,
@@ -252,9 +251,15 @@ def autoparallelize(
     with waiting_told("autoparallelize"):
         agree(device, digests, error)
 
-    def decide(model: nn.Module, traced: Traced, watch: Stopwatch, *given: Any) -> Plan:
-        text = from_rank_zero(lambda: _solve(model, traced, request, watch, *given).to_json(), device)
-        return Plan.from_json(text)
+    def decide(model: nn.Module, traced: Traced, watch: Stopwatch, **given: Any) -> Plan:
+        """Rank 0 alone plans; `given`: what an earlier plan of the model has settled, as `Prepared.solve` takes it."""
+
+        def solved() -> str:
+            budget, constraints = request.memory_budget_bytes, request.constraints
+            prepared = prepare(model, traced, request, watch)
+            return prepared.solve(memory_budget_bytes=budget, constraints=constraints, **given).to_json()
+
+        return Plan.from_json(from_rank_zero(solved, device))
 
     def replan(
         model: nn.Module,
@@ -273,24 +278,10 @@ def autoparallelize(
         except Exception as problem:
             error, digests = problem, {}
         agree(device, digests, error)
-        return again, decide(model, again, watch, storage, trained)
+        return again, decide(model, again, watch, pinned=storage, trained=trained)
 
     chosen = plan if plan is not None else decide(model, traced, watch)
     return apply(model, traced, chosen, device_mesh, replan=replan)
-
-
-def _solve(
-    model: nn.Module,
-    traced: Traced,
-    request: Request,
-    watch: Stopwatch,
-    pinned: Mapping[str, Layout] | None = None,
-    trained: Collection[str] = (),
-) -> Plan:
-    """What rank 0 alone does."""
-    return prepare(model, traced, request, watch).solve(
-        memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, pinned=pinned, trained=trained
-    )
 
 
 def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:

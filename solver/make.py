@@ -35,6 +35,7 @@ from autopar.solver.rows import Rows
 from autopar.solver.running import price, run, run_near
 from autopar.solver.smallest import smallest_budget
 from autopar.solver.solution import Predicted, Solution, node_plans, predicted, read_solution
+from autopar.solver.windows import SHARE
 from autopar.strategies.strategy import Strategy
 
 
@@ -223,7 +224,7 @@ def _near_least_memory(
     if smallest is None or smallest.bound_bytes > budget:
         raise too_small(budget, smallest, model.problem, constraints)
     if smallest.budget_bytes <= budget:
-        solution = read_solution(model, run_near(model, smallest.outcome.values, solver, gap, time_limit / 6))
+        solution = read_solution(model, run_near(model, smallest.outcome.values, solver, gap, SHARE * time_limit))
         told = predicted(solution, model.problem)
         if told[0].peak_bytes <= budget:  # HiGHS holds rows to a byte
             return solution, told

@@ -17,13 +17,12 @@ from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.pricing import least_more
 from autopar.solver.program import Program
 from autopar.solver.shrunk import held_of, without_zeros
-from autopar.solver.windows import improved
+from autopar.solver.windows import SHARE, improved
 
 FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
 _FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once, of a large program or not
 _FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
 _NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
-_NEAR_BEST = 1 / 6  # of the limit of time: how long a better solution is looked for near the best one
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
@@ -130,7 +129,7 @@ class Wholes:
         """Look once, for a part of the time, for a better solution near the best one, if `bound` says there may be."""
         if self.best is not None and not self._was_improved and not self.closed(bound):
             self._was_improved = True
-            self.best = improved(self.program, self.solver, self.gap, self.best, _NEAR_BEST * self.clock.limit)
+            self.best = improved(self.program, self.solver, self.gap, self.best, SHARE * self.clock.limit)
 
     def _take(self, found: Outcome) -> None:
         if len(found.values) and (self.best is None or found.objective < self.best.objective):

@@ -21,6 +21,7 @@ from autopar.solver.outcome import Bounds, Outcome
 from autopar.solver.program import Program
 from autopar.solver.shrunk import held_of, without_zeros
 
+SHARE = 1 / 6  # of a search's limit of time: how long a better solution is looked for
 _PART = 4  # of the ops, a window of them in a program that is not large
 _VARIABLES = 10_000  # about as many as a window of a large one may leave
 _TURNS = 4  # of all seconds a window may take one in so many

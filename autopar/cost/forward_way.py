@@ -7,9 +7,8 @@ solver's `forward_rows` are both made of this.
 
 from __future__ import annotations
 
-from autopar.cost.ahead import due_ahead
 from autopar.cost.buckets import Grouping
-from autopar.cost.on_the_way import FAR, Gather, Phase, Terms
+from autopar.cost.on_the_way import Phase, Terms, begun_ahead
 
 
 def forward_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
@@ -43,14 +42,6 @@ def _called(grouping: Grouping, region: int) -> Terms:
 
 def _ahead(grouping: Grouping, region: int, *, read: bool) -> Terms:
     """What has begun of buckets behind a region's, once it is `read` or until then."""
-    behind: list[Gather] = []
-    after = grouping.after(region)
-    while after is not None and len(behind) < FAR:
-        if grouping.reads(after):
-            behind.append(Gather(after, 1, grouping.read_bytes(after)))
-        after = grouping.after(after)
-    here = Gather(region, 1, grouping.read_bytes(region))
-    arriving = [one.region for one, _ in due_ahead(here, behind, 1, read=read)]
-    begun = [one.region for one in behind if one.region not in arriving][:1]
+    arriving, begun = begun_ahead(grouping, region, grouping.after, read=read)
     terms = [("arriving", arriving), ("begun", begun)]
     return tuple((kind, one) for kind, some in terms for first in some for one in grouping.together(first))

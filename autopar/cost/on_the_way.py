@@ -6,6 +6,7 @@ What is read ahead goes by `autopar.cost.ahead`, with the sizes that buckets hav
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -67,20 +68,27 @@ def on_the_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
     return found
 
 
-def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]:
-    """What has begun of buckets before a region's, once it is `read` or until then; and whether one that arrives is of
-    the same blocks."""
-    here = Gather(region, 1, grouping.read_bytes(region))
-    behind: list[Gather] = []
-    before = grouping.before(region)
-    while before is not None and len(behind) < FAR:
-        if grouping.reads(before):
-            behind.append(Gather(before, 1, grouping.read_bytes(before)))
-        before = grouping.before(before)
+def begun_ahead(
+    grouping: Grouping, region: int, further: Callable[[int], int | None], *, read: bool
+) -> tuple[list[int], list[int]]:
+    """The regions whose gathers have begun, once a region is `read` or until then: what arrives whole, and the one of
+    which a part may have. `further`: the region behind one, in the order in which they are read."""
+    here, behind = Gather(region, 1, grouping.read_bytes(region)), list[Gather]()
+    one = further(region)
+    while one is not None and len(behind) < _FAR:
+        if grouping.reads(one):
+            behind.append(Gather(one, 1, grouping.read_bytes(one)))
+        one = further(one)
     arriving = [one.region for one, _ in due_ahead(here, behind, 1, read=read)]
-    begun = [one.region for one in behind if one.region not in arriving][:1]
+    return arriving, [one.region for one in behind if one.region not in arriving][:1]
+
+
+def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]:
+    """What has begun of buckets before a region's, as backward reads them; and whether one that arrives is of the same
+    blocks."""
+    arriving, begun = begun_ahead(grouping, region, grouping.before, read=read)
     alike = any(grouping.stretch_of(one) == grouping.stretch_of(region) for one in arriving)
     return (*(("arriving", one) for one in arriving), *(("begun", one) for one in begun)), alike
 
 
-FAR = 8  # buckets that are looked at; those that count are among the next three or four
+_FAR = 8  # buckets that are looked at; those that count are among the next three or four

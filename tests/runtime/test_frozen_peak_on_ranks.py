@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from check_peak import check_peak
 from frozen_peak_cases import CASES
 from launch import launch
 
@@ -33,8 +34,4 @@ def test_frozen_weights_are_gathered_again_and_train_the_same(ranks: list[dict[s
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     over = OVER_IN_PARTS if "words, adapters" in case else OVER
     for rank in ranks:
-        assert "value" in rank[case], rank[case]
-        measured, predicted = rank[case]["value"]["measured"], rank[case]["value"]["predicted"]
-        assert len(set(measured)) == 1, f"the peak differs from step to step: {measured}"
-        assert measured[0] <= predicted * (1 + UNDER), f"{measured[0]} bytes, predicted {predicted}"
-        assert predicted <= measured[0] * (1 + over), f"{measured[0]} bytes, predicted {predicted}"
+        check_peak(rank[case], under=UNDER, over=over)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from check_peak import check_peak
 from launch import launch
 from peak_cases import CASES
 
@@ -19,8 +20,4 @@ def ranks() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", CASES[2])
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     for rank in ranks:
-        assert "value" in rank[case], rank[case]
-        measured, predicted = rank[case]["value"]["measured"], rank[case]["value"]["predicted"]
-        assert len(set(measured)) == 1, f"the peak differs from step to step: {measured}"
-        assert measured[0] <= predicted * (1 + UNDER), f"{measured[0]} bytes, predicted {predicted}"
-        assert predicted <= measured[0] * (1 + OVER), f"{measured[0]} bytes, predicted {predicted}"
+        check_peak(rank[case], under=UNDER, over=OVER)
