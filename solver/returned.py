@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autopar.graph import TensorRef
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.replays import Expression
@@ -21,24 +22,30 @@ from autopar.solver.stage_bytes import add
 @dataclass
 class Returned:
     """Bytes that count `always`; `once` all activations are gone; and of one block, by stage: all, and each tensor's
-    with the choices that it depends on."""
+    with the choices that it depends on. `kept`: the latter, of all choices, with the
+    storages behind them as the first block has them."""
 
     always: Expression = field(default_factory=dict)
     once: Expression = field(default_factory=dict)
     by_stage: dict[int, tuple[Expression, list[tuple[Array, Expression]]]] = field(default_factory=dict)
+    kept: list[tuple[TensorRef, Expression]] = field(default_factory=list)
 
     @classmethod
     def by(cls, model: Model, output: int) -> Returned:
         """What the graph's output, the op of that number, returns."""
         problem, found, op = model.problem, cls(), model.problem.ops[output]
-        sizes: dict[tuple[int, int], list[list[int]]] = {}  # by what makes it: of each block, by choice
+        sizes: dict[
+            tuple[int, ...], list[list[int]]
+        ] = {}  # by what makes the storage, and it: of each block, by choice
         for i, ref in enumerate(problem.memory.inputs[op.node]):
             for variable, choice in zip(model.x[output], op.choices, strict=True):
                 add(found.always, variable, problem.memory.output_bytes(ref, choice.strategy.inputs[i]))
             each = [problem.memory.output_bytes(ref, one.strategy.inputs[i], kept=True) for one in op.choices]
             if any(each):
-                sizes.setdefault((problem.op_of[ref.node], ref.index), []).append(each)
-        for (maker, _), blocks in sizes.items():
+                root = problem.memory.roots[ref]
+                key = problem.op_of[root.node], root.index, problem.op_of[ref.node], ref.index
+                sizes.setdefault(key, []).append(each)
+        for (maker, index, *_), blocks in sizes.items():
             stage = problem.ops[maker].stage
             count = problem.stages[stage].count
             if len(blocks) != count or (problem.memory.micro_batches > 1 and count > 1):
@@ -52,4 +59,6 @@ class Returned:
                 add(mine, variable, max(of_each))
                 add(a_block, variable, max(of_each))
             each_of_it.append((np.array(model.x[output]), mine))
+            each_choice = dict(zip(model.x[output], map(float, map(max, zip(*blocks, strict=True))), strict=True))
+            found.kept.append((TensorRef(problem.ops[maker].node, index), each_choice))
         return found

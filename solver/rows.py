@@ -39,6 +39,7 @@ import numpy as np
 
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
+from autopar.graph import TensorRef
 from autopar.solver.forward_part import ForwardPeaks
 from autopar.solver.forward_rows import ForwardRows
 from autopar.solver.model import Model
@@ -50,6 +51,7 @@ from autopar.solver.problem import Stage
 from autopar.solver.replayed_frozen import frozen_again
 from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.returned import Returned
+from autopar.solver.returned_again import returned_again
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
 from autopar.solver.sums import Sums
@@ -75,6 +77,7 @@ class Rows:
             if flow.tensor.kind != "next":
                 self.flows.setdefault((flow.tensor.source, flow.use.op), []).append(flow)
         self.returned: dict[int, Expression] = {}  # what a block keeps that the caller holds, by stage
+        self.returned_kept: list[tuple[TensorRef, Expression]] = []  # the same by storage
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
         self._parameters()
         self._gradients()
@@ -84,7 +87,8 @@ class Rows:
             forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
             forward.add(self.sums.at_most, self._always())
             return
-        Saved(model, self.stages)
+        saved = Saved(model, self.stages)
+        returned_again(model, self.stages, saved.copies, self.returned_kept)
         self._parameter_copies()
         self._rows()
 
@@ -156,6 +160,7 @@ class Rows:
                 for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
                     for one, its in part.items():
                         add(target, one, its)
+                self.returned_kept += returned.kept
                 for stage, (a_block, each) in returned.by_stage.items():
                     self.returned[stage] = a_block
                     for one, its in () if self.memory.micro_batches > 1 else a_block.items():

@@ -1,7 +1,7 @@
 """What a region keeps for backward, op by op, as its ops run: in forward, or again in a replay.
 
 An inner segment keeps its inputs, and has what its ops save while these run; when they are through, what nothing else
-reads is gone.
+reads is gone. While backward replays it, there is besides what the caller holds of what it makes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from autopar.plans import Segment
 
 
 class Growth:
-    """Of a region, of which `parts` has grown so far; `kept`: storages that are there already. `parameters`: whether
-    the copies of parameters that its ops keep count here."""
+    """Of a region, of which `parts` has grown so far; `kept`: storages that are there already. `backward`: whether
+    the copies of parameters that its ops keep count here, and what replays make beside what is there."""
 
-    def __init__(self, plan: PlannedBytes, i: int, kept: set[Copy], *, parameters: bool = True) -> None:
+    def __init__(self, plan: PlannedBytes, i: int, kept: set[Copy], *, backward: bool = True) -> None:
         self.plan, self.memory = plan, plan.memory
         self.parts: Counter[str] = Counter()
         self._again, self._kept = "replayed block" if i in plan.recomputed else "", set(kept)
-        self._parameters = parameters
+        self._backward = backward
         self._there: set[ParameterCopy] = set()
         self._segment: Segment | None = None
 
@@ -39,6 +39,7 @@ class Growth:
             copies = self.plan.inner_inputs(segment) - self._kept
             self.parts["activations"] += sum(map(self.memory.copy_bytes, copies))
             self._kept |= copies
+            self.parts["inputs and outputs"] += self.plan.returned.beside_segment(segment) if self._backward else 0
         self._segment = segment
 
     def keep(self, node: fx.Node) -> None:
@@ -49,7 +50,7 @@ class Growth:
         copies = self.plan.copies(node) - self._kept
         self.parts[part] += sum(map(self.memory.copy_bytes, copies))
         self._kept |= copies
-        for key, size in self.plan.kept_parameters(node).items() if self._parameters else ():
+        for key, size in self.plan.kept_parameters(node).items() if self._backward else ():
             self.parts["gathered parameters"] += size if key not in self._there else 0
             self._there.add(key)
 
@@ -65,7 +66,8 @@ class Growth:
         }
         self.parts["replayed block"] -= sum(map(self.memory.copy_bytes, gone)) + sum(map(plan.beside, nodes))
         self._kept -= gone
-        if self._parameters:
+        if self._backward:
+            self.parts["inputs and outputs"] -= plan.returned.beside_segment(segment)
             parameters = {key: size for node in nodes for key, size in plan.kept_parameters(node).items()}
             self.parts["gathered parameters"] -= sum(parameters.values())
             self._there -= parameters.keys()

@@ -7,12 +7,12 @@ A region is a repeated block, or what lies between two. Of all points at which i
 (`autopar.cost.lifetimes`), and two more, at which its bucket of parameters lands and that of its gradients is reduced,
 the moment is the largest. There live: parameters and states, weights that nothing reads; what the regions before keep
 for backward; what this one keeps up to the op; of what those behind have kept, what the caller holds of the call's
-outputs; gradients of parameters that are used by this op or later, those of this region unreduced; the op's own
-tensors, with other activations' gradients; and parameters on their way (`autopar.cost.on_the_way`). A recomputed block
-keeps its inputs, and has in its own backward everything that its replay saves. An inner segment keeps its inputs, and
-has what its replay saves while its own ops run backward; of that, what others read too counts until the block's end.
-With several micro-batches, those before the last leave gradients unreduced, which is never less than what they are
-reduced to.
+outputs (`autopar.cost.returned`); gradients of parameters that are used by this op or later, those of this region
+unreduced; the op's own tensors, with other activations' gradients; and parameters on their way
+(`autopar.cost.on_the_way`). A recomputed block keeps its inputs, and has in its own backward everything that its replay
+saves. An inner segment keeps its inputs, and has what its replay saves while its own ops run backward; of that, what
+others read too counts until the block's end. With several micro-batches, those before the last leave gradients
+unreduced, which is never less than what they are reduced to.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class _Walk:
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
         self.made = [0] * len(plan.rows)  # outputs that nobody keeps, by the regions that make them
-        self.returned = [0] * len(plan.rows)  # what a region keeps that the caller holds until the next step
+        # what a region keeps that the caller holds until the next step
+        self.returned = [plan.returned.by_region.get(i, 0) for i in range(len(plan.rows))]
         self._count_parameters()
         self._count_inputs_and_outputs()
         self._alike: dict[tuple[object, ...], tuple[int, frozenset[Copy]]] = {}  # a region of each form, what it reads
@@ -106,11 +107,14 @@ class _Walk:
                 parts["inputs and outputs"] -= sum(self.made[i + 1 :])
                 found.append(Moment(f"forward of {name}", _parts(parts)))
             live["gradients"] += sum(self.later[i + 1 :]) if self.memory.micro_batches == 1 else 0
-            live["inputs and outputs"] += sum(self.returned[i + 1 :])
+            live["inputs and outputs"] += sum(self.returned[i + 1 :]) + self.plan.returned.beside_replay(i)
             peak, keeps = self._region(i, inputs, kept)
             found.append(Moment(f"backward of {name}", peak.over(live)))
             held.update(keeps.parts)
             kept |= keeps.copies
+            for copy, size in self.plan.returned.since_forward(i, keeps.copies).items():
+                held["inputs and outputs"] += size if copy not in kept else 0
+                kept.add(copy)
         return (*found, self._optimizer_step())
 
     def _region(self, i: int, inputs: set[Copy], kept: set[Copy]) -> tuple[_Peak, _Kept]:
@@ -175,7 +179,8 @@ class _Walk:
         """A region's gradients when all of them are there, and its bucket."""
         buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(self.plan.rows[i].first)
         size = self.plan.passing_bytes(behind) if behind is not None else 0
-        passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", self.returned[i]))
+        later = self.returned[i] - self.plan.returned.beside_replay(i)  # the rest is there all the while
+        passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", later))
         return gradients.total() + sum(n for _, n in passing), _Peak(gradients.copy(), passing)
 
     def _at(self, node: fx.Node, i: int, moved: Mapping[Phase, int]) -> Iterator[tuple[Phase, int]]:
@@ -231,7 +236,6 @@ class _Walk:
                     size = memory.output_bytes(ref, wanted)
                     self.always["inputs and outputs"] += size
                     self.made[self.plan.region_of[memory.roots[ref].node]] += size
-                    self.returned[self.plan.region_of[ref.node]] += memory.output_bytes(ref, wanted, kept=True)
                 if memory.micro_batches > 1 and memory.is_trainable(ref.node):
                     one = self.plan.moved(ref, wanted)
                     unreduced[ref, wanted, self._scope(node)] = one.accumulated if one.reduction else 0

@@ -15,6 +15,7 @@ from autopar.cost.folds import MODEL, Fold
 from autopar.cost.lifetimes import Point
 from autopar.cost.memory import Copy, Cuts, StepMemory
 from autopar.cost.moving import Moving, moving
+from autopar.cost.returned import Returned
 from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef
 from autopar.layout import Layout
@@ -55,6 +56,11 @@ class PlannedBytes:
             number = self.region_of[self.nodes[s.first]]
             start = self.rows[number].first
             self._cuts.setdefault(number, []).append((s.first - start, s.last - start, s.inner))
+
+    @cached_property
+    def returned(self) -> Returned:
+        """What the caller holds of outputs that backward needs too."""
+        return Returned(self.memory, self.chosen, self.region_of, self.segment_of)
 
     # -- equal blocks -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class TrainingForward:
 
     def fullest(self, i: int, kept: set[Copy]) -> Counter[str]:
         """The largest point of a region's forward, by part; `kept` are storages that are there before."""
-        arrivals, growth = self.gathers.region(i), Growth(self.plan, i, kept, parameters=False)
+        arrivals, growth = self.gathers.region(i), Growth(self.plan, i, kept, backward=False)
         most, best = -1, Counter[str]()
         for node in self.plan.members[i]:
             growth.begin(node)

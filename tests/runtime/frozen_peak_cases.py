@@ -67,8 +67,7 @@ WAYS: dict[str, dict[str, Callable[[nn.Module], None]]] = {
     },
 }
 LAYERS, PRESETS = 4, ("fsdp", "ddp", "tp")
-# Buckets of one block each, since recompute divides larger ones; and not where the peak is in a replay of a block of
-# attention, at which the gradient of what the block gives is missing, whatever is frozen.
+# Buckets of one block each, since recompute divides larger ones. Blocks of attention are in `recompute_peak_cases.py`.
 RECOMPUTED = [*(("words", way) for way in WAYS["words"]), ("llama", "all but the head")]
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 import pytest
 import torch
-from random_graphs import WIDTH, Fixed, Handed, Levelled, Tried, drawn, every_plan, read_bytes
+from random_graphs import WIDTH, Fixed, Handed, Levelled, Returning, Tried, drawn, every_plan, read_bytes
 from torch import nn
 from torch.nn.functional import gelu, linear, relu, softmax
 from toys import Toy, cluster, on_meta, toy
@@ -133,3 +133,14 @@ def test_rows_of_plans_drawn_at_random(module: type[Levelled], seed: int) -> Non
         counted, peak = fixed.rows_bytes(plan), plan.predicted.peak_bytes
         assert counted >= peak * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"
         assert counted <= (peak + read_bytes(asked, problem, plan)) * (1 + 1e-6), f"rows say {counted:.0f}: {plan}"
+
+
+@pytest.mark.parametrize("seed", [pytest.param(i, marks=[] if i < 4 else pytest.mark.slow) for i in range(GRAPHS // 4)])
+def test_rows_of_plans_whose_blocks_return_what_they_keep(seed: int) -> None:
+    """They say no less than the prediction: where blocks recompute, the caller's tensors are there beside theirs."""
+    asked = drawn(seed, PLANS // 2, Returning, fold=True)
+    problem = asked.problem()
+    plans, fixed = list(every_plan(asked, problem, recompute=True)), Fixed(problem)
+    for plan in random.Random(seed).sample(plans, min(TRIED // 2, len(plans))):
+        counted = fixed.rows_bytes(plan)
+        assert counted >= plan.predicted.peak_bytes * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"

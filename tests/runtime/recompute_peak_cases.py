@@ -1,0 +1,66 @@
+"""Ranks whose plans recompute blocks of attention, with caches that the caller holds and without: the peaks of steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from frozen_peak_cases import adapt
+from peak_cases import LENGTH, MODELS, WORDS, measured
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+from autopar.cost import bucket_size
+
+LAYERS, BUCKET_BYTES = 4, 256 << 10  # a block or less: recompute divides larger ones
+
+
+def peaks(name: str, preset: str, rows: int, *, caches: bool = True, adapters: bool = False) -> dict[str, Any]:
+    """Of a model of which every block is recomputed, or (`adapters`) every block behind the first."""
+    torch.manual_seed(0)
+    build, _ = MODELS[name]
+    model = build(LAYERS)
+    model.config.use_cache = caches  # type: ignore[union-attr]
+    if adapters:
+        adapt(model)
+    ids = torch.randint(WORDS, (rows, LENGTH))
+    batch = {"input_ids": ids, "labels": ids}
+    with mock.patch.object(bucket_size, "BUCKET_BYTES", BUCKET_BYTES):
+        mesh = init_device_mesh("cpu", (2,))
+        model = autopar.autoparallelize(model, batch, mesh, constraints=f"{preset}(recompute=full)")
+    assert len(autopar.plan_of(model).recompute) >= LAYERS - 1
+    return measured(model, batch, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
+
+
+def peaks_within_budget(name: str, rows: int) -> dict[str, Any]:
+    """Of a plan that a budget makes recompute parts of blocks."""
+    torch.manual_seed(0)
+    build, _ = MODELS[name]
+    ids = torch.randint(WORDS, (rows, LENGTH))
+    batch, mesh = {"input_ids": ids, "labels": ids}, init_device_mesh("cpu", (2,))
+    cluster = autopar.Cluster.preset("cpu", (2,))
+    with mock.patch.object(bucket_size, "BUCKET_BYTES", BUCKET_BYTES):
+        free = autopar.plan(build(LAYERS), batch, cluster, constraints="ddp").predicted.peak_bytes
+        model = autopar.autoparallelize(build(LAYERS), batch, mesh, constraints="ddp", memory_budget=free * 8 // 10)
+    assert any(segment.inner for segment in autopar.plan_of(model).recompute)
+    return measured(model, batch, torch.optim.AdamW(model.parameters()))
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        "llama, ddp": functools.partial(peaks, "llama", "ddp", 16),
+        "llama, ddp, few rows": functools.partial(peaks, "llama", "ddp", 8),
+        "llama, ddp, no caches": functools.partial(peaks, "llama", "ddp", 16, caches=False),
+        "llama, tp": functools.partial(peaks, "llama", "tp", 16),
+        "llama, fsdp": functools.partial(peaks, "llama", "fsdp", 32),
+        "llama, ddp, adapters": functools.partial(peaks, "llama", "ddp", 8, adapters=True),
+        "llama, fsdp, adapters": functools.partial(peaks, "llama", "fsdp", 8, adapters=True),
+        "gpt2, ddp": functools.partial(peaks, "gpt2", "ddp", 16),
+        "gpt2, tp": functools.partial(peaks, "gpt2", "tp", 16),
+        "llama, parts of blocks": functools.partial(peaks_within_budget, "llama", 32),
+        "gpt2, parts of blocks": functools.partial(peaks_within_budget, "gpt2", 32),
+    }
+}

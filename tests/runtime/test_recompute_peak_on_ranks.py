@@ -1,0 +1,23 @@
+"""The predicted peak is that of steps on real ranks where blocks of attention are recomputed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from check_peak import check_peak
+from launch import launch
+from recompute_peak_cases import CASES
+
+UNDER, OVER = 0.003, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("recompute_peak_cases.py", 2, timeout_seconds=300)
+
+
+@pytest.mark.parametrize("case", CASES[2])
+def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        check_peak(rank[case], under=UNDER, over=OVER)
