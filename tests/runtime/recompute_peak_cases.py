@@ -1,4 +1,4 @@
-"""Ranks whose plans recompute blocks of attention, with caches that the caller holds and without: the peaks of steps."""
+"""Ranks whose plans recompute blocks of attention, with caches that the caller holds and without: peaks of steps."""
 
 from __future__ import annotations
 
