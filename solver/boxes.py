@@ -7,7 +7,7 @@ both, so that the parts of a box have them less wrong than the box.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.program import Program
@@ -22,6 +22,19 @@ class Boxes:
     def range(self, counts: Bounds, count: int) -> tuple[float, float]:
         """The bounds of a count in a box, its own where the box has none."""
         return counts.get(count, (self.program.lower[count], self.program.upper[count]))
+
+    def at(self, values: Mapping[int, float]) -> Bounds:
+        """The box in which counts have these values."""
+        whether = dict(self.program.early)
+        return {
+            v: (x, x) for count, value in values.items() for v, x in ((whether[count], min(value, 1.0)), (count, value))
+        }
+
+    def are_possible(self, values: Mapping[int, float]) -> bool:
+        """Whether counts can have these values: each within its bounds, none larger than one that it is nested in."""
+        within = all(low <= values[count] <= high for count in values for low, high in [self.range({}, count)])
+        chains = [[values[count] for count, _ in chain] for chain in self.program.nested]
+        return within and all(chain == sorted(chain, reverse=True) for chain in chains)
 
     def is_fixed(self, counts: Bounds) -> bool:
         """Whether every count has one value."""

@@ -32,6 +32,7 @@ from autopar.solver.choices import Choices
 from autopar.solver.clock import Clock
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array
+from autopar.solver.nearby import nearby
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.program import Program
 from autopar.solver.wholes import Wholes
@@ -80,7 +81,7 @@ class Branching:
         while wholes.left() > 0 or wholes.best is None:
             if min(self._left(), default=math.inf) > self.limit:
                 break
-            if wholes.clock.gone > wholes.clock.limit / 2:
+            if wholes.clock.gone > wholes.clock.limit / 2 and wholes.is_far(self._bound()):
                 wholes.improve(self._bound())
             if not heap or wholes.closed(heap[0][0]):
                 if not cut:
@@ -205,17 +206,16 @@ class Branching:
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _dive(self, root: Outcome) -> None:
-        """A first solution, where relaxations are slow: counts as the root has them, rounded up; else the highest."""
-        for highest in (False, True):
-            if self.wholes.best is not None:
-                return
-            counts: dict[int, tuple[float, float]] = {}
-            for count, whether in self.program.early:
-                most = self.boxes.range({}, count)[1]
-                value = most if highest else min(most, float(math.ceil(root.values[count] - 1e-6)))
-                counts |= {whether: (min(value, 1.0),) * 2, count: (value, value)}
-            self._round_parts(self._part(root, counts))
-            self.wholes.first(root, counts)
+        """A first solution, where relaxations are slow: with counts near those of the root, or else the highest."""
+        near = nearby(self.program, self.boxes, self.wholes.clock, root)
+        if near.status == "optimal":
+            self._round_parts(near)
+            if self.wholes.best is None:
+                self.wholes.solve(near)
+        if self.wholes.best is None:
+            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.early})
+            self._round_parts(self._part(root, highest))
+            self.wholes.first(root, highest)
 
     def _round_parts(self, node: Outcome) -> None:
         """A first solution of a box: rounded, or else, where parts are quick, of the likelier one, and so on."""

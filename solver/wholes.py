@@ -23,6 +23,7 @@ FEW = 20_000  # variables with which a relaxation and whole numbers are solved a
 _FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once, of a large program or not
 _FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
 _NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
+_FAR = 1e-2  # of its cost: how much better than a far solution others may be
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
@@ -92,7 +93,7 @@ class Wholes:
             enough = self.enough()
             limit = min(node.objective + margin, enough)
             kept = self.kept(node, limit)
-            everything = len(kept) == len(self.program.names)
+            everything = len(kept) == int((self.program.matrix().upper > 0).sum())
             late = self.best is None and self.clock.gone > self.clock.limit
             found = self.program.integrate(
                 self.solver, kept, self.left(), 1.0 if late else self.gap, node.counts, cutoff=enough
@@ -124,6 +125,10 @@ class Wholes:
         self._nodes *= 2
         self._take(found)
         return max(node.objective, min(found.bound, enough))
+
+    def is_far(self, bound: float) -> bool:
+        """Whether the best solution may be so bad that looking near it is worth more than proving."""
+        return self.best is not None and self.best.objective - bound > _FAR * abs(self.best.objective)
 
     def improve(self, bound: float) -> None:
         """Look once, for a part of the time, for a better solution near the best one, if `bound` says there may be."""
