@@ -53,7 +53,8 @@ class Training:
         None
     )
     precision: Annotated[
-        str | None, typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, fp32 on CPU.")
+        str | None,
+        typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, the model's own on CPU."),
     ] = None
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum or adafactor.")] = "adamw"
     micro_batches: Annotated[str, typer.Option(help=_MICRO_BATCHES)] = "1"

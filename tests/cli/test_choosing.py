@@ -32,5 +32,23 @@ def test_several_numbers_of_micro_batches_are_to_choose_from(folder: Path, capsy
     assert run("compare", *ON_MESH, *SEVERAL, "--against", "ddp", "--json") == 0
     assert json.loads(capsys.readouterr().out)["plan"]["step_seconds"] == chosen.predicted.step_seconds
     assert run("search", *OWN, "--devices", "2", *SEVERAL, "--json") == 0
-    assert json.loads(capsys.readouterr().out)[0]["step_seconds"] > 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["step_seconds"], found["micro_batches"]) == (chosen.predicted.step_seconds, chosen.micro_batches)
+    assert run("search", *OWN, "--devices", "2", *SEVERAL) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "micro-batches"
+    assert row.split()[-1] == str(chosen.micro_batches)
+    assert run("search", *OWN, "--devices", "2") == 0
+    assert "micro-batches" not in capsys.readouterr().out  # no choice, no column
     assert run("check", *ON_MESH, *SEVERAL) == 0
+
+
+def test_a_model_keeps_its_dtypes_on_cpu_as_the_help_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And has those that are asked for."""
+    words = ["plan", "users_models:in_double", *ON_MESH[1:], "--out", "plan.json"]
+    for asked, dtype in (([], "float64"), (["--precision", "fp32"], "float32")):
+        assert run(*words, *asked) == 0
+        assert {parameter.dtype for parameter in Plan.load("plan.json").parameters} == {dtype}
+    capsys.readouterr()
+    assert run("plan", "--help") == 0
+    assert "the model's own on CPU" in " ".join(capsys.readouterr().out.replace("│", " ").split())

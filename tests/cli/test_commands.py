@@ -284,11 +284,18 @@ def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str) -> None
     assert "\x1b[1mPlan" in bold and "\x1b" not in plain
 
 
+def test_simulate_says_what_its_figures_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("simulate", *ON_MESH) == 0
+    *rows, legend = capsys.readouterr().out.split("(", 1)
+    for name in ("step", "predicted step", "compute", "exposed", "busy"):
+        assert name in rows[0] and f"{name}:" in legend
+
+
 def test_simulate_writes_a_trace_and_a_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = ["--trace", "step.trace.json", "--picture", "step.png"]
     assert run("simulate", *ON_MESH, *outputs, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["step_seconds"] >= figures["compute_seconds"] > 0
+    assert figures["step_seconds"] >= figures["compute_busy_seconds"] >= figures["compute_seconds"] > 0
     assert json.loads((folder / "step.trace.json").read_text())["traceEvents"]
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
 
