@@ -23,6 +23,7 @@ from autopar.layout import Layout
 from autopar.leaf_requests import split_requests
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest, prepared_for
+from autopar.plan_checks import check_on_graph
 from autopar.planning import (
     CommonOptions,
     LossFunction,
@@ -243,6 +244,7 @@ def autoparallelize(
         digests = fingerprints(model, traced.graph, tuple(device_mesh.shape))
         if plan is not None:
             check_fingerprints(plan.fingerprints, digests)
+            check_on_graph(plan, traced.graph)
         digests["the code (autopar, torch, Python or the files of the model's classes)"] = code_version(model)
         digests["whether a plan is given"] = str(plan is not None)
         digests.update(options_of(request))

@@ -17,6 +17,7 @@ from autopar.errors import InfeasibleError, InputError, budget_bounds
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest
+from autopar.plan_checks import check_on_graph
 from autopar.planning import Stopwatch, request_of
 from autopar.plans import Plan
 from autopar.precision import Precision
@@ -196,6 +197,7 @@ def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
     check_fingerprints(loaded.fingerprints, fingerprints(source.model, traced.graph, cluster.shape))
+    check_on_graph(loaded, traced.graph)
     if asked is not None:
         loaded = replace(loaded, memory_budget_bytes=asked)
     return _fits(loaded, json)

@@ -24,6 +24,21 @@ def test_a_plan_is_judged_by_the_memory_that_is_asked_for(folder: Path, capsys: 
         assert capsys.readouterr().out.startswith("does not fit: " if code else "fits: ")
 
 
+def test_a_damaged_plan_does_not_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *ON_MESH, "--out", "plan.json") == 0
+    data = json.loads(Path("plan.json").read_text())
+    number = next(i for i, node in enumerate(data["nodes"]) if node["inputs"])
+    for name, part in (("inputs", "input"), ("outputs", "result")):
+        one = data["nodes"][number]
+        damaged = {**one, name: ["S9", *one[name][1:]]}
+        nodes = [damaged if i == number else node for i, node in enumerate(data["nodes"])]
+        Path("damaged.json").write_text(json.dumps({**data, "nodes": nodes}))
+        capsys.readouterr()
+        assert run("check", *ON_MESH, "--plan", "damaged.json") == 2
+        told = capsys.readouterr().err
+        assert f"{part} 0 of node '{one['name']}', of shape " in told and "cannot have layout S9" in told
+
+
 def test_several_numbers_of_micro_batches_are_to_choose_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", *ON_MESH, *SEVERAL, "--out", "plan.json") == 0
     chosen = Plan.load("plan.json")
