@@ -89,7 +89,7 @@ def plan(
         InputError: an argument is unknown or malformed.
         UntraceableError: the model cannot be put in a graph, or more than a tenth of its FLOPs are in modules whose
             way depends on data.
-        InfeasibleError: no plan fits; it states the smallest budget that has one.
+        InfeasibleError: no plan fits; it states the smallest budget that the planner finds one for.
     """
     given = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled
     request = request_of(mesh, *given)
