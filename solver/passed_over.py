@@ -104,7 +104,8 @@ def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricte
 
 def _asked(memory: StepMemory, restricted: Restricted) -> list[Sequence[fx.Node]]:
     """The stretches that are recomputed as constraints ask: whole blocks and parts of them."""
-    nodes, found = list(memory.graph.nodes), []
+    nodes = list(memory.graph.nodes)
+    found: list[Sequence[fx.Node]] = []
     for block in ([nodes[i] for i in repeat.instance(k)] for repeat in memory.repeats for k in range(repeat.count)):
         wish = wish_of(memory, restricted.recompute, block)
         found += [block] if wish.whole else [block[first : last + 1] for first, last in wish.forced]
