@@ -61,6 +61,7 @@ class Training:
     constraint: Annotated[list[str] | None, typer.Option(help=_CONSTRAINT)] = None
     time_limit: Annotated[float, typer.Option(min=0.1, help=_TIME_LIMIT)] = 60
     compiled: Annotated[bool, typer.Option("--compiled", help="Price the model as torch.compile fuses it.")] = False
+    solver: Annotated[str, typer.Option(help="highs, or cbc, which is slower.")] = "highs"
 
     @property
     def counts(self) -> int | tuple[int, ...]:
@@ -94,6 +95,7 @@ class Training:
             constraints=tuple(self.constraint or ()),
             time_limit=self.time_limit,
             compiled=self.compiled,
+            solver=self.solver,
         )
 
     def source_of(self, model: str, config: Path | None = None) -> Source:

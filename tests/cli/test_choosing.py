@@ -58,6 +58,15 @@ def test_several_numbers_of_micro_batches_are_to_choose_from(folder: Path, capsy
     assert run("check", *ON_MESH, *SEVERAL) == 0
 
 
+def test_the_solver_may_be_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for solver in ("highs", "cbc"):
+        assert run("plan", *ON_MESH, "--solver", solver, "--out", "plan.json") == 0
+        assert Plan.load("plan.json").certificate.solver == solver
+    capsys.readouterr()
+    assert run("plan", *ON_MESH, "--solver", "glpk") == 2
+    assert "solver is 'glpk': it must be one of highs, cbc" in capsys.readouterr().err
+
+
 def test_a_model_keeps_its_dtypes_on_cpu_as_the_help_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And has those that are asked for."""
     words = ["plan", "users_models:in_double", *ON_MESH[1:], "--out", "plan.json"]
