@@ -23,6 +23,7 @@ from autopar.layout import Layout
 from autopar.leaf_requests import split_requests
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest, prepared_for
+from autopar.plan_checks import check_on_graph
 from autopar.planning import (
     CommonOptions,
     LossFunction,
@@ -58,6 +59,7 @@ def plan(
     inputs: str = "global",
     time_limit: float = 60,
     compiled: bool = False,
+    solver: str = "highs",
 ) -> Plan:
     """Decide how to train `model` on `mesh`; needs no GPU, no process group and no memory for weights.
 
@@ -83,14 +85,15 @@ def plan(
             are CPU seconds; within one, HiGHS and CBC go by the clock. So a plan that reaches the limit may differ from
             run to run, above all on a busy machine; one that is proven ("optimal") well before does not.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
+        solver: "highs" or "cbc", which takes its place where Python has no `highspy` and is slower.
 
     Raises:
         InputError: an argument is unknown or malformed.
         UntraceableError: the model cannot be put in a graph, or more than a tenth of its FLOPs are in modules whose
             way depends on data.
-        InfeasibleError: no plan fits; it states the smallest budget that has one.
+        InfeasibleError: no plan fits; it states the smallest budget that the planner finds one for.
     """
-    given = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled
+    given = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled, solver
     request = request_of(mesh, *given)
     with collection_paused():
         _, chosen = fastest(prepared_for(micro_batches, model, meta_args, concrete_args, request))
@@ -197,6 +200,7 @@ def autoparallelize(
     inputs: str = "global",
     time_limit: float = 60,
     compiled: bool = False,
+    solver: str = "highs",
 ) -> nn.Module:
     """Plan `model` for `device_mesh` and make it run the plan; every rank calls this alike.
 
@@ -235,6 +239,7 @@ def autoparallelize(
             inputs,
             time_limit,
             compiled,
+            solver,
         )
         if plan is not None:  # its leaves are part of its graph
             leaves, _ = split_requests(plan.constraints)
@@ -243,6 +248,7 @@ def autoparallelize(
         digests = fingerprints(model, traced.graph, tuple(device_mesh.shape))
         if plan is not None:
             check_fingerprints(plan.fingerprints, digests)
+            check_on_graph(plan, traced.graph)
         digests["the code (autopar, torch, Python or the files of the model's classes)"] = code_version(model)
         digests["whether a plan is given"] = str(plan is not None)
         digests.update(options_of(request))

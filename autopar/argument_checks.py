@@ -11,6 +11,9 @@ from torch import nn
 
 from autopar.errors import InputError
 
+SOLVERS = ("highs", "cbc")
+"""Of integer programs. Here, since a run of a plan reads its options without importing pulp."""
+
 
 def count_of(name: str, value: Any) -> int:
     """A whole number of 1 or more.
@@ -31,6 +34,13 @@ def seconds_of(name: str, value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise InputError(f"{name} is {value!r}: it must be a number, more than 0 seconds")
     return value
+
+
+def solver_of(value: Any) -> str:
+    """One of SOLVERS."""
+    if value not in SOLVERS:
+        raise InputError(f"solver is {value!r}: it must be one of {', '.join(SOLVERS)}")
+    return str(value)
 
 
 def flag_of(name: str, value: Any) -> bool:

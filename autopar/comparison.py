@@ -18,21 +18,25 @@ _UNBOUNDED_BYTES = 1 << 60
 def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str, ...] | None:
     """The names to compare with, as `alternatives` takes them; before anything is solved.
 
-    Raises InputError for what is neither a preset nor a pin, and for a trade-off of one point.
+    Raises InputError for what is neither a preset, a role of an axis nor a pin, and for a trade-off of one point.
     """
-    from autopar.solver.schemes import PRESETS, is_preset
+    from autopar.solver.pins import read_pin
+    from autopar.solver.schemes import PRESETS, check_preset, is_preset, is_scheme
 
     if tradeoff != 0 and (not isinstance(tradeoff, int) or tradeoff < 2):
         raise InputError(f"a trade-off of {tradeoff!r} points is no curve: ask for 2 or more")
     if against is None:
         return None
     names = texts_of("against", against)
-    unknown = [name for name in names if not is_preset(name) and ":" not in name]
-    if unknown:
-        known = ", ".join(PRESETS)
-        raise InputError(
-            f"{unknown[0]!r} is no preset to compare with: use {known}, or a pin such as 'param:*.weight = S0'"
-        )
+    for name in names:
+        if is_preset(name):
+            check_preset(name)
+        elif not is_scheme(name) and read_pin(name.strip()) is None:
+            known = ", ".join(PRESETS)
+            raise InputError(
+                f"{name!r} is no preset to compare with, and no pin: use {known}, or 'kind:pattern = layout' as in "
+                "'param:*.weight = S0'"
+            )
     return names
 
 
@@ -41,15 +45,17 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
 
     None asks for all presets that the mesh has axes for. The request's pins hold for these too; a preset, or roles of
     axes, among its constraints give way to what is compared with. A pin is added to all that the request asks.
+
+    Raises InputError for a pin that is malformed or matches nothing.
     """
-    from autopar.solver.schemes import PRESETS, is_scheme
+    from autopar.solver.schemes import PRESETS, AxesError, is_scheme
 
     pins = tuple(text for text in prepared.request.constraints if not is_scheme(text))
     for name in PRESETS if names is None else names:
         try:
             others = pins if is_scheme(name) else prepared.request.constraints
             yield _alternative(prepared, name, (*others, name))
-        except InputError as error:  # it needs another mesh: the pins were read before, for the plan itself
+        except AxesError as error:
             if names is not None:
                 yield Alternative(name, fits=False, predicted=None, note=error.message)
 

@@ -40,7 +40,8 @@ class InfeasibleError(AutoparError):
     """No plan fits the memory budget or the constraints.
 
     `smallest_budget_bytes` is the smallest budget that a plan was found for. Where the exact one takes too long, it is
-    an upper bound: no plan fits less than `budget_lower_bound_bytes`, proven, and between the two nothing is known.
+    an upper bound: no plan fits less than `budget_lower_bound_bytes`, and between the two nothing is known. That is
+    proven of the planner's count of memory, which may be about 1 % more than a plan takes.
     The first is None where no plan was found for any budget in time, both where none meets the constraints.
     """
 

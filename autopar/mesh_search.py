@@ -17,7 +17,7 @@ class MeshResult:
     """The best plan on one mesh; None where there is none, and `note` says why.
 
     The bounds are those of the `InfeasibleError`: the smallest budget that a plan was found for, which is not the least
-    where that takes too long, and the budget below which none fits, proven.
+    where that takes too long, and the budget below which the planner has none.
     """
 
     mesh_shape: tuple[int, ...]

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.argument_checks import count_of, flag_of, loss_of, module_of, seconds_of, texts_of
+from autopar.argument_checks import count_of, flag_of, loss_of, module_of, seconds_of, solver_of, texts_of
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.errors import AutoparError, InputError, UntraceableError
@@ -51,6 +51,7 @@ class Request:
     time_limit: float
     loss_fn: LossFunction | None
     compiled: bool = False
+    solver: str = "highs"
 
 
 @dataclass
@@ -80,6 +81,7 @@ class CommonOptions(TypedDict, total=False):
     inputs: str
     time_limit: float
     compiled: bool
+    solver: str
 
 
 class RequestOptions(CommonOptions, total=False):
@@ -99,6 +101,7 @@ def request_of(
     inputs: str = "global",
     time_limit: float = 60,
     compiled: bool = False,
+    solver: str = "highs",
 ) -> Request:
     """Arguments as in `plan`, checked; InputError for what cannot be."""
     if inputs not in ("global", "local"):
@@ -115,6 +118,7 @@ def request_of(
         time_limit=seconds_of("time_limit", time_limit),
         loss_fn=loss_of(loss_fn),
         compiled=flag_of("compiled", compiled),
+        solver=solver_of(solver),
     )
 
 
@@ -124,7 +128,7 @@ def options_of(request: Request) -> dict[str, str]:
     The model's graph shows `loss_fn`.
     """
     compared = {"memory_budget": request.memory_budget_bytes, "precision": request.precision.to_dict()}
-    names = ("micro_batches", "optimizer", "constraints", "inputs", "time_limit", "compiled")
+    names = ("micro_batches", "optimizer", "constraints", "inputs", "time_limit", "compiled", "solver")
     return {
         f"the option {name} ({value} here)": repr(value)
         for name, value in {**compared, **{name: getattr(request, name) for name in names}}.items()
@@ -249,6 +253,7 @@ class Prepared:
             constraints=others,
             inputs=request.inputs,
             time_limit=request.time_limit,
+            solver=request.solver,
             pinned=pinned,
             trained=trained,
             gap=gap,

@@ -16,6 +16,7 @@ from autopar.argument_checks import path_of
 from autopar.errors import InputError, LayoutError, PlanMismatchError
 from autopar.json_form import json_form, revived
 from autopar.layout import Layout
+from autopar.plan_checks import damage
 from autopar.shown import Shown
 
 VERSION = 1
@@ -252,10 +253,8 @@ class Plan(Shown):
             plan: Plan = revived(Plan, data)
         except (AttributeError, KeyError, LayoutError, TypeError, ValueError) as error:
             raise PlanMismatchError(f"{source} is a damaged plan ({error}): plan again") from error
-        if len(plan.mesh_shape) != len(plan.axis_names):
-            raise PlanMismatchError(
-                f"{source} is a damaged plan (its mesh and the names of its axes differ): plan again"
-            )
+        if found := damage(plan):
+            raise PlanMismatchError(f"{source} is a damaged plan ({found}): take it as it was saved, or plan again")
         return plan
 
     @staticmethod

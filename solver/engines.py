@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pulp
 
-from autopar.errors import InputError
+from autopar.argument_checks import SOLVERS, solver_of
 from autopar.solver.matrix import Part
 
-SOLVERS = ("highs", "cbc")
 _HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
 # they solve smaller programs within this one, and take several times as long as finding a solution without
 
@@ -98,13 +97,11 @@ def engine(
 
     Raises InputError for any other name.
     """
-    if is_highs(solver):
+    if is_highs(solver_of(solver)):
         options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, heuristics)}
         if cutoff < math.inf:  # to prove that there is nothing below takes twice as long with another presolve between
             options["mip_allow_restart"] = False
         if nodes is not None:
             options["mip_max_nodes"] = nodes
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
-    if solver in SOLVERS:
-        return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
-    raise InputError(f"solver {solver!r} is unknown: use one of {', '.join(SOLVERS)}")
+    return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)

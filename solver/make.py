@@ -26,7 +26,7 @@ from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
 from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
-from autopar.solver.parts import check_recompute
+from autopar.solver.passed_over import check_recompute
 from autopar.solver.pins import names_any
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import refusal, too_small

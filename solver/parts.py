@@ -26,12 +26,7 @@ from autopar.cost.traffic import in_segment
 from autopar.errors import InputError
 from autopar.graph import output_tensors
 from autopar.solver.idle import ConstraintWarning
-from autopar.solver.pins import named, read_pin
-from autopar.solver.restricted import Recompute, Restricted
-
-_ONLY_BLOCKS = (
-    "only blocks are recomputed of which two or more in a row are alike, and parts of them that keep something"
-)
+from autopar.solver.restricted import Recompute
 
 
 @dataclass(frozen=True)
@@ -127,20 +122,3 @@ def levels_for(
             stacklevel=2,
         )
     return levels
-
-
-def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: Restricted) -> None:
-    """Raise InputError where recompute is asked of what is in no block that repeats (`memory.repeats`)."""
-    nodes = list(memory.graph.nodes)
-    spans = [repeat.instance(i) for repeat in memory.repeats for i in range(repeat.count)]
-    inside = {nodes[position] for span in spans for position in span if memory.saves(nodes[position])}
-    if restricted.forces_replays and not spans:
-        raise InputError(f"constraints ask for recompute, but {_ONLY_BLOCKS}, and this model has none")
-    pins = (pin for pin in map(read_pin, map(str.strip, constraints)) if pin is not None and pin.kind == "recompute")
-    for pin in pins:
-        if pin.wanted != "never" and inside.isdisjoint(named(memory, pin)):
-            first, last = (stretch_name(nodes[span.start : span.stop]) for span in (spans[0], spans[-1]))
-            raise InputError(
-                f"constraint '{pin.text}' names nothing that can be recomputed: {_ONLY_BLOCKS}, here those from "
-                f"'{first}' to '{last}'"
-            )

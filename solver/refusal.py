@@ -1,4 +1,8 @@
-"""What is said where no plan fits the budget: the smallest one that has a plan, what fills it, what could help."""
+"""What is said where no plan fits the budget: the smallest one that has a plan, what fills it, what could help.
+
+What is proven is proven of the rows of memory, which count what a plan takes or a little more: about 1 % where they are
+furthest off. So a plan that fits a little less may be there without being found.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from autopar.solver.problem import Problem
 from autopar.solver.smallest import Smallest, smallest_budget
 from autopar.solver.solution import Solution, predicted, read_solution
 
+_CLOSE = 0.98  # of the bound, from which on it matters what rows of memory count too much
 _OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
 
 
 def refusal(budget: int, problem: Problem, gap: float, solver: str, constraints: Sequence[str]) -> InfeasibleError:
-    """Where it is proven that no plan fits."""
+    """Where it is proven, by the rows of memory, that no plan fits."""
     try:
         smallest = smallest_budget(problem, solver, gap)
     except TimeLimitError:
@@ -40,13 +45,15 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest)
     enough = smallest.enough_bytes
     bound = min(math.floor(smallest.bound_bytes), enough)
-    known = "the smallest budget that has one is"
+    known = "the smallest budget that the planner finds one for is"
     if bound < 0.99 * smallest.budget_bytes:
-        known = f"none fits less than {show_bytes_down(bound)}, one fits"
+        known = f"the planner finds none for less than {show_bytes_down(bound)}, one for"
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
     if asked == named:  # they differ by less than is shown
         asked, named = f"{budget} B", f"{enough} B"
     hints = list(_hints(budget, moment, solution, problem.memory, constraints))
+    if budget >= _CLOSE * bound:
+        hints.insert(0, "it may count about 1 % too much")
     return InfeasibleError(
         f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
         + "".join(f"; {hint}" for hint in hints),

@@ -53,6 +53,10 @@ _TAKES = {
 _FORM = re.compile(r"([a-z+0-9]+)\s*(?:\(([^()]*)\))?")
 
 
+class AxesError(InputError):
+    """A preset needs a mesh of more axes."""
+
+
 @dataclass(frozen=True)
 class Role:
     """What one axis of the mesh is for. `storage`, of parameters, and `zero` count where it splits the batch."""
@@ -85,6 +89,11 @@ def is_scheme(text: str) -> bool:
     return is_preset(text) or text.partition(":")[0].strip() == _AXIS
 
 
+def check_preset(text: str) -> None:
+    """Raises InputError where the options of a preset are malformed, whatever the mesh."""
+    _read(text, text, PRESETS, ("recompute",))
+
+
 def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Sequence[str]) -> Scheme:
     """What some constraints, a preset or roles of axes, come to.
 
@@ -112,7 +121,7 @@ def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Seque
 def _preset(text: str, axes: int) -> tuple[dict[int, Role], Recompute | None]:
     name, options = _read(text, text, PRESETS, ("recompute",))
     if name in ("fsdp+tp", "hsdp") and axes < 2:
-        raise InputError(f"constraint '{text}' needs a mesh of two axes or more, this one has {axes}")
+        raise AxesError(f"constraint '{text}' needs a mesh of two axes or more, this one has {axes}")
     whole, sharded, last = _role("ddp", options), _role("fsdp", options), _role("tp", options)
     batch = whole if name in ("ddp", "tp") else sharded
     roles = [batch] * axes

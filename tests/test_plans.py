@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import autopar
+from autopar.layout import Layout
+from autopar.plan_checks import check_on_graph
 from autopar.plans import Plan
+from autopar.tracing import trace
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +24,14 @@ def plan() -> Plan:
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     cluster = autopar.Cluster.preset("cpu", shape=(2, 2), axis_names=("dp", "tp"))
     return autopar.plan(model, {"input": torch.ones(8, 8)}, cluster)
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Plan:
+    """One with buckets and collectives."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    cluster = autopar.Cluster.preset("cpu", shape=(2, 2), axis_names=("dp", "tp"))
+    return autopar.plan(model, {"input": torch.ones(8, 8)}, cluster, constraints="fsdp", loss_fn=torch.sum)
 
 
 def test_json_and_back_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
@@ -56,6 +70,81 @@ def test_what_is_no_plan_is_refused(damage: object, message: str, plan: Plan, tm
     with pytest.raises(autopar.PlanMismatchError, match=message) as refused:
         Plan.load(path)
     assert str(path) in str(refused.value)
+
+
+def _first(kind: str, name: str, value: object) -> Callable[[dict[str, Any]], None]:
+    """Damage of the first parameter, node, bucket, ..."""
+    return lambda data: data[kind][0].update({name: value})
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "a dim that is not there": (
+        _first("parameters", "storage", "S9,R"),
+        r"parameter '0.weight', of shape .* layout S9,R",
+    ),
+    "a layout of one axis": (
+        _first("parameters", "storage", "R"),
+        "'0.weight' has layout R, for 1 axes, and the mesh 2",
+    ),
+    "a partial storage": (_first("parameters", "storage", "P,R"), "'0.weight' is stored as P,R, which is no storage"),
+    "a parameter twice": (lambda data: data["parameters"].append(data["parameters"][0]), "'0.weight' is there twice"),
+    "a result": (_first("nodes", "outputs", ["S9,R"]), "result 0 of node '[^']+', of shape .* cannot have layout S9,R"),
+    "an uneven digit": (_first("nodes", "outputs", ["S0@3,R"]), "result 0 of node .* cannot have layout S0@3,R"),
+    "results": (_first("nodes", "outputs", []), "has 0 layouts of results, and 1 shapes"),
+    "factors": (_first("nodes", "factors", ["b"]), "has 1 factors on 2 axes"),
+    "a position": (_first("nodes", "position", -3), "has position -3"),
+    "the mesh": (lambda data: data.update(mesh_shape=[2, 4]), "the axes of cluster have the sizes"),
+    "no devices": (lambda data: data.update(mesh_shape=[2, 0]), "mesh_shape is .2, 0., and every axis has 1"),
+    "the names of axes": (lambda data: data.update(axis_names=["dp", "dp"]), "the names of its axes, dp, dp, differ"),
+    "fingerprints": (lambda data: data["fingerprints"].pop("graph"), "has none of the graph"),
+    "micro-batches": (lambda data: data.update(micro_batches=-1), "micro_batches is -1, and must be 1 or more"),
+    "inputs": (lambda data: data.update(inputs="some"), "inputs is 'some', and must be"),
+    "a budget": (lambda data: data.update(memory_budget_bytes=-5), "memory_budget_bytes is -5"),
+    "precision": (lambda data: data["precision"].update(compute="int9"), "precision is .*int9"),
+    "seconds": (lambda data: data["predicted"].update(step_seconds=-1.0), "predicted has step_seconds of -1.0"),
+    "bytes": (_first("collectives", "bytes", -8), "has bytes of -8, and must have 0 or more"),
+    "an axis": (_first("collectives", "axis", 7), "is on axis 7, of 2"),
+    "a bucket that is not there": (_first("collectives", "cause", "bucket 99"), "is for 'bucket 99', of "),
+    "a name in a bucket": (_first("buckets", "names", ["nobody"]), "bucket 0 holds 'nobody'|bucket 0 has 1 names and"),
+    "the segment of a bucket": (_first("buckets", "segment", 5), "bucket 0 is of segment 5, of 0 in the plan"),
+    "a segment": (
+        lambda data: data.update(recompute=[{"first": 9, "last": 4, "name": "block"}]),
+        "segment 'block' goes from node 9 to 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_field_is_named_with_its_place(damage: str, sharded: Plan) -> None:
+    change, message = DAMAGES[damage]
+    data = json.loads(sharded.to_json())
+    change(data)
+    with pytest.raises(autopar.PlanMismatchError, match=rf"is a damaged plan \(.*{message}.*: take it as it was saved"):
+        Plan.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": ("S9,R", "R,R")}, r"input 0 of node '[^']+', of shape .*, cannot have layout S9,R"),
+        ({"inputs": ()}, r"has 0 layouts of inputs, in the graph \d inputs"),
+        ({"target": "no.such.function"}, r"is of no\.such\.function, in the graph of "),
+        ({"shapes": ((7, 7),), "outputs": ("R,R",)}, r"has results of shapes \(\(7, 7\),\), in the graph "),
+        ({"position": 1000}, "has position 1000, and the graph "),
+    ],
+)
+def test_nodes_are_those_of_the_graph(changes: dict[str, Any], message: str, plan: Plan) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    graph = trace(model, {"input": torch.ones(8, 8)}, bias_addition_split=True, remove_inplace=True).graph
+    check_on_graph(plan, graph)
+    number = next(i for i, node in enumerate(plan.nodes) if len(node.inputs) == 2)
+    for name in ("inputs", "outputs"):
+        if name in changes:
+            changes = {**changes, name: tuple(map(Layout.parse, changes[name]))}
+    nodes = [*plan.nodes]
+    nodes[number] = replace(nodes[number], **changes)
+    with pytest.raises(autopar.PlanMismatchError, match=message):
+        check_on_graph(replace(plan, nodes=tuple(nodes)), graph)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

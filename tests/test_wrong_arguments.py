@@ -35,6 +35,7 @@ def _asked() -> tuple[nn.Module, dict[str, torch.Tensor]]:
         ({"memory_budget": "-3 GiB"}, f"'-3 GiB' is {POSITIVE}"),
         ({"precision": ["bf16"]}, r"precision \['bf16'\] is unknown"),
         ({"compiled": "no"}, "compiled is 'no': it must be True or False"),
+        ({"solver": "glpk"}, "solver is 'glpk': it must be one of highs, cbc"),
         ({"constraints": "axis:dp != dp"}, "a role is given with = alone, not with !=; write 'axis:NAME = role' with"),
         ({"constraints": "axis:dp ~ dp"}, "a role is given with = alone, not with ~"),
         ({"constraints": "axis:pp = dp"}, "matches nothing: the mesh's axes are called dp, 0"),

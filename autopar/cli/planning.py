@@ -17,6 +17,7 @@ from autopar.errors import InfeasibleError, InputError, budget_bounds
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest
+from autopar.plan_checks import check_on_graph
 from autopar.planning import Stopwatch, request_of
 from autopar.plans import Plan
 from autopar.precision import Precision
@@ -81,7 +82,8 @@ def alternative_figures_of(made: Plan) -> dict[str, object]:
     """The chosen plan's figures under the names of its alternatives'."""
     figures = summary(made)
     kept = {key: figures[key] for key in ("step_seconds", "step_seconds_by_part", "peak_bytes", "limit_bytes")}
-    return {**kept, "comm_bytes": sum(c.bytes * c.count for c in made.collectives)}
+    moved = sum(c.bytes * c.count for c in made.collectives)
+    return {**kept, "comm_bytes": moved, "micro_batches": made.micro_batches}
 
 
 @asks
@@ -116,9 +118,11 @@ def search(
     if json:
         say_json([_figures(result) for result in ordered])
     else:
+        head = ["mesh", "step", "of best", "compute", "communication", "peak memory", "gap", "micro-batches"]
         rows = [_row(result, best.plan.predicted.step_seconds) for result in ordered]
-        head = ["mesh", "step", "of best", "compute", "communication", "peak memory", "gap"]
-        say("\n".join(table(rows, "<>>>>><", head=head, indent=0)) + "\n")
+        shown = len(head) - isinstance(question.counts, int)  # the last column where there was a choice
+        align = "<>>>>>>>"[:shown]
+        say("\n".join(table([row[:shown] for row in rows], align, head=head[:shown], indent=0)) + "\n")
     if out is not None:
         write(best.plan.to_json(), out, "plan")
 
@@ -130,7 +134,7 @@ def _mesh(result: MeshResult) -> str:
 def _row(result: MeshResult, best_seconds: float) -> list[str]:
     if result.plan is None:
         needs = show_bytes_up(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
-        return [_mesh(result), "", "", "", "", f"needs {needs}", ""]
+        return [_mesh(result), "", "", "", "", f"needs {needs}", "", ""]
     p = result.plan.predicted
     return [
         _mesh(result),
@@ -140,6 +144,7 @@ def _row(result: MeshResult, best_seconds: float) -> list[str]:
         show_seconds(p.comm_seconds),
         show_bytes(p.peak_bytes),
         f"{100 * result.plan.certificate.gap:.2f} %",
+        str(result.plan.micro_batches),
     ]
 
 
@@ -192,6 +197,7 @@ def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
     check_fingerprints(loaded.fingerprints, fingerprints(source.model, traced.graph, cluster.shape))
+    check_on_graph(loaded, traced.graph)
     if asked is not None:
         loaded = replace(loaded, memory_budget_bytes=asked)
     return _fits(loaded, json)

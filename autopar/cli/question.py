@@ -53,13 +53,15 @@ class Training:
         None
     )
     precision: Annotated[
-        str | None, typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, fp32 on CPU.")
+        str | None,
+        typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, the model's own on CPU."),
     ] = None
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, sgd-momentum or adafactor.")] = "adamw"
     micro_batches: Annotated[str, typer.Option(help=_MICRO_BATCHES)] = "1"
     constraint: Annotated[list[str] | None, typer.Option(help=_CONSTRAINT)] = None
     time_limit: Annotated[float, typer.Option(min=0.1, help=_TIME_LIMIT)] = 60
     compiled: Annotated[bool, typer.Option("--compiled", help="Price the model as torch.compile fuses it.")] = False
+    solver: Annotated[str, typer.Option(help="highs, or cbc, which is slower.")] = "highs"
 
     @property
     def counts(self) -> int | tuple[int, ...]:
@@ -93,6 +95,7 @@ class Training:
             constraints=tuple(self.constraint or ()),
             time_limit=self.time_limit,
             compiled=self.compiled,
+            solver=self.solver,
         )
 
     def source_of(self, model: str, config: Path | None = None) -> Source:

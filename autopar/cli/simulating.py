@@ -11,10 +11,15 @@ from autopar.cli.output import check_folder, load_plan, progress, say, say_json,
 from autopar.cli.question import MeshQuestion, asks, check_mesh, prepared
 from autopar.errors import InputError
 from autopar.report.streams import chrome_trace, save_streams
-from autopar.report.tables import show_seconds, table
+from autopar.report.tables import show_seconds, table, wrap
 from autopar.simulation import simulated
 
 _PICTURES = (".png", ".svg", ".pdf")
+_LEGEND = (
+    "(step: on the streams; predicted step: as plans are compared; compute: all ops, each alone on the device; "
+    "exposed: the rest of the step; busy: how long a stream runs something. Compute's busy time has ops as "
+    "communication beside them slows them down, and no waits; an axis' has hidden communication too.)"
+)
 
 
 @asks
@@ -50,7 +55,7 @@ def simulate(
         say_json(figures)
     else:
         rows = [[name.removesuffix("_seconds").replace("_", " "), show_seconds(s)] for name, s in figures.items()]
-        say("\n".join(table(rows, "<>", indent=0)) + "\n")
+        say("\n".join([*table(rows, "<>", indent=0), *wrap(_LEGEND, "", " ")]) + "\n")
     if trace is not None:
         import json as encoding
 

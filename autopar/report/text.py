@@ -38,7 +38,8 @@ def explain(plan: Plan) -> str:
 def one_line(plan: Plan) -> str:
     """What an interactive session shows of a plan."""
     p, nodes = plan.predicted, f"{len(plan.nodes):,} ops"
-    parts = [_mesh(plan), nodes, f"{show_seconds(p.step_seconds)} a step", f"{show_bytes(p.peak_bytes)} at the peak"]
+    parts = [_mesh(plan), nodes, *([_micro_batches(plan.micro_batches)] if plan.micro_batches > 1 else [])]
+    parts += [f"{show_seconds(p.step_seconds)} a step", f"{show_bytes(p.peak_bytes)} at the peak"]
     return f"<Plan: {', '.join(parts)}, gap {100 * plan.certificate.gap:.2f} %>"
 
 

@@ -28,6 +28,10 @@ class Regression(nn.Module):
 def with_inputs():
     return Regression(), {"x": torch.empty(4, 8), "y": torch.empty(4, 8)}
 
+def in_double():
+    model, inputs = with_inputs()
+    return model.double(), {name: tensor.double() for name, tensor in inputs.items()}
+
 def wider():
     model = Regression()
     model.layer = nn.Linear(8, 8, bias=False)

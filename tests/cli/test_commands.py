@@ -70,7 +70,10 @@ def plan_file(planned: str, folder: Path) -> str:
         (["compare", *OWN], "Missing option '--mesh'"),
         (["compare", *with_option("--mesh", "2*2", ON_MESH)], "is no mesh"),
         (["compare", *with_option("--memory", "70", ON_MESH)], "no unit"),
-        (["compare", *with_option("--memory", "1KiB", ON_MESH)], "the smallest budget that has one is"),
+        (
+            ["compare", *with_option("--memory", "1KiB", ON_MESH)],
+            "the smallest budget that the planner finds one for is",
+        ),
         (["compare", *with_option("--tradeoff", "1", ON_MESH)], "2 or more"),
         (["compare", *with_option("--against", "zero9", ON_MESH)], "'zero9' is no preset"),
         (["compare", *with_option("--cluster", "z80", ON_MESH)], "'z80' is unknown"),
@@ -118,7 +121,10 @@ def plan_file(planned: str, folder: Path) -> str:
         (["simulate", "users_models:alon", *ON_MESH[1:]], "did you mean alone?"),
         (["simulate", *with_option("--mesh", "2x", ON_MESH)], "is no mesh"),
         (["simulate", *with_option("--memory", "8", ON_MESH)], "no unit"),
-        (["simulate", *with_option("--memory", "1KiB", ON_MESH)], "the smallest budget that has one is"),
+        (
+            ["simulate", *with_option("--memory", "1KiB", ON_MESH)],
+            "the smallest budget that the planner finds one for is",
+        ),
         (["simulate", *ON_MESH, "--picture", "step.bmp"], "its name must end in one of .png, .svg, .pdf"),
         (["simulate", *ON_MESH, "--plan", "missing.json"], "no plan can be read"),
         (["simulate", *ON_MESH, "--plan", "report.html"], "is a report"),
@@ -284,11 +290,18 @@ def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str) -> None
     assert "\x1b[1mPlan" in bold and "\x1b" not in plain
 
 
+def test_simulate_says_what_its_figures_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("simulate", *ON_MESH) == 0
+    *rows, legend = capsys.readouterr().out.split("(", 1)
+    for name in ("step", "predicted step", "compute", "exposed", "busy"):
+        assert name in rows[0] and f"{name}:" in legend
+
+
 def test_simulate_writes_a_trace_and_a_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = ["--trace", "step.trace.json", "--picture", "step.png"]
     assert run("simulate", *ON_MESH, *outputs, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["step_seconds"] >= figures["compute_seconds"] > 0
+    assert figures["step_seconds"] >= figures["compute_busy_seconds"] >= figures["compute_seconds"] > 0
     assert json.loads((folder / "step.trace.json").read_text())["traceEvents"]
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
 

@@ -149,6 +149,27 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_planned(monkeypat
             autopar.compare(*_problem(), _cluster(2), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("param:first.weight S0", "no pin: .* 'kind:pattern = layout'"),
+        ("weights:* = S0", "no pin"),
+        ("leaf:first", "no pin"),
+        ("fsdp(zero=9)", "'zero=9' is no option of 'fsdp'"),
+        ("fsdp(zero", "is none of ddp"),
+        ("param:third.* = S0", "matches nothing: no parameter is called"),
+        ("param:* = Q", "'param:[*] = Q': "),
+        ("param:* = S7", "has 8 dims"),
+        ("axis:tp = tp", "the mesh's axes are called"),
+        ("axis:0 = pp", "'pp' is none of"),
+        ("recompute:first = full", "this model has none"),
+    ],
+)
+def test_bad_input_to_compare_with_is_an_error_and_no_note(asked: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        autopar.compare(*_problem(), _cluster(2), against=["ddp", asked])
+
+
 def test_one_name_to_compare_with_is_one() -> None:
     made = autopar.compare(*_problem(), _cluster(2), against="fsdp")
     assert [alternative.name for alternative in made.comparison] == ["fsdp"]

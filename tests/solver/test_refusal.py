@@ -39,7 +39,7 @@ def test_amounts_are_shown_as_what_is_enough_and_what_is_not(count: int) -> None
 @pytest.mark.parametrize("rows", [64, 72, 520, 1000])
 def test_the_budget_in_the_text_has_a_plan(rows: int) -> None:
     error = refused(rows)
-    [named] = re.findall(r"smallest budget that has one is ([0-9.]+ \w+)", error.message)
+    [named] = re.findall(r"smallest budget that the planner finds one for is ([0-9.]+ \w+)", error.message)
     assert error.smallest_budget_bytes is not None
     assert parse_bytes(named) >= error.smallest_budget_bytes
     inputs = {"x": torch.empty(rows, 64, device="meta")}
@@ -54,7 +54,7 @@ def test_a_budget_that_would_look_like_enough_is_shown_to_the_byte() -> None:
     asked = least - 1000
     assert show_bytes(asked, digits=2) == show_bytes_up(least), "no such case: take other rows"
     assert (
-        f"no plan fits {asked} B per device: the smallest budget that has one is {least} B"
+        f"no plan fits {asked} B per device: the smallest budget that the planner finds one for is {least} B"
         in refused(rows, asked).message
     )
 
@@ -94,3 +94,13 @@ def test_what_no_plan_saves_is_named() -> None:
     with pytest.raises(InfeasibleError) as error:
         autopar.plan(on_meta(Wide), inputs, mesh, memory_budget="66.01MiB")
     assert "no plan saves" not in error.value.message
+
+
+def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
+    least = refused().smallest_budget_bytes
+    assert least is not None
+    near, far = refused(budget=least * 995 // 1000).message, refused(budget=least // 2).message
+    for message in (near, far):
+        assert "the smallest budget that the planner finds one for is" in message and "proven" not in message
+    assert "it may count about 1 % too much" in near
+    assert "1 %" not in far  # where it makes no difference

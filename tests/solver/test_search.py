@@ -61,7 +61,9 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     assert plan.predicted.peak_bytes <= least
     assert plan.certificate.status == "feasible"
     assert plan.certificate.bound <= plan.certificate.objective
-    with pytest.raises(InfeasibleError, match="the smallest budget that has one is"):  # which is proven
+    with pytest.raises(
+        InfeasibleError, match="the smallest budget that the planner finds one for is"
+    ):  # which is proven
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
     exact = make.smallest_budget
 

@@ -1,0 +1,164 @@
+"""What holds in every plan, read from a file that somebody may have changed: layouts fit shapes, names and numbers what
+they speak of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from autopar.errors import InputError, PlanMismatchError
+from autopar.graph import output_tensors, target_name, tensor_inputs, tensor_of
+from autopar.layout import Layout
+from autopar.precision import Precision
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from autopar.plans import Plan
+
+
+def damage(plan: Plan) -> str:
+    """The first thing that cannot be in a plan, and where; nothing where all is well."""
+    for check in (_mesh, _training, _nodes, _parameters, _segments, _buckets, _figures):
+        for found in check(plan):
+            return found
+    return ""
+
+
+def check_on_graph(plan: Plan, graph: fx.Graph) -> None:
+    """Raise PlanMismatchError where nodes of the plan are not those of the graph that it is one of."""
+    if found := _damage_on(plan, graph):
+        raise PlanMismatchError(f"the plan is damaged ({found}): take it as it was saved, or plan again")
+
+
+def _damage_on(plan: Plan, graph: fx.Graph) -> str:
+    nodes = list(graph.nodes)
+    for one in plan.nodes:
+        if one.position >= len(nodes):
+            return f"node '{one.name}' has position {one.position}, and the graph {len(nodes)} nodes"
+        node = nodes[one.position]
+        if target_name(node) != one.target:
+            return (
+                f"node '{one.name}' at position {one.position} is of {one.target}, in the graph of {target_name(node)}"
+            )
+        shapes = tuple(tuple(tensor.shape) for tensor in output_tensors(node))
+        if one.shapes != shapes:
+            return f"node '{one.name}' has results of shapes {one.shapes}, in the graph {shapes}"
+        refs = tensor_inputs(node)
+        if len(refs) != len(one.inputs):
+            return f"node '{one.name}' has {len(one.inputs)} layouts of inputs, in the graph {len(refs)} inputs"
+        for i, (ref, layout) in enumerate(zip(refs, one.inputs, strict=True)):
+            for found in _unfit(f"input {i} of node '{one.name}'", layout, plan.mesh_shape, tensor_of(ref).shape):
+                return found
+    return ""
+
+
+def _mesh(plan: Plan) -> Iterator[str]:
+    shape = "x".join(map(str, plan.mesh_shape))
+    if not plan.mesh_shape or min(plan.mesh_shape) < 1:
+        yield f"mesh_shape is {list(plan.mesh_shape)}, and every axis has 1 device or more"
+    if len(plan.mesh_shape) != len(plan.axis_names) or len(set(plan.axis_names)) < len(plan.axis_names):
+        yield f"its mesh of {shape} and the names of its axes, {', '.join(plan.axis_names)}, differ"
+    axes = plan.cluster.get("axes")
+    sizes = [axis.get("size") for axis in axes if isinstance(axis, dict)] if isinstance(axes, list) else None
+    if sizes is not None and sizes != list(plan.mesh_shape):
+        yield f"mesh_shape is {list(plan.mesh_shape)}, and the axes of cluster have the sizes {sizes}"
+    if plan.fingerprints and plan.fingerprints.get("mesh") != shape:
+        yield f"mesh_shape is {shape}, and the fingerprint of the mesh {plan.fingerprints.get('mesh')}"
+    for missing in {"graph", "model"} - plan.fingerprints.keys() if plan.fingerprints else ():
+        yield f"fingerprints has none of the {missing}"
+
+
+def _training(plan: Plan) -> Iterator[str]:
+    if plan.micro_batches < 1:
+        yield f"micro_batches is {plan.micro_batches}, and must be 1 or more"
+    if plan.inputs not in ("global", "local"):
+        yield f"inputs is '{plan.inputs}', and must be 'global' or 'local'"
+    if plan.memory_budget_bytes is not None and plan.memory_budget_bytes < 1:
+        yield f"memory_budget_bytes is {plan.memory_budget_bytes}, and must be 1 or more"
+    try:
+        Precision.from_dict(plan.precision)
+    except (AttributeError, InputError, TypeError) as error:
+        yield f"precision is {dict(plan.precision)}: {error}"
+
+
+def _nodes(plan: Plan) -> Iterator[str]:
+    before = -1
+    for node in plan.nodes:
+        if node.position <= before:
+            yield f"node '{node.name}' has position {node.position}, and the one before it {before}"
+        before = node.position
+        if len(node.factors) != len(plan.mesh_shape):
+            yield f"node '{node.name}' has {len(node.factors)} factors on {len(plan.mesh_shape)} axes"
+        if len(node.outputs) != len(node.shapes) and (node.outputs or node.target != "output"):
+            yield f"node '{node.name}' has {len(node.outputs)} layouts of results, and {len(node.shapes)} shapes"
+        for i, layout in enumerate(node.inputs):
+            yield from _unfit(f"input {i} of node '{node.name}'", layout, plan.mesh_shape, None)
+        for i, (layout, shape) in enumerate(zip(node.outputs, node.shapes, strict=False)):
+            yield from _unfit(f"result {i} of node '{node.name}'", layout, plan.mesh_shape, shape)
+
+
+def _parameters(plan: Plan) -> Iterator[str]:
+    seen: set[str] = set()
+    for one in plan.parameters:
+        if one.name in seen:
+            yield f"parameter '{one.name}' is there twice"
+        seen.add(one.name)
+        yield from _unfit(f"parameter '{one.name}'", one.storage, plan.mesh_shape, one.shape)
+        if not one.storage.is_plain(plan.mesh_shape):
+            yield f"parameter '{one.name}' is stored as {one.storage}, which is no storage"
+
+
+def _segments(plan: Plan) -> Iterator[str]:
+    last = max((node.position for node in plan.nodes), default=-1)
+    for one in plan.recompute:
+        inside = -1 <= one.replayed <= one.last and (one.replayed == -1 or one.replayed >= one.first)
+        if not (0 <= one.first <= one.last <= last and inside):
+            yield (
+                f"segment '{one.name}' goes from node {one.first} to {one.last}, replayed to {one.replayed}, and the "
+                f"last node is {last}"
+            )
+
+
+def _buckets(plan: Plan) -> Iterator[str]:
+    shapes = {one.name: one.shape for one in plan.parameters}
+    for number, bucket in enumerate(plan.buckets):
+        if len(bucket.names) != len(bucket.wanted):
+            yield f"bucket {number} has {len(bucket.names)} names and {len(bucket.wanted)} layouts"
+        if not -1 <= bucket.segment < len(plan.recompute):
+            yield f"bucket {number} is of segment {bucket.segment}, of {len(plan.recompute)} in the plan"
+        for name, layout in zip(bucket.names, bucket.wanted, strict=False):
+            if name not in shapes:
+                yield f"bucket {number} holds '{name}', which is no parameter of the plan"
+            yield from _unfit(f"'{name}' in bucket {number}", layout, plan.mesh_shape, shapes.get(name))
+
+
+def _figures(plan: Plan) -> Iterator[str]:
+    for one in plan.collectives:
+        kind, _, number = one.cause.partition(" ")
+        if kind == "bucket" and not (number.isdigit() and int(number) < len(plan.buckets)):
+            yield f"a collective is for '{one.cause}', of {len(plan.buckets)} buckets in the plan"
+        if not 0 <= one.axis < len(plan.mesh_shape):
+            yield f"a collective for '{one.cause}' is on axis {one.axis}, of {len(plan.mesh_shape)}"
+        yield from _negative(f"a collective for '{one.cause}'", one, ("bytes", "count", "seconds"))
+    names = ("step_seconds", "compute_seconds", "comm_seconds", "recompute_seconds", "optimizer_seconds")
+    yield from _negative("predicted", plan.predicted, (*names, "peak_bytes", "flops", "hidden_seconds"))
+    yield from _negative("certificate", plan.certificate, ("objective", "bound"))
+
+
+def _negative(where: str, holder: object, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        value = getattr(holder, name)
+        if not (math.isfinite(value) and value >= 0):
+            yield f"{where} has {name} of {value}, and must have 0 or more"
+
+
+def _unfit(where: str, layout: Layout, mesh_shape: Sequence[int], shape: Sequence[int] | None) -> Iterator[str]:
+    """`shape`: None where it is not known."""
+    if len(layout) != len(mesh_shape):
+        yield f"{where} has layout {layout}, for {len(layout)} axes, and the mesh {len(mesh_shape)}"
+    elif shape is not None and not layout.is_legal(shape, mesh_shape, ragged=True):
+        mesh = "x".join(map(str, mesh_shape))
+        yield f"{where}, of shape {tuple(shape)}, cannot have layout {layout} on a mesh of {mesh}"
