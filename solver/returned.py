@@ -22,8 +22,8 @@ from autopar.solver.stage_bytes import add
 @dataclass
 class Returned:
     """Bytes that count `always`; `once` all activations are gone; and of one block, by stage: all, and each tensor's
-    with the choices that it depends on. `kept`: the latter, of all choices, with the
-    storages behind them as the first block has them."""
+    with the choices that it depends on. `kept`: the latter, of all choices, with the storages behind them as the first
+    block has them."""
 
     always: Expression = field(default_factory=dict)
     once: Expression = field(default_factory=dict)
@@ -34,9 +34,7 @@ class Returned:
     def by(cls, model: Model, output: int) -> Returned:
         """What the graph's output, the op of that number, returns."""
         problem, found, op = model.problem, cls(), model.problem.ops[output]
-        sizes: dict[
-            tuple[int, ...], list[list[int]]
-        ] = {}  # by what makes the storage, and it: of each block, by choice
+        sizes: dict[tuple[int, ...], list[list[int]]] = {}  # by what makes a storage, and a view: of blocks, by choice
         for i, ref in enumerate(problem.memory.inputs[op.node]):
             for variable, choice in zip(model.x[output], op.choices, strict=True):
                 add(found.always, variable, problem.memory.output_bytes(ref, choice.strategy.inputs[i]))
