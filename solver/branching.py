@@ -40,6 +40,7 @@ from autopar.solver.wholes import Wholes
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
+_MANY = 0.5  # blocks: without as many of those recomputed, a box is likely to be closed
 _ROUND = 3  # cuts by choices after which a relaxation is rounded again, where that takes long
 _SPLITS = 16  # by counts in a program that is not large: if they tell no more, HiGHS closes all that is left sooner
 _CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
@@ -166,17 +167,16 @@ class Branching:
             return replace(node, counts=bounds)
         wholes = self.wholes
         narrow = self.slow and len(self.boxes.open(bounds)) < len(self.boxes.open(node.counts))
-        below = self.slow and any(
-            node.values[count] > bounds[count][1] + WHOLE for count, _ in self.program.early if count in bounds
-        )
-        basis = self.narrow if narrow or below else None  # of fewer recomputed blocks: the node's takes too much memory
+        below = [node.values[count] - bounds[count][1] for count, _ in self.program.early if count in bounds]
+        fewer = max(below, default=0.0) if self.slow else 0.0  # recomputed: the node's basis takes too much memory then
+        basis = self.narrow if narrow or fewer > WHOLE else None
         found = self.program.relax_again(
             node,
             max(wholes.left(), 1.0),
             bounds,
             cutoff=wholes.enough(),
             basis=basis,
-            doubtful=below and not narrow and not self.boxes.is_fixed(bounds),
+            doubtful=fewer > _MANY and not narrow and not self.boxes.is_fixed(bounds),
         )
         if narrow and found.status == "optimal":
             self.narrow = found.basis
