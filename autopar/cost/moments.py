@@ -194,7 +194,7 @@ class _Walk:
     def _on_the_way(self, i: int) -> dict[Phase, int]:
         """Buckets in the backward of a region (`autopar.cost.on_the_way`)."""
         if i not in self._moved:
-            phases = on_the_way(self.grouping, i)
+            phases = on_the_way(self.grouping, i, self.plan.divided(i))
             if not self.plan.reduces(i):
                 del phases[Phase.REDUCING]
             self._moved[i] = {phase: sum(starmap(self._bytes, terms)) for phase, terms in phases.items()}

@@ -12,6 +12,8 @@ reduction      once they are: b more, the buffer that is handed in, and the resu
                of b, where collectives behind the first hand in what is not their result: so much they may hold
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
                half of b, as above
+left of one    the same of one block's part of a bucket of several, which recompute divides
+left of rest   the same of all other blocks' part, where one of them is recomputed alone, beyond what is in `others`
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
 accumulated    what micro-batches before leave: unreduced where it moves
 copied         without backward: its own copy, gathered or not, from its arrival until its last reader
@@ -54,6 +56,8 @@ class Moving:
     waiting: int = 0
     reduction: int = 0
     left_behind: int = 0
+    left_of_one: int = 0
+    left_of_rest: int = 0
     reduced: int = 0
     accumulated: int = 0
     others: int = 0
@@ -131,6 +135,9 @@ def _moving(
     bucket = grouping.bucket_bytes(ref, wanted, travels)
     others = max(0, grouping.bucket_bytes(ref, wanted, own) - whole)
     held = bucket // HELD if way.scatters_later else 0
+    left = (bucket if way.scatters else 0) + held
+    left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
+    others = max(0, others - others * elements * travels // max(1, whole))
     return Moving(
         gathered=gathered,
         arriving=arriving,
@@ -138,8 +145,10 @@ def _moving(
         begun=begun,
         waiting=whole,
         reduction=bucket + bucket * way.result * own // max(1, whole) + held,
-        left_behind=(bucket if way.scatters else 0) + held,
+        left_behind=left,
+        left_of_one=left_of_one,
+        left_of_rest=max(0, left - left_of_one - others),
         reduced=elements * travels,
         accumulated=whole // own * travels,
-        others=max(0, others - others * elements * travels // max(1, whole)),
+        others=others,
     )

@@ -196,6 +196,11 @@ class PlannedBytes:
         """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
         return self.grouping.begins(i) or i in self._cuts or i - 1 in self._cuts
 
+    def divided(self, i: int) -> str | None:
+        """What `Moving` calls that which is left behind of the next region's bucket, where recompute divides one that
+        this region shares."""
+        return "left_of_one" if i + 1 in self._cuts else "left_of_rest" if i in self._cuts else None
+
     def reduced_in(self, i: int) -> list[Moving]:
         """What moves of the parameters whose gradients are reduced behind a region."""
         return [one for (ref, _), one in self.moving_in(i).items() if self.grouping.home(ref.node) == i]
