@@ -1,4 +1,13 @@
-"""Parameters on their way in the backward of each stage, as expressions that memory rows add up."""
+"""Parameters on their way in the backward of each stage, as expressions that memory rows add up.
+
+Where recompute may divide the bucket that a block shares with the next one, a variable D says what is left behind of
+the next one's part, for the most that this can be; S is that of the layouts chosen, and q tells if any block of the two
+recomputes::
+
+    D >= S - most S * (1 - q)
+
+So plans without recompute have nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +15,11 @@ from collections.abc import Mapping, Sequence
 
 from autopar.cost.moving import Moving
 from autopar.cost.on_the_way import READ, Phase, on_the_way
-from autopar.solver.problem import Problem
-from autopar.solver.stage_bytes import BucketBytes
+from autopar.solver.model import Model
+from autopar.solver.stage_bytes import UNIT, BucketBytes
 
 Case = Mapping[Phase, Sequence[int | None]]
+_DIVIDED = "divided"  # what on_the_way is to call D
 
 
 class OnTheWay:
@@ -18,16 +28,18 @@ class OnTheWay:
 
     def __init__(
         self,
-        problem: Problem,
         kept: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
         reduced: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
         total: BucketBytes,
+        model: Model,
     ) -> None:
-        self.grouping, self.stages = problem.grouping, problem.stages
+        self.model, self.program = model, model.program
+        self.grouping, self.stages = model.problem.grouping, model.problem.stages
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
         self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
         self._kept, self._reduced, self._total = kept, reduced, total
         self._sums: dict[tuple[str, int], int | None] = {}
+        self._left: dict[tuple[int, int], int | None] = {}
 
     def last_block(self, stage: int, *, divided: bool = True) -> Case:
         """What is under way in each phase of the backward of a stage's last block. `divided`: where recompute may
@@ -53,10 +65,10 @@ class OnTheWay:
         return any(Phase.LANDING in on_the_way(self.grouping, region) for region in range(first, first + count))
 
     def _of(self, region: int, *, divided: bool) -> Case:
-        phases = on_the_way(self.grouping, region)
+        phases = on_the_way(self.grouping, region, _DIVIDED)
         if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
-        return {phase: [self._sum(kind, self.stage_of[one]) for kind, one in terms] for phase, terms in phases.items()}
+        return {phase: [self._bytes(kind, region, one) for kind, one in terms] for phase, terms in phases.items()}
 
     def dividing(self, stage: int) -> list[int]:
         """Stages whose recompute would divide the buckets that a stage of one block is in, behind this block."""
@@ -69,6 +81,27 @@ class OnTheWay:
     def _dividing(self, region: int) -> list[int]:
         stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))
         return [stage for stage in stages if self.stages[stage].depth]
+
+    def _bytes(self, kind: str, region: int, one: int) -> int | None:
+        if kind != _DIVIDED:
+            return self._sum(kind, self.stage_of[one])
+        key = self.stage_of[region], self.stage_of[one]
+        if key not in self._left:
+            self._left[key] = self._left_where_divided(*key)
+        return self._left[key]
+
+    def _left_where_divided(self, stage: int, behind: int) -> int | None:
+        """D of the head of this file, of a block of one stage and the next block, which may be of another stage."""
+        reads = [{v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._reduced[behind]]
+        most = sum(max(sizes.values(), default=0) for sizes in reads) / UNIT
+        whether = [self.model.any_recomputed[one][0] for one in {stage, behind} if self.stages[one].depth]
+        if not most or not whether:
+            return None
+        found = self.program.variable("left where divided", upper=most, whole=False)
+        sizes = [(v, -size / UNIT) for some in reads for v, size in some.items()]
+        for q in whether:
+            self.program.at_least("left where divided", [(found, 1.0), (q, -most), *sizes], -most)
+        return found
 
     def _sum(self, kind: str, stage: int) -> int | None:
         if (kind, stage) not in self._sums:

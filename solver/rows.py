@@ -244,7 +244,7 @@ class Rows:
         kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         reduced = [self._by_read(flows) for flows in by_stage]
-        way = OnTheWay(self.problem, kept, reduced, self.sums.bucket)
+        way = OnTheWay(kept, reduced, self.sums.bucket, self.model)
         peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
         part, forward = self.problem.grouping.forward, None
         if part is not None:

@@ -208,9 +208,15 @@ class Grouping:
     def bucket_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
         """What parameters like this one have of the bytes of one bucket, in all blocks that share it; in a pass without
         backward this one alone, since blocks that are through have freed theirs."""
-        tensor, share = tensor_of(ref), self._share[self._home[ref.node]]
-        if not self._memory.train:
-            share = min(1.0, share)
+        share = self._share[self._home[ref.node]]
+        return self._part_bytes(ref, wanted, itemsize, share if self._memory.train else min(1.0, share))
+
+    def one_of_bucket(self, ref: TensorRef, wanted: Layout, itemsize: int) -> int:
+        """The same of one block alone."""
+        return self._part_bytes(ref, wanted, itemsize, min(1.0, self._share[self._home[ref.node]]))
+
+    def _part_bytes(self, ref: TensorRef, wanted: Layout, itemsize: int, share: float) -> int:
+        tensor = tensor_of(ref)
         local = self._memory.local_bytes(ref, wanted) // tensor.dtype.itemsize
         return math.ceil(min(local * max(1.0, share), tensor.numel() * share)) * itemsize
 

@@ -12,6 +12,8 @@ reduction      once they are: b more, the buffer that is handed in, and the resu
                of b, where collectives behind the first hand in what is not their result: so much they may hold
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
                half of b, as above
+left of one    the same of one block's part of a bucket of several, which recompute divides
+left of rest   the same of all other blocks' part, where one of them is recomputed alone, beyond what is in `others`
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
 accumulated    what micro-batches before leave: unreduced where it moves
 copied         without backward: its own copy, gathered or not, from its arrival until its last reader
@@ -21,7 +23,7 @@ copied         without backward: its own copy, gathered or not, from its arrival
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from autopar.cost.buckets import Grouping
@@ -54,6 +56,8 @@ class Moving:
     waiting: int = 0
     reduction: int = 0
     left_behind: int = 0
+    left_of_one: int = 0
+    left_of_rest: int = 0
     reduced: int = 0
     accumulated: int = 0
     others: int = 0
@@ -85,17 +89,37 @@ def moving(
     *,
     regather: bool,
     way: Way | None = None,
+    divided: bool = False,
 ) -> Moving:
     """Of a parameter stored as `storage` that an op reads as `wanted`; equal ones of equal blocks are told once.
 
-    `way`: where it is known already.
+    `way`: where it is known already. `divided`: of a block that is recomputed as a whole.
     """
-    key = grouping.form(ref), storage, wanted, regather
+    key = grouping.form(ref), storage, wanted, regather, divided
     found = grouping.moved.get(key)
     if found is None:
         way = way or way_between(memory, ref, storage, wanted)
-        found = grouping.moved[key] = _moving(memory, grouping, ref, storage, wanted, way, regather=regather)
+        found = _moving(memory, grouping, ref, storage, wanted, way, grouping.bucket_bytes, regather=regather)
+        if divided:
+            own = _moving(memory, grouping, ref, storage, wanted, way, grouping.one_of_bucket, regather=regather)
+            found = _divided(found, own)
+        grouping.moved[key] = found
     return found
+
+
+def _divided(shared: Moving, own: Moving) -> Moving:
+    """Of a block whose parameters are a bucket by themselves, from what a `shared` one would take: with its `own` is
+    what has begun of the block before. Never more than of the shared one, which the rows count."""
+    ahead = own.arriving + own.begun
+    return replace(
+        shared,
+        gathered=min(shared.gathered, own.gathered + ahead),
+        arriving=min(shared.arriving, ahead),
+        landing=min(shared.landing, own.landing + ahead),
+        begun=min(shared.begun, own.begun),
+        reduction=min(shared.reduction, own.reduction + ahead),
+        left_behind=own.left_behind,
+    )
 
 
 def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
@@ -109,14 +133,23 @@ def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Lay
 
 
 def _moving(
-    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, way: Way, *, regather: bool
+    memory: StepMemory,
+    grouping: Grouping,
+    ref: TensorRef,
+    storage: Layout,
+    wanted: Layout,
+    way: Way,
+    bucket_bytes: Callable[[TensorRef, Layout, int], int],
+    *,
+    regather: bool,
 ) -> Moving:
+    """`bucket_bytes`: what a parameter has of a bucket, in all blocks that share it or in one."""
     own = tensor_of(ref).dtype.itemsize
     gathered = arriving = landing = begun = 0
     whole = memory.local_bytes(ref, wanted)
     copied = memory.read_bytes(ref.node, storage, wanted) if not memory.train else 0
     if (regather and memory.read_bytes(ref.node, storage, wanted)) or (copied and way.last):
-        gathered = grouping.bucket_bytes(ref, wanted, own)
+        gathered = bucket_bytes(ref, wanted, own)
         begun = gathered * way.further * own // max(1, whole)
         arriving = gathered + gathered * way.last * own // max(1, whole)
         landing = 2 * gathered if way.last else gathered
@@ -128,9 +161,12 @@ def _moving(
         return Moving(gathered, arriving, landing, begun, waiting, reduced=stored, accumulated=stored)
     travels = reduction_dtype(memory, ref).itemsize
     elements = memory.local_bytes(ref, storage) // own
-    bucket = grouping.bucket_bytes(ref, wanted, travels)
-    others = max(0, grouping.bucket_bytes(ref, wanted, own) - whole)
+    bucket = bucket_bytes(ref, wanted, travels)
+    others = max(0, bucket_bytes(ref, wanted, own) - whole)
     held = bucket // HELD if way.scatters_later else 0
+    left = (bucket if way.scatters else 0) + held
+    left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
+    others = max(0, others - others * elements * travels // max(1, whole))
     return Moving(
         gathered=gathered,
         arriving=arriving,
@@ -138,8 +174,10 @@ def _moving(
         begun=begun,
         waiting=whole,
         reduction=bucket + bucket * way.result * own // max(1, whole) + held,
-        left_behind=(bucket if way.scatters else 0) + held,
+        left_behind=left,
+        left_of_one=left_of_one,
+        left_of_rest=max(0, left - left_of_one - others),
         reduced=elements * travels,
         accumulated=whole // own * travels,
-        others=max(0, others - others * elements * travels // max(1, whole)),
+        others=others,
     )

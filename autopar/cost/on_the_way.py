@@ -1,5 +1,9 @@
 """Which parameters and gradients are on their way in the backward of a region, phase by phase.
 
+Where blocks share a bucket, a recomputed one's parameters are a bucket by themselves, which is reduced behind it alone;
+and behind the blocks after it, those of the others. So what one of these leaves behind is there too, in the turn of the
+block before it.
+
 What `autopar.cost.moments` counts and the solver's rows are both made of this, with the bytes of `autopar.cost.moving`.
 What is read ahead goes by `autopar.cost.ahead`, with the sizes that buckets have where nothing is cut.
 """
@@ -38,15 +42,18 @@ class Gather(NamedTuple):
     read_bytes: int
 
 
-def on_the_way(grouping: Grouping, region: int) -> dict[Phase, Terms]:
+def on_the_way(grouping: Grouping, region: int, divided: str | None = None) -> dict[Phase, Terms]:
     """What is there in each phase of a region's backward, if all that can move does.
 
+    `divided`: the field of `Moving` that the next region has more, where recompute divides the bucket of both there.
     Without LANDING where what lands is as large as what arrives behind it, which is the more; and without SINCE where
     no op reads a gathered parameter.
     """
     after = grouping.after(region)
     goes_on = (("others", region),) if grouping.goes_on(region) else ()
     left = (("left_behind", after),) if after is not None else ()
+    if goes_on and divided is not None:
+        left = (*left, (divided, region + 1))
     while after is not None and not grouping.reads(after):
         after = grouping.after(after)
     called, alike = _ahead(grouping, after, read=True) if after is not None else ((), False)

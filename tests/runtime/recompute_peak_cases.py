@@ -16,9 +16,18 @@ import autopar
 from autopar.cost import bucket_size
 
 LAYERS, BUCKET_BYTES = 4, 256 << 10  # a block or less: recompute divides larger ones
+SHARED_BYTES = 64 << 20  # those of all blocks
 
 
-def peaks(name: str, preset: str, rows: int, *, caches: bool = True, adapters: bool = False) -> dict[str, Any]:
+def peaks(
+    name: str,
+    preset: str,
+    rows: int,
+    *,
+    caches: bool = True,
+    adapters: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> dict[str, Any]:
     """Of a model of which every block is recomputed, or (`adapters`) every block behind the first."""
     torch.manual_seed(0)
     build, _ = MODELS[name]
@@ -28,7 +37,7 @@ def peaks(name: str, preset: str, rows: int, *, caches: bool = True, adapters: b
         adapt(model)
     ids = torch.randint(WORDS, (rows, LENGTH))
     batch = {"input_ids": ids, "labels": ids}
-    with mock.patch.object(bucket_size, "BUCKET_BYTES", BUCKET_BYTES):
+    with mock.patch.object(bucket_size, "BUCKET_BYTES", bucket_bytes):
         mesh = init_device_mesh("cpu", (2,))
         model = autopar.autoparallelize(model, batch, mesh, constraints=f"{preset}(recompute=full)")
     assert len(autopar.plan_of(model).recompute) >= LAYERS - 1
@@ -60,6 +69,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "llama, fsdp, adapters": functools.partial(peaks, "llama", "fsdp", 8, adapters=True),
         "gpt2, ddp": functools.partial(peaks, "gpt2", "ddp", 16),
         "gpt2, tp": functools.partial(peaks, "gpt2", "tp", 16),
+        "gpt2, tp, shared buckets": functools.partial(peaks, "gpt2", "tp", 16, caches=False, bucket_bytes=SHARED_BYTES),
         "llama, parts of blocks": functools.partial(peaks_within_budget, "llama", 32),
         "gpt2, parts of blocks": functools.partial(peaks_within_budget, "gpt2", 32),
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -117,6 +118,35 @@ def test_what_two_blocks_keep_counts_once(step: Step, blocks: int, beside: int) 
         most = plan.predicted.peak_bytes + read_bytes(asked, problem, plan) + beside * whole
         counted = fixed.rows_bytes(plan)
         assert counted < most + whole // 2, f"rows say {counted:.0f}: {plan}"
+
+
+FEW = 8  # rows of activations: what moves of the weights decides
+
+
+@pytest.mark.parametrize("step", [plain, late])
+def test_rows_count_what_divided_buckets_leave_behind(step: Step) -> None:
+    """Of blocks that share a bucket, each recomputed one has its own, and the next one's is there in its turn."""
+    x = torch.empty(FEW, WIDTH, device="meta")
+    asked = toy(on_meta(Chain, step, 3, gelu), x, on=cluster(2, seed=1), keep=4)
+    memory, some = asked.memory, dict(asked.restricted.strategies)
+    for node, strategies in some.items():
+        if memory.is_parameter(node):
+            some[node] = tuple(one for one in strategies if "S" in str(one.outputs[0]))[:1]
+        else:
+            some[node] = tuple(
+                one
+                for one in strategies
+                if not any(
+                    memory.is_parameter(ref.node) and "S" in str(wanted)
+                    for ref, wanted in zip(memory.inputs[node], one.inputs, strict=True)
+                )
+            )[:2]
+    asked.restricted = replace(asked.restricted, strategies=some)
+    problem = asked.problem()
+    plans, fixed = list(islice(every_plan(asked, problem, recompute=True), 6 * PLANS)), Fixed(problem)
+    for plan in random.Random(3).sample(plans, min(4 * TRIED, len(plans))):
+        counted = fixed.rows_bytes(plan)
+        assert counted >= plan.predicted.peak_bytes * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"
 
 
 GRAPHS, QUICK = 200, (0, 1, 2, 161)  # in 161, what the first block reads lies otherwise than what the others do
