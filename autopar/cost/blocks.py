@@ -86,8 +86,7 @@ def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, .
         dtype=numpy.int64,
     )
     facts = _Facts(nodes, labels)
-    found = sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start)
-    return tuple(sorted([*found, *_before(facts, found, label)], key=lambda r: r.start))
+    return tuple(sorted(_search(facts, 0, len(nodes), label), key=lambda r: r.start))
 
 
 def repeats_under(
@@ -121,15 +120,20 @@ class _Facts:
         holds = [n.op == "get_attr" or n.op == "call_module" for n in nodes]
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
+        for i in reversed(range(len(nodes) - 1)):  # sizes are taken where a tensor is made, for who reads it
+            if nodes[i].op.startswith("call") and not output_tensors(nodes[i]):
+                self.scopes[i] = self.scopes[i + 1]
 
 
-def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
-    """The repeat that folds most nodes between `low` and `high`, and then those on either side of it."""
+def _search(facts: _Facts, low: int, high: int, label: Label | None) -> Iterator[Repeat]:
+    """The repeat that folds most nodes between `low` and `high`, the block before it, and then those on either side."""
     best = _best(facts, low, high)
     if best is not None:
-        yield from _search(facts, low, best.start)
+        before = _before(facts, best, low, label)
+        yield from _search(facts, low, before[0].start if before else best.start, label)
+        yield from before
         yield best
-        yield from _search(facts, best.end, high)
+        yield from _search(facts, best.end, high, label)
 
 
 def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
@@ -151,23 +155,22 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
     return None
 
 
-def _before(facts: _Facts, found: Sequence[Repeat], label: Label | None) -> Iterator[Repeat]:
-    """The stretches before repeats that are like their blocks, but that less of them needs gradients, if something."""
+def _before(facts: _Facts, repeat: Repeat, low: int, label: Label | None) -> list[Repeat]:
+    """The stretch before a repeat, from `low` on, that is like its blocks, but that less of it needs gradients."""
+    start = repeat.start - repeat.period
+    if start < low:
+        return []
 
     def told(node: fx.Node) -> Hashable:
         return _label(node, gradients=False), label(node) if label else None
 
-    for end, repeat in zip([0, *(one.end for one in found)], found, strict=False):
-        start = repeat.start - repeat.period
-        if start < end:
-            continue
-        here, block = (facts.nodes[at : at + repeat.period] for at in (start, repeat.start))
-        if any(told(one) != told(other) for one, other in zip(here, block, strict=True)):
-            continue
-        needs, others = ([t.requires_grad for node in some for t in _made(node)] for some in (here, block))
-        less = needs != others and all(other or not one for one, other in zip(needs, others, strict=True))
-        if less and any(needs) and _checked(facts, start, repeat.period, 2) == 2:
-            yield Repeat(start, repeat.period, 1)
+    here, block = (facts.nodes[at : at + repeat.period] for at in (start, repeat.start))
+    if any(told(one) != told(other) for one, other in zip(here, block, strict=True)):
+        return []
+    needs, others = ([t.requires_grad for node in some for t in _made(node)] for some in (here, block))
+    less = needs != others and all(other or not one for one, other in zip(needs, others, strict=True))
+    found = less and any(needs) and _checked(facts, start, repeat.period, 2) == 2
+    return [Repeat(start, repeat.period, 1)] if found else []
 
 
 def _made(node: fx.Node) -> list[torch.Tensor]:

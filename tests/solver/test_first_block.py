@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_models import MODELS, inputs_of
 from torch import nn
 
 from autopar import Cluster, plan
 from autopar.cost.blocks import Repeat, find_repeats
+from autopar.cost.naming import stretch_name
 from autopar.errors import InputError
 from autopar.plans import Plan
 from autopar.solver.idle import ConstraintWarning
@@ -29,6 +31,18 @@ class _Adapted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + (self.base(x.cos()) + self.up(self.down(x.cos()))).sin()
+
+
+class _Beside(nn.Module):
+    """Two products of low rank beside one that is there."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 4, bias=False), nn.Linear(4, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
 
 
 class _Model(nn.Module):
@@ -135,8 +149,30 @@ def test_a_stretch_in_which_nothing_needs_a_gradient_is_none() -> None:
     assert [repeat.count for repeat in found] == [BLOCKS - 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "products", "blocks"),
+    [
+        ("bert-4", ("query", "value"), "bert.encoder.layer"),  # the blocks may be cut where sizes are taken
+        ("olmo-5", ("q_proj", "v_proj"), "model.layers"),  # two products in its first block are alike too
+        ("llama-4", ("q_proj",), "model.layers"),
+    ],
+)
+def test_blocks_of_published_models_with_adapters(name: str, products: tuple[str, ...], blocks: str) -> None:
+    with torch.device("meta"):
+        model = MODELS[name]().requires_grad_(False)
+        for path, module in list(model.named_modules()):
+            if path.rpartition(".")[2] in products:
+                model.set_submodule(path, _Beside(module))
+    graph = trace(model, inputs_of(model)).graph
+    nodes, found = list(graph.nodes), find_repeats(graph)
+    spans = [repeat.instance(i) for repeat in found for i in range(repeat.count)]
+    names = [stretch_name(nodes[span.start : span.stop]) for span in spans]
+    assert names == [f"{blocks}.{i}" for i in range(int(name[-1]))]
+    assert [repeat.count for repeat in found] == [1, int(name[-1]) - 1]
+
+
 def test_where_all_is_trained_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [(), ("ddp(recompute=full)",), ("recompute:blocks.0 = full",)]
     found = [replace(planned(_Model(frozen=False), *some), planning_seconds={}) for some in texts]
-    monkeypatch.setattr("autopar.cost.blocks._before", lambda *_: ())
+    monkeypatch.setattr("autopar.cost.blocks._before", lambda *_: [])
     assert found == [replace(planned(_Model(frozen=False), *some), planning_seconds={}) for some in texts]
