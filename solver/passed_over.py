@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
 from torch import fx
 
 from autopar.cost.memory import StepMemory
 from autopar.cost.naming import stretch_name
 from autopar.cost.traffic import in_segment
 from autopar.errors import InputError
-from autopar.graph import TensorRef, output_tensors, target_name
+from autopar.graph import TensorRef
 from autopar.solver.idle import ConstraintWarning
 from autopar.solver.parts import wish_of
 from autopar.solver.pins import Pin, named, read_pin
@@ -27,7 +25,7 @@ _ONLY_BLOCKS = (
 def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: Restricted) -> None:
     """Raise InputError where recompute is asked of what is in no block that repeats (`memory.repeats`).
 
-    A ConstraintWarning tells of a block that is asked for beside others and kept, and of a pin that frees nothing.
+    A ConstraintWarning tells of a pin that frees nothing.
     """
     nodes = list(memory.graph.nodes)
     spans = [repeat.instance(i) for repeat in memory.repeats for i in range(repeat.count)]
@@ -36,57 +34,13 @@ def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: 
         raise InputError(f"constraints ask for recompute, but {_ONLY_BLOCKS}, and this model has none")
     pins = [pin for pin in map(read_pin, map(str.strip, constraints)) if pin is not None and pin.kind == "recompute"]
     for pin in (pin for pin in pins if pin.wanted != "never"):
-        mine = named(memory, pin).keys()
-        kept = [one.why for one in kept_before(memory) if not mine.isdisjoint(filter(memory.saves, one.nodes))]
-        if inside.isdisjoint(mine):
+        if inside.isdisjoint(named(memory, pin)):
             first, last = (stretch_name(nodes[span.start : span.stop]) for span in (spans[0], spans[-1]))
             raise InputError(
                 f"constraint '{pin.text}' names nothing that can be recomputed: {_ONLY_BLOCKS}, here those from "
-                + "; ".join([f"'{first}' to '{last}'", *kept])
-            )
-        for why in kept:
-            warnings.warn(
-                f"constraint '{pin.text}' does not reach all it names: {why}", ConstraintWarning, stacklevel=3
+                f"'{first}' to '{last}'"
             )
     _warn_of_idle([pin for pin in pins if pin.wanted == "full"], memory, restricted)
-
-
-@dataclass(frozen=True)
-class KeptBefore:
-    """The stretch before blocks that repeat which is as they are, but for its need for gradients."""
-
-    nodes: Sequence[fx.Node]
-    block: str  # the first of those that repeat
-
-    @property
-    def why(self) -> str:
-        return (
-            f"'{stretch_name(self.nodes)}' is kept, since nothing before it is trained, so that its input needs no "
-            f"gradient and it is not like '{self.block}' and those behind"
-        )
-
-
-def kept_before(memory: StepMemory) -> Iterator[KeptBefore]:
-    """Such stretches: the first block behind a frozen embedding, say, whose input needs no gradient."""
-    nodes, end = list(memory.graph.nodes), 0
-    for repeat in memory.repeats:
-        start = repeat.start - repeat.period
-        here = nodes[max(start, 0) : repeat.start]
-        block = [nodes[i] for i in repeat.instance(0)]
-        alike = start >= end and [_form(node) for node in here] == [_form(node) for node in block]
-        if alike and any(_needs(one) != _needs(other) for one, other in zip(here, block, strict=True)):
-            yield KeptBefore(here, stretch_name(block))
-        end = repeat.end
-
-
-def _form(node: fx.Node) -> tuple[str, str, tuple[tuple[torch.Size, torch.dtype], ...]]:
-    does = target_name(node) if node.op == "call_function" else ""
-    return node.op, does, tuple((tensor.shape, tensor.dtype) for tensor in output_tensors(node))
-
-
-def _needs(node: fx.Node) -> list[bool]:
-    """Whether gradients come back to what a node makes."""
-    return [tensor.requires_grad for tensor in output_tensors(node)]
 
 
 def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricted) -> None:

@@ -4,6 +4,9 @@ A block is a stretch of `period` nodes that repeats `count` times in a row. Node
 function with the same constants on values of the same shapes, dtypes and need for a gradient; two stretches are equal
 when besides their nodes the edges are: inside the stretch, from the stretch before, or from one and the same node
 before the whole run. The first stretch may read other nodes where the later ones read the one before them.
+
+A stretch before such a run that is like its blocks, but that less of it needs gradients, is a repeat of one: the first
+block behind a frozen embedding, whose input needs none.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.frozen import frozen
-from autopar.graph import KIND, SCOPE, VAL, input_nodes, target_name
+from autopar.graph import KIND, SCOPE, VAL, input_nodes, output_tensors, target_name
 
 Label = Callable[[fx.Node], Hashable]
 
@@ -83,7 +86,7 @@ def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, .
         dtype=numpy.int64,
     )
     facts = _Facts(nodes, labels)
-    return tuple(sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start))
+    return tuple(sorted(_search(facts, 0, len(nodes), label), key=lambda r: r.start))
 
 
 def repeats_under(
@@ -117,15 +120,20 @@ class _Facts:
         holds = [n.op == "get_attr" or n.op == "call_module" for n in nodes]
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
+        for i in reversed(range(len(nodes) - 1)):  # sizes are taken where a tensor is made, for who reads it
+            if nodes[i].op.startswith("call") and not output_tensors(nodes[i]):
+                self.scopes[i] = self.scopes[i + 1]
 
 
-def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
-    """The repeat that folds most nodes between `low` and `high`, and then those on either side of it."""
+def _search(facts: _Facts, low: int, high: int, label: Label | None) -> Iterator[Repeat]:
+    """The repeat that folds most nodes between `low` and `high`, the block before it, and then those on either side."""
     best = _best(facts, low, high)
     if best is not None:
-        yield from _search(facts, low, best.start)
+        before = _before(facts, best, low, label)
+        yield from _search(facts, low, before[0].start if before else best.start, label)
+        yield from before
         yield best
-        yield from _search(facts, best.end, high)
+        yield from _search(facts, best.end, high, label)
 
 
 def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
@@ -145,6 +153,28 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
         if repeat is not None:
             return repeat
     return None
+
+
+def _before(facts: _Facts, repeat: Repeat, low: int, label: Label | None) -> list[Repeat]:
+    """The stretch before a repeat, from `low` on, that is like its blocks, but that less of it needs gradients."""
+    start = repeat.start - repeat.period
+    if start < low:
+        return []
+
+    def told(node: fx.Node) -> Hashable:
+        return _label(node, gradients=False), label(node) if label else None
+
+    here, block = (facts.nodes[at : at + repeat.period] for at in (start, repeat.start))
+    if any(told(one) != told(other) for one, other in zip(here, block, strict=True)):
+        return []
+    needs, others = ([t.requires_grad for node in some for t in _made(node)] for some in (here, block))
+    less = needs != others and all(other or not one for one, other in zip(needs, others, strict=True))
+    found = less and any(needs) and _checked(facts, start, repeat.period, 2) == 2
+    return [Repeat(start, repeat.period, 1)] if found else []
+
+
+def _made(node: fx.Node) -> list[torch.Tensor]:
+    return output_tensors(node) if node.op.startswith("call") else []
 
 
 def _periods(labels: numpy.ndarray) -> list[int]:
@@ -212,11 +242,13 @@ def _told(node: fx.Node, told: dict[int, Hashable]) -> Hashable:
     return told[kind]
 
 
-def _label(node: fx.Node) -> Hashable:
-    """Equal for nodes that do the same to values of the same form."""
+def _label(node: fx.Node, *, gradients: bool = True) -> Hashable:
+    """Equal for nodes that do the same to values of the same form; `gradients`: that need gradients alike."""
     value = node.meta.get(VAL)
     values = [value] if isinstance(value, (torch.Tensor, int)) else pytree.tree_leaves(value)
-    forms = [(v.shape, v.dtype, v.requires_grad) if isinstance(v, torch.Tensor) else repr(v) for v in values]
+    forms = [
+        (v.shape, v.dtype, gradients and v.requires_grad) if isinstance(v, torch.Tensor) else repr(v) for v in values
+    ]
     if node.op in ("get_attr", "placeholder", "output"):
         target = node.name if node.op != "get_attr" else ""
     else:

@@ -288,25 +288,3 @@ def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str) -> None
     bold, plain = (shown("explain", plan_file, **{name: "1"}) for name in ("FORCE_COLOR", "NO_COLOR"))
     assert re.sub(r"\x1b\[[0-9;]*m", "", bold) == plain
     assert "\x1b[1mPlan" in bold and "\x1b" not in plain
-
-
-def test_simulate_says_what_its_figures_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("simulate", *ON_MESH) == 0
-    *rows, legend = capsys.readouterr().out.split("(", 1)
-    for name in ("step", "predicted step", "compute", "exposed", "busy"):
-        assert name in rows[0] and f"{name}:" in legend
-
-
-def test_simulate_writes_a_trace_and_a_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = ["--trace", "step.trace.json", "--picture", "step.png"]
-    assert run("simulate", *ON_MESH, *outputs, "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["step_seconds"] >= figures["compute_busy_seconds"] >= figures["compute_seconds"] > 0
-    assert json.loads((folder / "step.trace.json").read_text())["traceEvents"]
-    assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_simulate_takes_a_plan_of_its_model_alone(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("simulate", *ON_MESH, "--plan", plan_file) == 0
-    assert "exposed" in capsys.readouterr().out
-    refused(capsys, ["simulate", "users_models:wider", *ON_MESH[1:], "--plan", plan_file], "another model")

@@ -67,6 +67,7 @@ WAYS: dict[str, dict[str, Callable[[nn.Module], None]]] = {
     },
 }
 LAYERS, PRESETS = 4, ("fsdp", "ddp", "tp")
+RECOMPUTING = ("ddp(recompute=full)", "fsdp(recompute=full)")
 # Buckets of one block each, since recompute divides larger ones. Blocks of attention are in `recompute_peak_cases.py`.
 RECOMPUTED = [*(("words", way) for way in WAYS["words"]), ("llama", "all but the head")]
 
@@ -86,11 +87,12 @@ def peaks(name: str, way: str, preset: str, bucket_bytes: int = bucket_size.BUCK
     return measured(model, batch, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
 
 
-def trained() -> dict[str, Any]:
-    """Losses of an adapted model by one process and under fsdp, and which frozen weights are gathered again."""
+def trained(by: str) -> dict[str, Any]:
+    """Losses of an adapted model by one process and under a preset; which frozen weights are gathered again, and which
+    blocks recomputed."""
     build, rows = MODELS["llama"]
     losses: list[list[float]] = []
-    for preset in (None, "fsdp"):
+    for preset in (None, by):
         torch.manual_seed(0)
         ids = torch.randint(WORDS, (rows, LENGTH))
         batch, model = {"input_ids": ids, "labels": ids}, build(LAYERS)
@@ -106,8 +108,9 @@ def trained() -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             losses[-1].append(loss.item())
-    again = [one.name for one in autopar.plan_of(model).parameters if one.regather and not one.trainable]
-    return {"losses": losses, "again": again}
+    made = autopar.plan_of(model)
+    again = [one.name for one in made.parameters if one.regather and not one.trainable]
+    return {"losses": losses, "again": again, "recomputed": [one.name for one in made.recompute]}
 
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
@@ -129,5 +132,5 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for name, way in RECOMPUTED
         for preset in ("fsdp", "ddp")
     }
-    | {"adapters, trained": trained}
+    | {f"adapters, trained, {by}": functools.partial(trained, by) for by in ("fsdp", *RECOMPUTING)}
 }

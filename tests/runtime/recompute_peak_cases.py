@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from frozen_peak_cases import adapt
 from peak_cases import LENGTH, MODELS, WORDS, measured
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
@@ -28,7 +29,7 @@ def peaks(
     adapters: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> dict[str, Any]:
-    """Of a model of which every block is recomputed, or (`adapters`) every block behind the first."""
+    """Of a model of which every block is recomputed; `adapters`: frozen, with some beside its products."""
     torch.manual_seed(0)
     build, _ = MODELS[name]
     model = build(LAYERS)
@@ -40,14 +41,20 @@ def peaks(
     with mock.patch.object(bucket_size, "BUCKET_BYTES", bucket_bytes):
         mesh = init_device_mesh("cpu", (2,))
         model = autopar.autoparallelize(model, batch, mesh, constraints=f"{preset}(recompute=full)")
-    assert len(autopar.plan_of(model).recompute) >= LAYERS - 1
+    assert len(autopar.plan_of(model).recompute) == LAYERS
     return measured(model, batch, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
 
 
-def peaks_within_budget(name: str, rows: int) -> dict[str, Any]:
+def peaks_within_budget(name: str, rows: int, *, adapters: bool = False) -> dict[str, Any]:
     """Of a plan that a budget makes recompute parts of blocks."""
     torch.manual_seed(0)
-    build, _ = MODELS[name]
+
+    def build(layers: int) -> nn.Module:
+        model: nn.Module = MODELS[name][0](layers)
+        if adapters:
+            adapt(model)
+        return model
+
     ids = torch.randint(WORDS, (rows, LENGTH))
     batch, mesh = {"input_ids": ids, "labels": ids}, init_device_mesh("cpu", (2,))
     cluster = autopar.Cluster.preset("cpu", (2,))
@@ -55,7 +62,7 @@ def peaks_within_budget(name: str, rows: int) -> dict[str, Any]:
         free = autopar.plan(build(LAYERS), batch, cluster, constraints="ddp").predicted.peak_bytes
         model = autopar.autoparallelize(build(LAYERS), batch, mesh, constraints="ddp", memory_budget=free * 8 // 10)
     assert any(segment.inner for segment in autopar.plan_of(model).recompute)
-    return measured(model, batch, torch.optim.AdamW(model.parameters()))
+    return measured(model, batch, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]))
 
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
@@ -71,6 +78,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "gpt2, tp": functools.partial(peaks, "gpt2", "tp", 16),
         "gpt2, tp, shared buckets": functools.partial(peaks, "gpt2", "tp", 16, caches=False, bucket_bytes=SHARED_BYTES),
         "llama, parts of blocks": functools.partial(peaks_within_budget, "llama", 32),
+        "llama, parts of blocks, adapters": functools.partial(peaks_within_budget, "llama", 32, adapters=True),
         "gpt2, parts of blocks": functools.partial(peaks_within_budget, "gpt2", 32),
     }
 }

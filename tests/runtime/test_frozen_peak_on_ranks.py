@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from check_peak import check_peak
-from frozen_peak_cases import CASES
+from frozen_peak_cases import CASES, LAYERS, RECOMPUTING
 from launch import launch
 
 UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
@@ -21,13 +21,26 @@ def ranks() -> list[dict[str, Any]]:
 def test_frozen_weights_are_gathered_again_and_train_the_same(ranks: list[dict[str, Any]]) -> None:
     """Those of layers before which nothing is trained are not kept for backward, all others are."""
     for rank in ranks:
-        assert "value" in rank["adapters, trained"], rank["adapters, trained"]
-        alone, many = rank["adapters, trained"]["value"]["losses"]
-        assert alone == pytest.approx(many, rel=1e-12)
-        assert alone[-1] < alone[0]
-        again = rank["adapters, trained"]["value"]["again"]
+        again = _trained(rank["adapters, trained, fsdp"])["again"]
         assert {"model.layers.1.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.base.weight"} <= set(again)
         assert "model.embed_tokens.weight" not in again
+
+
+@pytest.mark.parametrize("preset", RECOMPUTING)
+def test_with_all_blocks_recomputed_they_train_the_same(ranks: list[dict[str, Any]], preset: str) -> None:
+    """The first one too, of which the input needs no gradient."""
+    for rank in ranks:
+        found = _trained(rank[f"adapters, trained, {preset}"])
+        assert found["recomputed"] == [f"model.layers.{i}" for i in range(LAYERS)]
+
+
+def _trained(found: dict[str, Any]) -> dict[str, Any]:
+    """What a case made, whose losses are those of one process."""
+    assert "value" in found, found
+    alone, many = found["value"]["losses"]
+    assert alone == pytest.approx(many, rel=1e-12)
+    assert alone[-1] < alone[0]
+    return dict(found["value"])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES[2] if "trained" not in case])
