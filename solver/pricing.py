@@ -36,9 +36,7 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     wanted[counted.ones[wanted[counted.z][counted.owner]]] = True
     helps = np.zeros(matrix.columns, dtype=bool)
     helps[matrix.flows[:, 0]] = wanted[matrix.flows[:, 0]]
-    alone = some.alone & ~some.upper  # whoever uses a small pays for its big
-    np.add.at(reduced, some.small[alone], np.maximum(0.0, reduced[some.big[alone]]))
-    return reduced, helps & ~inside, float(prices.given[~some.alone].sum())
+    return reduced + _of_company(matrix, reduced), helps & ~inside, float(prices.given[~some.alone].sum())
 
 
 def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
@@ -69,14 +67,24 @@ def _prices(matrix: Matrix, cost: Array, inside: Array, duals: Array) -> _Prices
     return found
 
 
+def _of_company(matrix: Matrix, reduced: Array) -> Array:
+    """What columns pay besides, since what they imply is used with them; by its own reduced costs, which stay."""
+    some, found = matrix.implications, np.zeros(matrix.columns)
+    alone = some.alone & ~some.upper
+    np.add.at(found, some.small[alone], np.maximum(0.0, reduced[some.big[alone]]))
+    return found
+
+
 def least_more(matrix: Matrix, reduced: Array) -> Array:
     """What a solution costs at least beyond the optimum of a relaxation, with these reduced costs, if it uses a column.
 
     A flow cannot be used without a choice at either end, and costs with these; a choice cannot be made without a flow
     at each of its ends, so that what all flows of an end cost is handed to the choices there: that is another dual
-    value of the end's row, whose right side is 0.
+    value of the end's row, whose right side is 0. What a flow pays for its company (`priced`) is not handed on: another
+    flow of the same choice may have the same company, and its price would count twice.
     """
-    found, flows = reduced.copy(), matrix.flows[:, 0]
+    company = _of_company(matrix, reduced)
+    found, flows = reduced - company, matrix.flows[:, 0]
     rows, choices = matrix.end_rows, matrix.end_choices
     made = np.zeros(matrix.lines, dtype=bool)  # ends whose choice is made in every solution
     made[rows[matrix.lower[choices] > 0]] = True
@@ -90,7 +98,7 @@ def least_more(matrix: Matrix, reduced: Array) -> Array:
     np.minimum.at(least, rows, np.maximum(found[choices], 0.0))
     least[made] = 0.0
     found[flows] += least[matrix.flows[:, 1]] + least[matrix.flows[:, 2]]
-    return found
+    return found + company
 
 
 class _Prices:

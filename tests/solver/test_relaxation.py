@@ -68,6 +68,25 @@ def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -
         assert asked.relax(solver, 60.0, {}).objective == pytest.approx(10.0)
 
 
+def test_what_two_flows_imply_is_paid_once() -> None:
+    """By a choice that both leave: its solution costs 1, by a bound of 0, and no variable of it more than that."""
+    asked = Program()
+    source, *readers = ([asked.variable(name) for _ in range(2)] for name in "xyz")
+    for choices in (source, *readers):
+        asked.equal("one", [(variable, 1.0) for variable in choices], 1.0)
+    both = [asked.transport([[v] for v in source], [[v] for v in ends], np.eye(2, dtype=bool)) for ends in readers]
+    converted = asked.variables("p", 1)
+    for flows in both:
+        asked.implies("p", flows[[0], [0]], converted)
+    asked.cost = np.zeros(len(asked.names))
+    asked.cost[converted], asked.cost[source[1]] = 1.0, 10.0
+    reduced = asked.cost.copy()
+    reduced[[flows[0, 0] for flows in both]] = 1.0  # with the price of what they imply
+    assert asked.relax("cbc", 60.0, {}).objective == pytest.approx(1.0)
+    more = least_more(asked.matrix(), reduced)
+    assert more[[source[0], converted[0], *(flows[0, 0] for flows in both)]].max() == pytest.approx(1.0)
+
+
 def test_products_lie_between_both_ends_of_a_box() -> None:
     asked = program(0.3, 2)
     [(count, whether)] = asked.early
