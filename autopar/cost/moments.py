@@ -76,7 +76,7 @@ class _Walk:
             model = plan.model(i)
             alike = model != i and plan.form(model) == plan.form(i)  # else, replays may read more
             self.read.append(self.read[model] if alike else plan.kept_in(i))
-            self.reduced.append(self.reduced[model] if alike else plan.reduced_in(i))
+            self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
         self.always = Counter(self.memory.fixed)
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
@@ -197,11 +197,7 @@ class _Walk:
             phases = on_the_way(self.grouping, i, self.plan.divided(i))
             if not self.plan.reduces(i):
                 del phases[Phase.REDUCING]
-            gone = () if self.plan.waits(i) else (("others", i),)
-            self._moved[i] = {
-                phase: sum(starmap(self._bytes, (term for term in terms if term not in gone)))
-                for phase, terms in phases.items()
-            }
+            self._moved[i] = {phase: sum(starmap(self._bytes, terms)) for phase, terms in phases.items()}
         return self._moved[i]
 
     def _bytes(self, kind: str, i: int) -> int:

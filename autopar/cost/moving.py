@@ -23,7 +23,7 @@ copied         without backward: its own copy, gathered or not, from its arrival
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from autopar.cost.buckets import Grouping
@@ -89,37 +89,17 @@ def moving(
     *,
     regather: bool,
     way: Way | None = None,
-    divided: bool = False,
 ) -> Moving:
     """Of a parameter stored as `storage` that an op reads as `wanted`; equal ones of equal blocks are told once.
 
-    `way`: where it is known already. `divided`: of a block that is recomputed as a whole.
+    `way`: where it is known already.
     """
-    key = grouping.form(ref), storage, wanted, regather, divided
+    key = grouping.form(ref), storage, wanted, regather
     found = grouping.moved.get(key)
     if found is None:
         way = way or way_between(memory, ref, storage, wanted)
-        found = _moving(memory, grouping, ref, storage, wanted, way, grouping.bucket_bytes, regather=regather)
-        if divided:
-            own = _moving(memory, grouping, ref, storage, wanted, way, grouping.one_of_bucket, regather=regather)
-            found = _divided(found, own)
-        grouping.moved[key] = found
+        found = grouping.moved[key] = _moving(memory, grouping, ref, storage, wanted, way, regather=regather)
     return found
-
-
-def _divided(shared: Moving, own: Moving) -> Moving:
-    """Of a block whose parameters are a bucket by themselves, from what a `shared` one would take: with its `own` is
-    what has begun of the block before. Never more than of the shared one, which the rows count."""
-    ahead = own.arriving + own.begun
-    return replace(
-        shared,
-        gathered=min(shared.gathered, own.gathered + ahead),
-        arriving=min(shared.arriving, ahead),
-        landing=min(shared.landing, own.landing + ahead),
-        begun=min(shared.begun, own.begun),
-        reduction=min(shared.reduction, own.reduction + ahead),
-        left_behind=own.left_behind,
-    )
 
 
 def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
@@ -133,23 +113,14 @@ def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Lay
 
 
 def _moving(
-    memory: StepMemory,
-    grouping: Grouping,
-    ref: TensorRef,
-    storage: Layout,
-    wanted: Layout,
-    way: Way,
-    bucket_bytes: Callable[[TensorRef, Layout, int], int],
-    *,
-    regather: bool,
+    memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout, way: Way, *, regather: bool
 ) -> Moving:
-    """`bucket_bytes`: what a parameter has of a bucket, in all blocks that share it or in one."""
     own = tensor_of(ref).dtype.itemsize
     gathered = arriving = landing = begun = 0
     whole = memory.local_bytes(ref, wanted)
     copied = memory.read_bytes(ref.node, storage, wanted) if not memory.train else 0
     if (regather and memory.read_bytes(ref.node, storage, wanted)) or (copied and way.last):
-        gathered = bucket_bytes(ref, wanted, own)
+        gathered = grouping.bucket_bytes(ref, wanted, own)
         begun = gathered * way.further * own // max(1, whole)
         arriving = gathered + gathered * way.last * own // max(1, whole)
         landing = 2 * gathered if way.last else gathered
@@ -161,8 +132,8 @@ def _moving(
         return Moving(gathered, arriving, landing, begun, waiting, reduced=stored, accumulated=stored)
     travels = reduction_dtype(memory, ref).itemsize
     elements = memory.local_bytes(ref, storage) // own
-    bucket = bucket_bytes(ref, wanted, travels)
-    others = max(0, bucket_bytes(ref, wanted, own) - whole)
+    bucket = grouping.bucket_bytes(ref, wanted, travels)
+    others = max(0, grouping.bucket_bytes(ref, wanted, own) - whole)
     held = bucket // HELD if way.scatters_later else 0
     left = (bucket if way.scatters else 0) + held
     left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)

@@ -163,11 +163,7 @@ class PlannedBytes:
     def moved(self, ref: TensorRef, wanted: Layout) -> Moving:
         """What moves for a parameter that some op wants so."""
         one = self._parameters[str(ref.node.target)]
-        return self._moving(ref, one.storage, wanted, regather=one.regather)
-
-    def _moving(self, ref: TensorRef, storage: Layout, wanted: Layout, *, regather: bool) -> Moving:
-        divided = self.grouping.home(ref.node) in self.recomputed
-        return moving(self.memory, self.grouping, ref, storage, wanted, regather=regather, divided=divided)
+        return moving(self.memory, self.grouping, ref, one.storage, wanted, regather=one.regather)
 
     def moving_in(self, i: int) -> dict[tuple[TensorRef, Layout], Moving]:
         """The parameters that a region reads, each as it is wanted."""
@@ -189,7 +185,7 @@ class PlannedBytes:
                 again = self._replays_frozen(node, ref)
                 if (j in saved or again) and self.memory.is_parameter(ref.node) and (ref, wanted) not in found:
                     storage, regather = self.storage(ref.node), again or self.regathers(ref.node)
-                    found[ref, wanted] = self._moving(ref, storage, wanted, regather=regather)
+                    found[ref, wanted] = moving(self.memory, self.grouping, ref, storage, wanted, regather=regather)
         return list(found.values())
 
     def _replays_frozen(self, node: fx.Node, ref: TensorRef) -> bool:
@@ -204,14 +200,6 @@ class PlannedBytes:
         """What `Moving` calls that which is left behind of the next region's bucket, where recompute divides one that
         this region shares."""
         return "left_of_one" if i + 1 in self._cuts else "left_of_rest" if i in self._cuts else None
-
-    def waits(self, i: int) -> bool:
-        """Whether gradients of other regions may wait behind one for a bucket that all share. They do not where all up
-        to this one, or all behind it, are recomputed as a whole."""
-        group = self.grouping.together(i)
-        return i + 1 not in self.recomputed or not any(
-            self.recomputed.issuperset(some) for some in (range(group.start, i + 1), range(i + 1, group.stop))
-        )
 
     def reduced_in(self, i: int) -> list[Moving]:
         """What moves of the parameters whose gradients are reduced behind a region."""
