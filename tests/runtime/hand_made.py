@@ -171,7 +171,8 @@ def plan(
             ins = layouts([text[0].split() for text in texts])
             outs = layouts([text[1].split() for text in texts]) if len(texts[0]) > 1 else ()
         shapes = tuple(tuple(t.shape) for t in output_tensors(node))
-        planned.append(NodePlan(position[node.name], node.name, target_name(node), "", ins, outs, shapes, ()))
+        factors = ("",) * len(mesh_shape)
+        planned.append(NodePlan(position[node.name], node.name, target_name(node), "", ins, outs, shapes, factors))
     parameters = tuple(
         ParameterPlan(
             str(node.target),
@@ -188,7 +189,7 @@ def plan(
         mesh_shape=mesh_shape,
         axis_names=tuple(f"axis{i}" for i in range(len(mesh_shape))),
         cluster={},
-        fingerprints={"graph": fingerprint(traced.graph), "model": "", "mesh": ""},
+        fingerprints={"graph": fingerprint(traced.graph), "model": "", "mesh": "x".join(map(str, mesh_shape))},
         precision=precision or {},
         micro_batches=micro_batches,
         optimizer="adamw",

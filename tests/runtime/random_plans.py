@@ -67,7 +67,7 @@ def random_plan(
         mesh_shape=mesh_shape,
         axis_names=tuple(f"axis{i}" for i in range(len(mesh_shape))),
         cluster={},
-        fingerprints={"graph": fingerprint(graph), "model": "", "mesh": ""},
+        fingerprints={"graph": fingerprint(graph), "model": "", "mesh": "x".join(map(str, mesh_shape))},
         precision={},
         micro_batches=1,
         optimizer="adamw",
