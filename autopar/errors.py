@@ -41,7 +41,7 @@ class InfeasibleError(AutoparError):
 
     `smallest_budget_bytes` is the smallest budget that a plan was found for. Where the exact one takes too long, it is
     an upper bound: no plan fits less than `budget_lower_bound_bytes`, and between the two nothing is known. That is
-    proven of the planner's count of memory, which may be about 1 % more than a plan takes.
+    proven of the planner's count of memory, which may be more than a plan takes.
     The first is None where no plan was found for any budget in time, both where none meets the constraints.
     """
 

@@ -25,10 +25,10 @@ class Boxes:
 
     def at(self, values: Mapping[int, float]) -> Bounds:
         """The box in which counts have these values."""
-        whether = dict(self.program.early)
-        return {
-            v: (x, x) for count, value in values.items() for v, x in ((whether[count], min(value, 1.0)), (count, value))
-        }
+        found: dict[int, tuple[float, float]] = {}
+        for count, whether in self.program.early:
+            found |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
+        return found
 
     def are_possible(self, values: Mapping[int, float]) -> bool:
         """Whether counts can have these values: each within its bounds, none larger than one that it is nested in."""

@@ -13,7 +13,7 @@ _FEW = 4  # layouts that a warning tells
 
 
 class ConstraintWarning(UserWarning):
-    """A constraint changes nothing, or not all that it names."""
+    """A constraint changes nothing, or frees no memory."""
 
 
 def warn_of_idle(

@@ -1,7 +1,7 @@
 """What is said where no plan fits the budget: the smallest one that has a plan, what fills it, what could help.
 
-What is proven is proven of the rows of memory, which count what a plan takes or a little more: about 1 % where they are
-furthest off. So a plan that fits a little less may be there without being found.
+What is proven is proven of the rows of memory, which count what a plan takes or more: mostly by 1 % at most, more where
+small blocks share a bucket. So a plan that fits less may be there without being found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
         asked, named = f"{budget} B", f"{enough} B"
     hints = list(_hints(budget, moment, solution, problem.memory, constraints))
     if budget >= _CLOSE * bound:
-        hints.insert(0, "it may count about 1 % too much")
+        hints.insert(0, "its count of memory may be a little too high")
     return InfeasibleError(
         f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
         + "".join(f"; {hint}" for hint in hints),
