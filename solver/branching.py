@@ -30,7 +30,6 @@ from heapq import heapify, heappush
 from autopar.solver.boxes import Boxes
 from autopar.solver.choices import Choices
 from autopar.solver.clock import Clock
-from autopar.solver.held import Basis
 from autopar.solver.linear import Array
 from autopar.solver.nearby import nearby
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
@@ -40,7 +39,6 @@ from autopar.solver.wholes import Wholes
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
 _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
-_MANY = 0.5  # blocks: without as many of those recomputed, a box is likely to be closed
 _ROUND = 3  # cuts by choices after which a relaxation is rounded again, where that takes long
 _SPLITS = 16  # by counts in a program that is not large: if they tell no more, HiGHS closes all that is left sooner
 _CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
@@ -67,7 +65,6 @@ class Branching:
         self.boxes = Boxes(program)
         self.wholes = Wholes(program, solver, gap, clock, best)
         self.slow = self.wholes.slow
-        self.narrow: Basis | None = None  # of the last box with one count less than what it is part of
         self.heap: Heap = []
         self.order = itertools.count()
         self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
@@ -79,6 +76,9 @@ class Branching:
         dived, splits = False, 0
         cut = self.cut
         self._push(root)
+        if self.slow and wholes.best is None and not self._is_done(root):
+            dived = True
+            self._dive(root)
         while wholes.left() > 0 or wholes.best is None:
             if min(self._left(), default=math.inf) > self.limit:
                 break
@@ -165,22 +165,7 @@ class Branching:
         """The relaxation of a part of a node's box; the node's own where it is right for that part."""
         if self.boxes.is_fixed(bounds) and _has(bounds, node.values) and self._is_right(node):
             return replace(node, counts=bounds)
-        wholes = self.wholes
-        narrow = self.slow and len(self.boxes.open(bounds)) < len(self.boxes.open(node.counts))
-        below = [node.values[count] - bounds[count][1] for count, _ in self.program.early if count in bounds]
-        fewer = max(below, default=0.0) if self.slow else 0.0  # recomputed: the node's basis takes too much memory then
-        basis = self.narrow if narrow or fewer > WHOLE else None
-        found = self.program.relax_again(
-            node,
-            max(wholes.left(), 1.0),
-            bounds,
-            cutoff=wholes.enough(),
-            basis=basis,
-            doubtful=fewer > _MANY and not narrow and not self.boxes.is_fixed(bounds),
-        )
-        if narrow and found.status == "optimal":
-            self.narrow = found.basis
-        return found
+        return self.program.relax_again(node, max(self.wholes.left(), 1.0), bounds, cutoff=self.wholes.enough())
 
     def _is_done(self, node: Outcome) -> bool:
         """Whether a box is for whole numbers: its counts are fixed, or several are open whose bounds mend nothing.

@@ -12,15 +12,15 @@ from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
-_OF_ANOTHER = 5_000  # and where no start from nothing was made, as from the basis of another program
-_IN_A_BOX = 0.25  # the part where counts have other bounds than in the basis
+_OF_ANOTHER = 600  # and where no start from nothing was made, as from the basis of another program
+_IN_A_BOX = 0.12  # the part where counts have other bounds than in the basis
 _ANEW = 20_000  # and of such a start, where it is not the first
-_CLOSING = 10_000  # and of one that is to reach a cutoff
-_FURTHER = 1.01  # of a cutoff: how far such a question goes, since columns that are left out take some of it off
-_PLAIN = 0.25  # and of a start with the costs as they are, as a part of the rows: where it takes more, it was in vain
+_OF_ROWS = {  # and of others, as a part of the rows
+    "plain": 0.25,  # of a start with the costs as they are: where it takes more, it was in vain
+    "begun": 0.15,  # of one that is gone on with once other columns have entered
+}
 _ALL = 2**31 - 1
-_CHOOSE, _DEVEX = -1, 1  # HiGHS's numbers of edge weights of the dual simplex method
-Start = Literal["basis", "nothing", "plain", "doubtful"]
+Start = Literal["basis", "plain", "begun", "on"]
 Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
 ENOUGH, LIMIT, UNKNOWN = "Bound on objective reached", "Iteration limit reached", "Unknown"  # HiGHS's words
 _NOTHING = 1e-9  # of a proof's largest number
@@ -65,33 +65,37 @@ class Held:
     ) -> str:
         """Solve with these columns; HiGHS's word for how it ended.
 
-        `start`: from the last basis if there is one, or from nothing: with the costs as they are (`plain`), or because
-        it is likely that HiGHS stops above `cutoff` (`doubtful`), for some iterations. Only a `patient` question may
-        take more than some from a basis.
+        `start`: from the last basis, or from nothing if there is none; or from nothing for some iterations (`begun`),
+        also with the costs as they are (`plain`); or `on` from where it was begun. Only a `patient` question may take
+        more than some iterations from a basis.
         """
-        first, doubtful = start != "basis" or not self._stands, start == "doubtful"
+        first = start not in ("basis", "on") or not self._stands
         self._pass(inside)
-        self._engine.setOptionValue("objective_bound", cutoff * (_FURTHER if doubtful else 1.0))
+        self._engine.setOptionValue("objective_bound", cutoff)
         if not first:
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
             start_basis.row_status = self._row_status[self._rows].tolist()
             start_basis.valid = start_basis.alien = True  # HiGHS mends one of too few or too many
             self._engine.setBasis(start_basis)
-        self._tune(changed=first and start not in ("plain", "doubtful"), doubtful=doubtful)
+        self._change_costs(start == "on" or (first and start != "plain"))
         part = _ITERATIONS[1] if patient else _IN_A_BOX
         most = max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
-        if first:
-            most = max(_ITERATIONS[0], int(_PLAIN * len(self._rows))) if start == "plain" else _ALL
-        status = self._solve(_CLOSING if doubtful else most, time_limit)
+        if start in _OF_ROWS:
+            most = max(_ITERATIONS[0], int(_OF_ROWS[start] * len(self._rows)))
+        elif first or start == "on":
+            most = _ALL
+        status = self._solve(most, time_limit)
         if status in (LIMIT, UNKNOWN) and not first:
             first = True  # where it needs more, or is lost from this basis, it starts from nothing
             self._engine.clearSolver()
-            self._tune(changed=True, doubtful=False)
+            self._change_costs(True)
             status = self._solve(_ALL if patient else _ANEW, time_limit)
-        if first and not doubtful:
-            self._anew = int(self._engine.getInfo().simplex_iteration_count)
-        basis = self._engine.getBasis() if status in ("Optimal", "Infeasible") else None  # not where it is cut off
+        if first or start == "on":
+            before = 0 if first else self._anew
+            self._anew = before + int(self._engine.getInfo().simplex_iteration_count)
+        ended = status in ("Optimal", "Infeasible") or (status == LIMIT and start == "begun")
+        basis = self._engine.getBasis() if ended else None  # not where it is cut off
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
             self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
@@ -99,15 +103,13 @@ class Held:
             self.basis = found if status == "Optimal" else self.basis
         return status
 
-    def _tune(self, *, changed: bool, doubtful: bool) -> None:
-        """Options of HiGHS; `changed`: it may change the costs a little.
+    def _change_costs(self, changed: bool) -> None:
+        """Whether HiGHS may change the costs a little.
 
-        With changed costs it takes a third of the time from nothing where a budget binds, and thrice as long from a
-        basis. With changed costs it does not stop at a cutoff; without, and with approximate edge weights, it is there
-        in a third of the iterations, which take a tenth of the time of those from a basis.
+        Then it takes a third of the time from nothing where a budget binds, and thrice as long from a basis, and does
+        not stop at a cutoff.
         """
         self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(changed))
-        self._engine.setOptionValue("simplex_dual_edge_weight_strategy", _DEVEX if doubtful else _CHOOSE)
 
     def answer(self) -> tuple[float, Array, Array]:
         """The optimum, the values of all columns and the dual values of all rows, 0 for what is not there."""

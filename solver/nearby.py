@@ -25,7 +25,7 @@ def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outco
     """The relaxation with fixed counts near the root's that is the least of those that are a step away."""
     counts = [count for count, _ in program.early]
     values = {one: min(boxes.range({}, one)[1], float(math.ceil(root.values[one] - WHOLE))) for one in counts}
-    best, tried = program.relax_again(root, max(clock.left(False), 1.0), boxes.at(values)), [values]
+    best, tried = program.relax_again(root, max(clock.left(False), 1.0), boxes.at(values), from_last=True), [values]
     steps, end, in_vain = itertools.cycle(itertools.product((1.0, -1.0), counts)), clock.gone + SHARE * clock.limit, 0
     enough = root.objective + _NEAR * abs(root.objective)
     while in_vain < 2 * len(counts) and clock.gone < end and not (_is_done(best) and best.objective <= enough):
@@ -35,7 +35,7 @@ def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outco
         if changed in tried or not boxes.are_possible(changed):
             continue
         limit = best.objective if _is_done(best) else math.inf
-        found = program.relax_again(root, _SECONDS, boxes.at(changed), cutoff=limit)
+        found = program.relax_again(root, _SECONDS, boxes.at(changed), cutoff=limit, from_last=True)
         tried.append(changed)
         if _is_done(found) and found.objective < limit:
             best, values, in_vain = found, changed, 0

@@ -179,17 +179,14 @@ class Program:
         bounds: Bounds,
         *,
         cutoff: float = math.inf,
-        basis: Basis | None = None,
-        doubtful: bool = False,
+        from_last: bool = False,
     ) -> Outcome:
-        """A relaxation with other bounds of the counts, from its parent's basis or another one where HiGHS holds it;
-        "closed" where it was stopped above the cutoff, as is likely if it is `doubtful`."""
+        """A relaxation with other bounds of the counts, where HiGHS holds it from its parent's basis, or from that of
+        the last answer; "closed" where it was stopped above the cutoff."""
         if parent.relaxation is None:
             return self.relax("cbc", time_limit, bounds)
-        basis = basis or parent.basis
-        found = self._relaxed(
-            parent.relaxation, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff, doubtful=doubtful
-        )
+        some, basis = parent.relaxation, None if from_last else parent.basis
+        found = self._relaxed(some, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff)
         if found.status == "stopped":  # its parent's bound and reduced costs hold
             return replace(parent, status="stopped", counts=bounds)
         return found
@@ -205,10 +202,9 @@ class Program:
         patient: bool = False,
         close: float | None = None,
         cutoff: float = math.inf,
-        doubtful: bool = False,
     ) -> Outcome:
         status = relaxation.solve(
-            bounds, time_limit, entering, basis=basis, patient=patient, close=close, cutoff=cutoff, doubtful=doubtful
+            bounds, time_limit, entering, basis=basis, patient=patient, close=close, cutoff=cutoff
         )
         if status == "closed":
             return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)

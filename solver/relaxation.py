@@ -23,6 +23,7 @@ from autopar.solver.pricing import bound_by, priced
 _CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
 _OF_LARGE = 6  # and of a program with more columns than these, where another round takes longer than columns in vain
 _LARGE = 100_000
+_MANY = 30_000  # columns with which a relaxation takes others in before it comes to an end for the first time
 _BEST = 6  # and of those that would help, those that enter at a time
 _CLOSE = 1e-6  # what may be missed of the optimum, relatively, is taken off
 _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
@@ -55,32 +56,34 @@ class Relaxation:
         patient: bool = False,
         close: float | None = None,
         cutoff: float = math.inf,
-        doubtful: bool = False,
     ) -> str:
         """Solve within bounds of counts, from a basis or that of the last time; "optimal", "infeasible" or "stopped".
 
         "closed" where the optimum was found to be at least `cutoff`: `objective` is a bound of it then, `values` mean
         nothing. After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
         `patient`: HiGHS may take as many iterations as it wants. `close`: what `objective` may miss, relatively;
-        infinity: the first answer is enough. `doubtful`: that it is below the cutoff.
+        infinity: the first answer is enough.
         """
         begun = cpu_seconds()
         self.matrix.bound(bounds)
         if basis is not None:
             self._held.stand(basis)
             self.inside[basis[0]] = True
-        start: Start = "doubtful" if doubtful and cutoff < math.inf else "plain" if close == math.inf else "basis"
+        start: Start = "plain" if close == math.inf else "basis"
+        if start == "basis" and patient and basis is None and int(self.inside.sum()) > _MANY:
+            start = "begun"
         while True:
             gone, was = cpu_seconds() - begun, start
             status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
-            start = "doubtful" if was == "doubtful" else "basis"
+            start = "basis"
             if status == "Infeasible":
                 if not self._mend():
                     return "infeasible"
             elif status in ("Optimal", ENOUGH, LIMIT) and self._above(cutoff):
                 return "closed"
-            elif status == LIMIT and was == "doubtful":
-                start = "nothing"
+            elif status == LIMIT and was == "begun":
+                self._enter_above()
+                start = "on"
             elif status == ENOUGH:
                 if not self._enter_above():
                     cutoff, start = math.inf, "basis"  # HiGHS says so, and its dual values do not
@@ -124,9 +127,9 @@ class Relaxation:
         return self.objective >= cutoff
 
     def _enter_above(self) -> bool:
-        """Let in what would lower an answer that was cut off; False where nothing would."""
-        duals, tolerance = self._held.answer()[2], _TOLERANCE * abs(self.objective)
-        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, tolerance)
+        """Let in what would lower an answer that HiGHS did not come to the end of; False where nothing would."""
+        value, _, duals = self._held.answer()
+        reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _TOLERANCE * abs(value))
         self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _BEST, flows))
         return bool(flows.any())
 

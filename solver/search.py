@@ -29,7 +29,7 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.program import Program
 from autopar.solver.shrunk import Shrunk, part_of, within
 
-_LOOSE = 1e-3  # what the first relaxation may miss of its optimum, relatively
+_LOOSE = 4e-3  # what the first relaxation may miss of its optimum, relatively
 _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
 _SMALL = 0.5  # of the columns: a part that has more is not worth a relaxation of its own
 _COSTS = 7e-2  # what a budget is first thought to cost, relatively

@@ -20,17 +20,21 @@ ELEMENTWISE = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "div_", "mu
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
     """Note such writes at their parameters (`FIRST_WRITES`), and take them out of the graph: those of `writers`."""
     taken: set[fx.Node] = set()
+    by_storage: dict[object, list[fx.Node]] = {}
+    for writer in writers:
+        for storage in {storage_of(node.meta[VAL]) for node in writer.meta[WRITES]}:
+            by_storage.setdefault(storage, []).append(writer)
     for parameter in [node for node in graph.nodes if node.op == "get_attr"]:
         if isinstance(parameter.meta.get(VAL), torch.nn.Parameter):
-            taken.update(_take(graph, parameter, writers))
+            own = by_storage.get(storage_of(parameter.meta[VAL]))
+            if own:
+                taken.update(_take(graph, parameter, own))
     return taken
 
 
-def _take(graph: fx.Graph, parameter: fx.Node, writers: Collection[fx.Node]) -> list[fx.Node]:
+def _take(graph: fx.Graph, parameter: fx.Node, own: list[fx.Node]) -> list[fx.Node]:
+    """`own`: the writers of this parameter, in their order."""
     storage = storage_of(parameter.meta[VAL])
-    own = [w for w in writers if storage in [storage_of(node.meta[VAL]) for node in w.meta[WRITES]]]
-    if not own:
-        return []
     whole = {parameter}  # nodes that stand for all of it
     for node in graph.nodes:
         if node is parameter:

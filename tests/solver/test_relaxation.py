@@ -11,7 +11,8 @@ import torch
 from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
-from autopar.solver import relaxation, search, wholes
+from autopar.solver import held, relaxation, search, wholes
+from autopar.solver.held import LIMIT, Held
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds
 from autopar.solver.pricing import bound_by, least_more
@@ -48,6 +49,21 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
         if whole.status == "optimal":
             assert few.objective == pytest.approx(whole.objective, rel=1e-6)
             last = few
+
+
+@pytest.mark.parametrize("part", [-0.01, 0.0, 0.3, 1.0])
+def test_columns_may_enter_before_the_first_answer(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ends = program(part, 2, 2), []
+    whole = asked.relax("cbc", 60.0, {})
+    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(relaxation, "_MANY", 0)
+    monkeypatch.setattr(held, "_ITERATIONS", (100, 1.0))
+    solve = Held._solve
+    monkeypatch.setattr(Held, "_solve", lambda *asked: ends.append(solve(*asked)) or ends[-1])
+    found = asked.relax("highs", 60.0, {})
+    assert ends[0] == LIMIT
+    assert found.status == whole.status
+    assert found.objective == pytest.approx(whole.objective, rel=1e-6)
 
 
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +167,11 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
 
 
-@pytest.mark.parametrize("doubtful", [False, True], ids=["", "doubtful"])
+@pytest.mark.parametrize("from_last", [False, True], ids=["from its parent", "from the last"])
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
-def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], doubtful: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_above_a_cutoff_is_closed(
+    mesh: tuple[int, ...], from_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(0.3, *mesh)
     [(count, whether)] = asked.early
@@ -164,7 +182,7 @@ def test_a_box_above_a_cutoff_is_closed(mesh: tuple[int, ...], doubtful: bool, m
         best = asked.relax("cbc", 60.0, bounds)
         optimum = best.objective if best.status == "optimal" else np.inf
         for cutoff in (root.objective * 1.001, root.objective * 1.1, optimum * 1.001):
-            found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff, doubtful=doubtful)
+            found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff, from_last=from_last)
             if found.status == "closed":
                 closed += 1
                 assert cutoff <= found.bound <= optimum * (1 + 1e-7)  # what HiGHS holds reduced costs to
