@@ -35,6 +35,7 @@ from autopar.solver.nearby import nearby
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.program import Program
 from autopar.solver.wholes import Wholes
+from autopar.solver.windows import SHARE
 
 _BLIND = 4  # boxes that are split before a first solution is looked for
 _NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
@@ -97,11 +98,7 @@ class Branching:
                 self._close(node)
                 continue
             splits += 1
-            if splits > _SPLITS and not self.slow and wholes.is_small(root):
-                self._push(node)
-                wholes.solve(root, least=min(self._left()))
-                heap.clear()
-                cut.clear()
+            if splits > _SPLITS and not self.slow and self._closes_all(root, node, splits):
                 break
             for bounds in self.boxes.split(node, (0.0 if wholes.best is None else 0.5) if self.slow else None):
                 if wholes.closed(node.objective):
@@ -128,6 +125,23 @@ class Branching:
             wholes.improve(self._bound())
         bound = min(self._bound(), wholes.best.objective)
         return replace(wholes.best, status="optimal" if wholes.closed(bound) else "feasible", bound=bound)
+
+    def _closes_all(self, root: Outcome, node: Outcome, splits: int) -> bool:
+        """Whether HiGHS closed all that is left, with this box: of a small program; of another one it tries once,
+        where little is left to prove."""
+        wholes, least = self.wholes, min([node.objective, *self._left()])
+        if wholes.is_small(root):
+            wholes.solve(root, least=least)
+        elif wholes.best is None or splits != _SPLITS + 1 or wholes.is_far(least):
+            return False
+        else:
+            bound = wholes.begin(root, SHARE)
+            if not wholes.closed(bound):
+                return False
+            wholes.proven = min(wholes.proven, bound)
+        self.heap.clear()
+        self.cut.clear()
+        return True
 
     def _left(self) -> list[float]:
         """The bounds of the boxes that are left."""

@@ -113,14 +113,15 @@ class Wholes:
                 return
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
-    def begin(self, node: Outcome) -> float:
+    def begin(self, node: Outcome, part: float = 1.0) -> float:
         """What solutions of a box cost at least, as HiGHS knows after some nodes; a better one it found is kept.
 
         Each time it may take twice as many, so that it comes to an end where cutting a box makes it no easier.
+        `part`: of the time that is left, what it may take.
         """
-        enough = self.enough()
+        enough, kept, seconds = self.enough(), self.kept(node, self.enough()), part * self.left()
         found = self.program.integrate(
-            self.solver, self.kept(node, enough), self.left(), self.gap, node.counts, cutoff=enough, nodes=self._nodes
+            self.solver, kept, seconds, self.gap, node.counts, cutoff=enough, nodes=self._nodes
         )
         self._nodes *= 2
         self._take(found)

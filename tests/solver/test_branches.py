@@ -99,6 +99,34 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert at_once, "nothing was left to be solved at once"
 
 
+def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS closes all of it, or the search goes on as it would have."""
+    bounds: list[tuple[float, bool]] = []
+
+    class Watched(wholes.Wholes):
+        def begin(self, node: Outcome, part: float = 1.0) -> float:
+            found = super().begin(node, part)
+            bounds.append((part, self.closed(found)))
+            return found
+
+    monkeypatch.setattr(branching, "Wholes", Watched)
+    monkeypatch.setattr(branching, "_BLIND", 1)
+    monkeypatch.setattr(wholes, "_FEW_KEPT", 0)
+    problem, least, most = four(2, 2)
+    for part in (0.9, 0.6, 0.3, 0.02):
+        found = []
+        for splits, nodes, far in ((16, 100, 1e-2), (1, 100, 1.0), (2, 100, 1.0), (1, 0, 1.0), (2, 0, 1.0)):
+            monkeypatch.setattr(branching, "_SPLITS", splits)
+            monkeypatch.setattr(wholes, "_NODES", nodes)
+            monkeypatch.setattr(wholes, "_FAR", far)
+            model = Model(problem.problem())
+            Rows(model, least + part * (most - least))
+            found.append(run(model, "highs", 60.0, 1e-7))
+        assert {one.status for one in found} == {"optimal"}
+        assert [one.objective for one in found] == pytest.approx([found[0].objective] * len(found), rel=1e-6)
+    assert {closed for share, closed in bounds if share < 1} == {True, False}
+
+
 def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:
     problem, least, most = four(2, 2)
     budget = least + 0.2 * (most - least)
