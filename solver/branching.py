@@ -13,8 +13,9 @@ parts are looked at last. In a small program a relaxation and its rounding take 
 that every box is rounded and cut like this first, and what is left of one is gone on with until a solution is found.
 
 Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all
-that is left after some cuts is then solved at once, if reduced costs leave few variables to it. A box with more is
-begun by HiGHS, which often finds a better solution in a few nodes and proves a better bound, and then cut again.
+that is left after some cuts is then solved at once, if reduced costs leave few variables to it. With more HiGHS tries
+once, if little is left to prove. A box with more is begun by HiGHS, which often finds a better solution in a few nodes
+and proves a better bound, and then cut again.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
