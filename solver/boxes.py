@@ -58,7 +58,7 @@ class Boxes:
         wrong = self.program.wrong_products(node.values)
 
         def gained(pair: tuple[int, int]) -> float:
-            """How wrong its products are; that a count is not 0 says little where it is near its largest."""
+            """How wrong its products are; where only 0 is told apart, that says little of a count near its largest."""
             low, high = self.range(node.counts, pair[0])
             part = 1.0 if low or fixed is not None else 1 - node.values[pair[0]] / (1 + high)
             return part * (wrong.get(pair[0], 0.0) + wrong.get(pair[1], 0.0))

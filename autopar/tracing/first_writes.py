@@ -20,7 +20,7 @@ ELEMENTWISE = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "div_", "mu
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
     """Note such writes at their parameters (`FIRST_WRITES`), and take them out of the graph: those of `writers`."""
     taken: set[fx.Node] = set()
-    by_storage: dict[object, list[fx.Node]] = {}
+    by_storage: dict[int | None, list[fx.Node]] = {}
     for writer in writers:
         for storage in {storage_of(node.meta[VAL]) for node in writer.meta[WRITES]}:
             by_storage.setdefault(storage, []).append(writer)

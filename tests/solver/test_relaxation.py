@@ -59,7 +59,7 @@ def test_columns_may_enter_before_the_first_answer(part: float, monkeypatch: pyt
     monkeypatch.setattr(relaxation, "_MANY", 0)
     monkeypatch.setattr(held, "_ITERATIONS", (100, 1.0))
     solve = Held._solve
-    monkeypatch.setattr(Held, "_solve", lambda *asked: ends.append(solve(*asked)) or ends[-1])
+    monkeypatch.setattr(Held, "_solve", lambda *some: ends.append(solve(*some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
     assert ends[0] == LIMIT
     assert found.status == whole.status
