@@ -28,7 +28,7 @@ class Boxes:
         found: dict[int, tuple[float, float]] = {}
         for count, whether in self.program.early:
             found |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
-        return found
+        return self._with_kept(found)
 
     def are_possible(self, values: Mapping[int, float]) -> bool:
         """Whether counts can have these values: each within its bounds, none larger than one that it is nested in."""
@@ -94,7 +94,9 @@ class Boxes:
                         return None
                     if (low, high) != self.range(found, other) or low == high:
                         found |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
-        for one, kept in self.program.kept.items():
-            if self.range(found, one)[1] < self.range({}, one)[1]:
-                found[kept] = (1.0, 1.0)
-        return found
+        return self._with_kept(found)
+
+    def _with_kept(self, counts: Bounds) -> Bounds:
+        """A box with what it says of whether any block is below a level of recompute."""
+        below = [k for _, one, k in self.program.kept if self.range(counts, one)[1] < self.range({}, one)[1]]
+        return {**counts, **dict.fromkeys(below, (1.0, 1.0))}

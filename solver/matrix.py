@@ -16,7 +16,7 @@ import numpy as np
 from autopar.solver.linear import Array
 
 if TYPE_CHECKING:
-    from autopar.solver.program import Program
+    from autopar.solver.program import Program, Told
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,17 @@ class Matrix:
         for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
         self.dormant[self.products.floors] = True
+        self._some, self._kept = (self._told(some) for some in (program.some, program.kept))
         self.slopes = np.zeros(len(self.products.rows))  # the least that a product is, times its ones
         self.floored = self.slopes > 0  # and whether a row of its own says so
 
     def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
-        """Give some variables these bounds, all others their own, and products of counts what follows from them."""
+        """Give some variables these bounds, all others their own, and what counts are in what follows from them."""
         self.lower[:], self.upper[:] = self._own
         for variable, (low, high) in bounds.items():
             self.lower[variable], self.upper[variable] = low, high
+        (some, of_some), (kept, of_kept) = self._some, self._kept
+        self.value[some], self.value[kept] = self.upper[of_some], self.least[self.row[kept]] - self.lower[of_kept]
         products = self.products
         self.slopes, most = products.within(bounds)
         self.value[products.entries] = -most[products.owner]
@@ -133,6 +136,11 @@ class Matrix:
         rows[self.implications.rows[~inside[self.implications.small]]] = False
         rows[self.products.floors[~self.floored]] = False
         return Part(self, inside, rows)
+
+    def _told(self, rows: Sequence[Told]) -> tuple[Array, Array]:
+        """The entries of what tells whether counts are at an end, and the counts."""
+        places = [np.flatnonzero((self.row == row) & (self.column == tells)) for row, _, tells in rows]
+        return _joined([(one,) for one in places], 1)[0], np.array([count for _, count, _ in rows], dtype=np.int64)
 
     def _ends(self) -> tuple[Array, Array]:
         """The rows at the ends of flows with the choices that are in them, a pair each."""

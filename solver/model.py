@@ -112,7 +112,14 @@ class Model:
         if (number, level) not in self._z:
             op = self.problem.ops[number]
             times = {self.recomputed[op.stage][level - 1]: 1.0}
-            self._z[number, level] = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
+            found = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
+            lower = max((one for of, one in self._z if of == number and one < level), default=None)
+            higher = min((one for of, one in self._z if of == number and one > level), default=None)
+            if lower is not None:  # what the relaxation does not know by itself
+                self.program.implies("levels", found, self._z[number, lower])
+            if higher is not None:
+                self.program.implies("levels", self._z[number, higher], found)
+            self._z[number, level] = found
         return self._z[number, level]
 
     def kept(self, stage: int, level: int = 0) -> int:
@@ -124,8 +131,8 @@ class Model:
             if many == 1:
                 self.program.equal("k", [(one, 1.0), (r, 1.0)], 1.0)
             else:
-                self.program.at_least("k", [(one, many), (r, 1.0)], many)
-                self.program.kept[r] = one
+                row = self.program.at_least("k", [(one, many), (r, 1.0)], many)
+                self.program.kept.append((row, r, one))
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
@@ -161,7 +168,7 @@ class Model:
                 q = program.variable(f"q.{number}.{level}", lower=min(1.0, least), upper=min(1.0, most), integer=True)
                 program.early.append((r, q))
                 program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
-                program.at_most("q", [(r, 1.0), (q, -many)], 0.0)
+                program.some.append((program.at_least("q", [(q, many), (r, -1.0)], 0.0), r, q))
             for before in self.recomputed[number][-1:]:
                 program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
             self.recomputed[number].append(r)

@@ -63,7 +63,7 @@ class Peaks:
                     add(terms, variable, size)
                 here = f"{name}, level {level}"
                 self._cases(here, [*there, kept], w_behind, last, terms, limit if alone else 0.0)
-                less = {} if whole else self._less_behind_last(data, level, counts[level - 1], m)
+                less = {} if whole else self._less_behind_last(data, number, level)
                 others = [case for case in blocks if case != last[0]]
                 self._cases(here, [*there, kept], w_behind, others, {**terms, **less}, limit if alone else 0.0)
             if stage.depth > 1 or not level:
@@ -153,22 +153,20 @@ class Peaks:
                 add(found, variable, -size)
         return found
 
-    def _less_behind_last(self, data: StageBytes, level: int, r: int, m: int) -> Expression:
+    def _less_behind_last(self, data: StageBytes, number: int, level: int) -> Expression:
         """D of a level: what the one before the last block of all has less than it, where all are of this level."""
         if not data.most_left_behind:
             return {}
         many = self.memory.micro_batches > 1
         most = data.most_left_behind / UNIT
         limit = 0.0 if many else sum(max(sizes.values()) for _, sizes in data.each_gradient) / UNIT
-        all_ = self.program.variable("all", integer=True)
-        less = self.program.variable("less", upper=most, whole=False)
-        self.program.at_most("all", [(all_, float(m)), (r, -1.0)], 0.0)
-        self.program.at_most("less", [(less, 1.0), (all_, -most)], 0.0)
+        kept, less = self.model.kept(number, level), self.program.variable("less", upper=most, whole=False)
+        self.program.at_most("less", [(less, 1.0), (kept, most)], most)
         terms = {v: -c for v, c in data.least[level].items()}
         for variable, size in ({} if many else data.gradients).items():
             add(terms, variable, size)
         bytes_ = [(v, c / UNIT) for v, c in terms.items()]
-        self.program.at_most("less", [(less, 1.0), (all_, limit), *bytes_], limit)
+        self.program.at_most("less", [(less, 1.0), (kept, -limit), *bytes_], 0.0)
         return {less: -UNIT}
 
     def _switch(self, whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:

@@ -17,6 +17,7 @@ from autopar.solver.matrix import Matrix
 from autopar.solver.outcome import NONE, WHOLE, Bounds, Outcome
 from autopar.solver.relaxation import Relaxation
 
+Told = tuple[int, int, int]  # a row, the count that it is about, the variable that tells
 Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
 _KINDS = pulp.LpContinuous, pulp.LpInteger
@@ -39,7 +40,8 @@ class Program:
     entries: Entries = field(default_factory=Entries)
     budget: int | None = None  # a variable whose upper bound makes the program slow, and costs little in most cases
     early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
-    kept: dict[int, int] = field(default_factory=dict)  # of counts, what is 1 unless they are at their largest
+    some: list[Told] = field(default_factory=list)  # of counts, what is 1 unless they are 0: m q - r >= 0
+    kept: list[Told] = field(default_factory=list)  # and unless they are at their largest: m k + r >= m
     nested: list[list[tuple[int, int]]] = field(default_factory=list)  # of the early ones: none larger than the last
     # rows of both ends, variables, ones, the place of each one's row; counts, most
     products: list[Product] = field(default_factory=list)

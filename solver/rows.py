@@ -19,7 +19,7 @@ their buckets reduce them behind the first of them; where recompute may divide t
 What is moving behind the last block of all is less than behind others. Where all blocks are of level l, other cases of
 moving count in the row of its last block without as much as the one before it has less, D_l::
 
-    D_l <= most left behind * a_l,  D_l <= least F_l - G + most G * (1 - a_l),  m a_l <= r_l,  a_l in {0,1}
+    D_l <= most left behind * (1 - k_l),  D_l <= least F_l - G + most G * k_l,  m k_l >= m - r_l,  k_l in {0,1}
 
 From one block of a level to the one before, F_l leaves and G comes, so that the last and the first of a level bound all
 between, and the first of one level is below the last of the next. Rows of levels that no block has say less than those

@@ -55,7 +55,7 @@ def held_of(program: Program) -> Array:
     """Whether a variable is in every part of a program, whatever it costs; of the bounds that its matrix has."""
     matrix = program.matrix()
     held: Array = (matrix.lower != 0) | ~matrix.whole
-    held[[v for pair in (*program.early, *program.kept.items()) for v in pair]] = True
+    held[[v for pair in (*program.early, *(pair for _, *pair in program.kept)) for v in pair]] = True
     return held
 
 
@@ -91,7 +91,8 @@ def part_of(program: Program, kept: Array) -> Shrunk:
         entries=entries,
         budget=None if program.budget is None else int(place[program.budget]),
         early=_placed(program.early, place),
-        kept={int(place[count]): int(place[k]) for count, k in program.kept.items()},
+        some=[(int(line[row]), int(place[count]), int(place[q])) for row, count, q in program.some],
+        kept=[(int(line[row]), int(place[count]), int(place[k])) for row, count, k in program.kept],
         nested=[_placed(chain, place) for chain in program.nested],
         products=[_product(one, inside, place, line) for one in program.products],
         flows=[
