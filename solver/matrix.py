@@ -95,6 +95,7 @@ class Matrix:
         self.lower, self.upper = np.array(program.lower), np.array(program.upper)
         self.integer, self.whole = (np.frombuffer(bytes(some), bool) for some in (program.integer, program.whole))
         self.cost = np.zeros(self.columns)
+        self.guide: Array | None = None  # by which the first columns are chosen, where it is not by their cost
         senses = np.array([sense for _, sense, _ in program.rows])
         right = np.array([right for *_, right in program.rows], dtype=float)
         self.least, self.most = np.where(senses >= 0, right, -np.inf), np.where(senses <= 0, right, np.inf)
@@ -185,7 +186,7 @@ class Matrix:
     def cheapest(self, many: int) -> Array:
         """For every end of every flow, the so many cheapest that leave it or arrive there; and what is not optional."""
         inside = ~self.optional
-        cost, some = self.cost.copy(), self.implications
+        cost, some = (self.cost if self.guide is None else self.guide).copy(), self.implications
         users = np.bincount(some.big, minlength=self.columns)
         for level in reversed(some.levels()):
             small, big = some.small[level], some.big[level]

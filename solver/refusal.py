@@ -25,7 +25,7 @@ _OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # 
 def refusal(budget: int, problem: Problem, gap: float, solver: str, constraints: Sequence[str]) -> InfeasibleError:
     """Where it is proven, by the rows of memory, that no plan fits."""
     try:
-        smallest = smallest_budget(problem, solver, gap)
+        smallest = smallest_budget(problem, solver, gap, too_small=budget)
     except TimeLimitError:
         return InfeasibleError(
             f"no plan fits {show_bytes(budget, digits=2)} per device; which budget has one was not found in time: try "
