@@ -80,7 +80,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
 
 
-def too_late(*_: Any) -> Smallest:
+def too_late(*_: Any, **__: Any) -> Smallest:
     raise TimeLimitError("not in time")
 
 
