@@ -13,6 +13,7 @@ at which each block recomputes left open. The plan of before is one of its plans
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,21 +24,21 @@ from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
 from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
-from autopar.errors import TimeLimitError
 from autopar.solver.building import build_problem
 from autopar.solver.clock import Clock
+from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.outcome import WHOLE, Outcome
 from autopar.solver.restricted import Restricted
 from autopar.solver.rows import Rows
-from autopar.solver.running import in_program, in_seconds, price, run
+from autopar.solver.running import in_program, in_seconds, price
 from autopar.solver.solution import Solution, read_solution
 from autopar.strategies.strategy import Strategy
 
 MOST_BLOCKS = 8
 """Of one kind that are few: with more, one block is a small part of a step, and rows of all take longer."""
 
-_NODES = 20  # of HiGHS's search among ways that a relaxation mixes, so that its end does not depend on the clock
+_MIXED, _STORED = 20, 100  # nodes of HiGHS's search, among ways and storages, whose end so has no need of the clock
 _CLOSE = 1e-3  # what a relaxation may miss of its optimum, relatively
 
 Ways = Mapping[fx.Node, Sequence[Strategy]]
@@ -111,26 +112,19 @@ def refined(
     }
     blocks = EachBlock(memory, restricted, cluster, repeats, budget_bytes, levels)
     clock = Clock(time_limit, time_limit)
-    ways = [solution]  # storages around the plan of before may be better than around a faster one
+    best, tried = solution, [solution]  # storages around the plan of before may be better than around a faster one
     relaxed = folded.program.relax(solver, time_limit, {}, time_limit / 2, close=_CLOSE)
     if relaxed.status == "optimal":
         model = blocks.model(blocks.mixed(folded, relaxed, solution))
-        other = _faster(model, _told_apart(model, solution, solver, clock, gap), solution, gap)
-        ways += [other] if other is not solution else []
-    return min((_stored(blocks, one, solver, clock, gap) for one in ways), key=lambda one: one.seconds)
-
-
-def _stored(blocks: EachBlock, solution: Solution, solver: str, clock: Clock, gap: float) -> Solution:
-    """The best solution whose ops run as in this one, if it is faster by more than the gap; else this one."""
-    left = clock.left(True)
-    if left <= 0:
-        return solution
-    model = blocks.model(blocks.storages(solution))
-    try:
-        outcome = run(model, solver, left, gap, patience=left)
-    except TimeLimitError:
-        return solution
-    return _faster(model, outcome, solution, gap)
+        best = _faster(model, _told_apart(model, solution, solver, clock, gap), solution, gap)
+        if blocks.storages(best) != blocks.storages(solution):
+            tried.append(best)
+    for one in tried:
+        model = blocks.model(blocks.storages(one))
+        price(model)
+        everything = np.arange(len(model.program.names))
+        best = _faster(model, _found(model, everything, best, solver, clock.left(True), gap, _STORED), best, gap)
+    return best
 
 
 def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:
@@ -146,8 +140,21 @@ def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap
     for op, variables in zip(model.problem.ops, model.x, strict=True):
         for variable, choice in zip(variables, op.choices, strict=True):
             kept[variable] = relaxed.values[variable] > WHOLE or choice.strategy == solution.chosen[op.node]
+    return _found(model, np.flatnonzero(kept), solution, solver, left, gap, _MIXED)
+
+
+def _found(
+    model: Model, kept: Array, solution: Solution, solver: str, seconds: float, gap: float, nodes: int
+) -> Outcome:
+    """The best solution with some of a priced model's variables, soon, if it is faster than one by more than the gap.
+
+    HiGHS's own heuristics find it: blocks that decide for themselves, but are equal, have many plans of equal cost, so
+    that a search which proves that none is faster takes ten to a hundred times as long.
+    """
+    if seconds <= 0:
+        return Outcome("stopped", (), math.inf, 0.0)
     cutoff = in_program(model, solution.seconds * (1 - gap))
-    found = program.integrate(solver, np.flatnonzero(kept), left, gap, {}, cutoff=cutoff, nodes=_NODES, heuristics=True)
+    found = model.program.integrate(solver, kept, seconds, gap, {}, cutoff=cutoff, nodes=nodes, heuristics=True)
     return in_seconds(model, found)
 
 
