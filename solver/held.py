@@ -12,8 +12,8 @@ from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
-_OF_ANOTHER = 600  # and where no start from nothing was made, as from the basis of another program
-_IN_A_BOX = 0.12  # the part where counts have other bounds than in the basis
+_OF_ANOTHER = 0.2  # as a part of the rows, from the basis of another program, where nothing was solved before
+_IN_A_BOX = 0.25  # the part where counts have other bounds: these take about as long as a start from nothing
 _ANEW = 20_000  # and of such a start, where it is not the first
 _OF_ROWS = {  # and of others, as a part of the rows
     "plain": 0.25,  # of a start with the costs as they are: where it takes more, it was in vain
@@ -80,7 +80,8 @@ class Held:
             self._engine.setBasis(start_basis)
         self._change_costs(start == "on" or (first and start != "plain"))
         part = _ITERATIONS[1] if patient else _IN_A_BOX
-        most = max(_ITERATIONS[0], int(part * self._anew)) if self._anew else _OF_ANOTHER
+        known = part * self._anew if self._anew or not patient else _OF_ANOTHER * len(self._rows)
+        most = max(_ITERATIONS[0], int(known))
         if start in _OF_ROWS:
             most = max(_ITERATIONS[0], int(_OF_ROWS[start] * len(self._rows)))
         elif first or start == "on":
