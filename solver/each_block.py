@@ -13,7 +13,6 @@ at which each block recomputes left open. The plan of before is one of its plans
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -120,10 +119,12 @@ def refined(
         if blocks.storages(best) != blocks.storages(solution):
             tried.append(best)
     for one in tried:
+        if (left := clock.left(True)) <= 0:
+            break
         model = blocks.model(blocks.storages(one))
         price(model)
         everything = np.arange(len(model.program.names))
-        best = _faster(model, _found(model, everything, best, solver, clock.left(True), gap, _STORED), best, gap)
+        best = _faster(model, _found(model, everything, best, solver, left, gap, _STORED), best, gap)
     return best
 
 
@@ -149,10 +150,8 @@ def _found(
     """The best solution with some of a priced model's variables, soon, if it is faster than one by more than the gap.
 
     HiGHS's own heuristics find it: blocks that decide for themselves, but are equal, have many plans of equal cost, so
-    that a search which proves that none is faster takes ten to a hundred times as long.
+    that a search which proves that none is faster takes many times as long.
     """
-    if seconds <= 0:
-        return Outcome("stopped", (), math.inf, 0.0)
     cutoff = in_program(model, solution.seconds * (1 - gap))
     found = model.program.integrate(solver, kept, seconds, gap, {}, cutoff=cutoff, nodes=nodes, heuristics=True)
     return in_seconds(model, found)

@@ -20,8 +20,7 @@ from autopar.solver.shrunk import held_of, without_zeros
 from autopar.solver.windows import SHARE, improved
 
 FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
-_FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers of a box are solved at once: of a large program, or of one
-# that is not and has counts
+_FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers are solved at once; few: of a small program with counts
 _FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
 _NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
 _FAR = 1e-2  # of its cost: how much better than a far solution others may be
@@ -63,8 +62,8 @@ class Wholes:
     def has_many(self, node: Outcome) -> bool:
         """Whether a box has too many variables for whole numbers, once there is a solution: cuts are faster.
 
-        Of a small program without counts they are not: HiGHS takes a tenth of the time (blocks that decide for
-        themselves are equal, so that the parts of a cut are hardly easier).
+        Of a small program without counts they are not: blocks that decide for themselves are equal, so that the parts
+        of a cut are hardly easier.
         """
         if self.best is None or node.status != "optimal" or node.relaxation is None:
             return False
