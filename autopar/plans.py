@@ -170,7 +170,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective."""
+    """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective.
+
+    `bound`: of plans whose equal blocks decide alike; a plan of a few blocks that do not may reach below it, and then
+    has its own seconds as the bound.
+    """
 
     status: str
     objective: float

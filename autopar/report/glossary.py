@@ -45,7 +45,7 @@ FIGURES = {
     "rate": "Model FLOPs that one device does in a second of the step, waiting included.",
     "gap": "How much slower than the proven bound the plan is at most: (objective - bound) / objective.",
     "objective": "The seconds of a step that the solver minimised.",
-    "bound": "No plan of this model on this mesh takes fewer seconds, at these prices: proven by the solver.",
+    "bound": "At these prices, no plan whose equal blocks decide alike takes fewer seconds: proven by the solver.",
     "bytes in": "Bytes that one device hands in to collectives in a step.",
     "of this": "Seconds of its step, as a multiple of this plan's.",
 }

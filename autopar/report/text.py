@@ -90,8 +90,8 @@ def _micro_batches(number: int) -> str:
 def _certificate(plan: Plan) -> str:
     proof = plan.certificate
     return (
-        f"{proof.status}, {proof.solver}: objective {show_seconds(proof.objective)}, no plan is below "
-        f"{show_seconds(proof.bound)} (gap {100 * proof.gap:.2f} %)"
+        f"{proof.status}, {proof.solver}: objective {show_seconds(proof.objective)}, "
+        f"bound {show_seconds(proof.bound)} (equal blocks alike), gap {100 * proof.gap:.2f} %"
     )
 
 
