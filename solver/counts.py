@@ -24,6 +24,10 @@ class Counts:
         found += [(target, level, 1) for level, target in enumerate(data.held_but_one) if many > 1]
         return [*found, (data.held_but_two, 0, 2)] if many > 2 else found
 
+    def least(self, level: int, left_out: int) -> float:
+        """What a count may be at least: where no block has a level, without the last of that level it is -1."""
+        return -1.0 if level and left_out else 0.0
+
     def of_choice(self, saver: Saver, choice: int, level: int, left_out: int) -> Expression:
         """In how many blocks of at least a level, so many of the last of that level left out, a choice's op keeps."""
         op, start = self.problem.ops[saver.op], max(saver.start, level)

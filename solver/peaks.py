@@ -31,11 +31,12 @@ class Peaks:
         data: StageBytes,
         fullest: Sequence[Mapping[Phase, int | None]],
         behind: Sequence[Mapping[Phase, int | None]],
+        next_one: Sequence[int | None],
         there: Sequence[int | None],
         before: int | None,
     ) -> None:
-        """`fullest`: W by level, and that of blocks `behind` others; `there`: what lives all the while, but what stages
-        `before` keep."""
+        """`fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `there`: what lives all
+        the while, but what stages `before` keep."""
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         blocks, m = self.way.blocks(number), stage.count
         if m == 1:
@@ -66,6 +67,12 @@ class Peaks:
                 less = {} if whole else self._less_behind_last(data, number, level)
                 others = [case for case in blocks if case != last[0]]
                 self._cases(here, [*there, kept], w_behind, others, {**terms, **less}, limit if alone else 0.0)
+                if not whole:
+                    its = {} if self.memory.micro_batches > 1 else data.gradients
+                    terms = total(terms, {v: -c for v, c in its.items()})
+                    n = {Phase.REDUCING: next_one[level]}
+                    self._cases(f"{here}, behind it", [*there, kept], n, last, terms)
+                    self._cases(f"{here}, behind it", [*there, kept], n, others, total(terms, less))
             if stage.depth > 1 or not level:
                 inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
                 self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)

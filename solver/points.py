@@ -25,6 +25,7 @@ from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
 Fullest = list[dict[Phase, int | None]]
+OfBlocks = tuple[Fullest, Fullest, list[int | None]]
 Pieces = dict[tuple[Phase, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
 Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
 
@@ -50,9 +51,9 @@ class Points:
                 found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
         return found.values()
 
-    def fullest(self, number: int, returned: Expression, bound: Largest, *, lands: bool) -> tuple[Fullest, Fullest]:
-        """W of each phase by level of recompute, in MiB; and the same of blocks behind others, with what is `brought`
-        to them. `returned`: what a block keeps that the caller holds; `lands`: whether the landing matters.
+    def fullest(self, number: int, returned: Expression, bound: Largest, *, lands: bool) -> OfBlocks:
+        """W of each phase by level of recompute, in MiB; the same of blocks behind others, with what is `brought` to
+        them; and N of each level. `returned`: what a block keeps that the caller holds; `lands`: whether that matters.
 
         Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
         the level that it is at.
@@ -62,8 +63,7 @@ class Points:
         for member in stage.ops:
             for variable, size in self.waiting.get(member, {}).items():
                 add(start, variable, size)
-        pieces: Pieces = {}
-        pieces_behind: Pieces = {}
+        pieces, pieces_behind = Pieces(), Pieces()
         brought = dict(data.brought.get(-1, {}))
         current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
@@ -87,20 +87,21 @@ class Points:
             if given:
                 current = self.chain(current, given)
         whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
-        for one in whole:  # of a block that is recomputed it counts what it keeps, since it does of the next one
+        for one in whole:
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
         most = self._most(number, pieces, bound)
         reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
-        found = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
-        found[0][Phase.REDUCING] = reducing
+        levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
+        found = [one | {Phase.REDUCING: reducing} for one in levels]
+        next_one = [one.get(Phase.REDUCING) for one in levels]
         if stage.count == 1 and stage.depth > 1:
-            return found, found
+            return found, found, next_one
         most = self._most(number, pieces_behind, bound)
         behind_others = [
             one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
             for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
         ]
-        return found, behind_others
+        return found, behind_others, next_one
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
         """W of each phase by level, from what is there at the points of each piece of a block that is kept."""

@@ -9,12 +9,14 @@ of at least level l keep; in the backward of one of them W_l is there at most::
     W_0 >= K(v) + gradients(v) + workspace(v)     for every point v of the stage's ops (`autopar.solver.points`)
     W_l >= the same without what segments that are through have freed, with what segments keep besides
 
-    last block of level l:    always + H(before) + H_l - F_l + W_l + (m - r_l) G + gradients(after) + moving <= budget
-    first block, of level l:  always + H(before)             + W_l + (m - 1) G   + gradients(after) + moving <= budget
-    next to the last of all:  always + H(before) + H_0 - 2 F_0 + W_0 + G         + gradients(after) + moving <= budget
+    last block of level l:  always + H(before) + H_l - F_l + W_l + (m - r_l) G     + gradients(after) + moving <= budget
+    the one behind it:      always + H(before) + H_l - F_l + N_l + (m - r_l - 1) G + gradients(after) + moving <= budget
+    first block of level l: always + H(before)             + W_l + (m - 1) G       + gradients(after) + moving <= budget
+    next to last of all:    always + H(before) + H_0 - 2 F_0 + W_0 + G             + gradients(after) + moving <= budget
 
 There is a W for each phase of a backward, with what is `moving` in it (`autopar.cost.on_the_way`). Blocks that share
-their buckets reduce them behind the first of them; where recompute may divide these, behind any.
+their buckets reduce them behind the first of them; where recompute may divide these, behind any. N_l: what a block of
+level l keeps, while the one behind it, which is of a lower level, is through with all but its reduction.
 
 What is moving behind the last block of all is less than behind others. Where all blocks are of level l, other cases of
 moving count in the row of its last block without as much as the one before it has less, D_l::

@@ -145,7 +145,7 @@ class Saved:
             if len(each) > 1 and left_out == 2:
                 each = [but_one if savers[0].start else {**but_one, self.counts.some(savers): -1.0}]
             elif len(each) > 1:
-                many = {self.program.variable("kept", upper=None): 1.0}
+                many = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
                 self.counts.largest("kept", many, each)
                 each = [many]
             if (level, left_out) == (0, 1) and each:

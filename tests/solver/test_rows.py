@@ -66,6 +66,23 @@ def test_rows_of_a_stack(mesh: tuple[int, ...], micro_batches: int, fold: bool) 
         check(toy(on_meta(Stack, 5), x, on=on, micro_batches=micro_batches), seed, fold=fold)
 
 
+def test_equal_blocks_count_as_much_as_blocks_told_apart() -> None:
+    """Also at levels of recompute that no block has, and where the gradients of one block go as the next one's come."""
+    asked, draw = toy_of(ready("gpt2-4", 4)), random.Random(0)
+    folded, single = asked.problem(), asked.problem(fold=False)
+    one, other = Fixed(folded), Fixed(single)
+    [stage] = [folded.stages[i] for i in recomputable(folded)]
+    for seed in range(2):
+        choices = drawn_choices(folded, seed)
+        each = [choices[folded.op_of[op.node]] for op in single.ops]
+        for _ in range(4):
+            high = draw.randint(1, stage.count - 1)
+            levels = [high] * (stage.depth - 1) + [draw.randint(0, high)]
+            of_each = [[int(single.stages[i].first < many) for many in levels] for i in recomputable(single)]
+            together, apart = one.least(choices, [levels]).objective, other.least(each, of_each).objective
+            assert together == pytest.approx(apart, rel=1e-3), levels
+
+
 @pytest.mark.parametrize("bucket_bytes", [20 << 10, 6 << 10, 1 << 10])
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
 def test_rows_of_small_buckets(mesh: tuple[int, ...], bucket_bytes: int) -> None:
