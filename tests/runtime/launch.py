@@ -3,7 +3,7 @@
 Cases are functions `case(mesh_size)` in the worker module; each rank runs all of them in order and reports
 one line for each: what it returned, or the error.
 
-Ranks are forked from a process that has imported what all of them need, which took a third of their time.
+Ranks are forked from a process that has imported what all of them need, so that none does it again.
 """
 
 from __future__ import annotations
