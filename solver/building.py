@@ -268,7 +268,8 @@ class _Builder:
                 return [(ref, "each")]
             return [(ref, "plain")]
         if source.stage == op.stage and (later is None or later.node is not ref.node):
-            return [(ref, "inner")]
+            alone = stage.count == 1 and not stage.recomputable
+            return [(ref, "plain" if alone else "inner")]  # plain: paid once with readers outside the block, if any
         if later is None or later == ref:
             return [(ref, "outer")]
         return [(ref, "first"), (later, "next")]

@@ -41,7 +41,7 @@ class Paid:
 def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
     """Make the flows of one tensor to all its uses, and pay for them; uses outside segments share."""
     outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
-    sharing = len(outside) > 1 or any(t.kind == "outer" and model.conversions(t) > 1 for t in outside)
+    sharing = len(outside) > 1 or any(t.kind == "outer" and model.costs.conversions(t) > 1 for t in outside)
     flows = [[model.flow(tensor, use) for use in tensor.uses] for tensor in tensors]
     model.flows += [flow for some in flows for flow in some]
     whole = _on_one_grid(model, flows)
@@ -56,7 +56,7 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
                 _pay_shared(model, tensor, paid, shared)
             elif paid.flows:
                 at, variables = _any(model, paid)
-                count = model.conversions(tensor)
+                count = model.costs.conversions(tensor)
                 model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], count)
     for tensor, paid in zip(tensors, whole, strict=True):
         for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
@@ -72,7 +72,7 @@ def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:
         for flow in some:
             for layout in flow.wanted:
                 places.setdefault(layout, len(places))
-    prices = model.table(model.problem.ref(first.tensor)).prices([port for port, _ in first.ports], list(places))
+    prices = model.costs.table(model.problem.ref(first.tensor)).prices([port for port, _ in first.ports], list(places))
     regathers = np.array([regather for _, regather in first.ports], dtype=bool)
     found = []
     for some in flows:
@@ -143,4 +143,4 @@ def _pay_regather(model: Model, flow: Flow, numbers: Array, paid: Paid) -> None:
         return
     at = (numbers >= 0) & paid.regathers[:, None]
     seconds = problem.memory.micro_batches * paid.forward[:, at]
-    model.pay_again(flow.tensor, numbers[at], model.conversions(flow.tensor) * seconds)
+    model.pay_again(flow.tensor, numbers[at], model.costs.conversions(flow.tensor) * seconds)

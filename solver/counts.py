@@ -38,7 +38,7 @@ class Counts:
         if start:
             found[int(self.model.z(saver.op, start)[choice])] = 1.0
         else:
-            found[variable] = float(self.model.count(op))
+            found[variable] = float(self.model.costs.count(op))
         if saver.end:
             found[int(self.model.z(saver.op, saver.end)[choice])] = -1.0
         if saver.start <= level:

@@ -24,6 +24,7 @@ from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
+from autopar.solver.few import fastest
 from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
 from autopar.solver.passed_over import check_recompute
@@ -176,9 +177,8 @@ def _solve(
     end, repeats, free = cpu_seconds() + time_limit, memory.repeats, 0.0
     if _replicated_bytes(memory) <= budget and not restricted.forces_replays:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
-        model = Model(problem)
         watch.lap("build")
-        outcome = run(model, solver, time_limit, gap)
+        model, outcome = fastest(problem, solver, time_limit, gap)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
         told, free = predicted(solution, problem), solution.bound

@@ -30,18 +30,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.cost.collectives import collective_seconds
-from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.errors import InfeasibleError
-from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.solver.conversions import pay_conversions
+from autopar.solver.costs import Costs, Port, Tables
 from autopar.solver.linear import Array, Linear
 from autopar.solver.overlap import Overlap
-from autopar.solver.prices import PriceTable
-from autopar.solver.problem import Op, Problem, Stage, Tensor, Use
+from autopar.solver.problem import Problem, Stage, Tensor, Use
 from autopar.solver.program import Program
-from autopar.solver.replays import Flow, Port, counted
+from autopar.solver.replays import Flow, counted
 
 OBJECTIVE = 1000.0
 """The size of the objective in the program."""
@@ -60,14 +57,14 @@ class Model:
     seconds: Linear = field(default_factory=Linear)  # the objective, in seconds
     movable: dict[tuple[str, int, int], Linear] = field(default_factory=dict)  # part of it: kind, stretch, axis
     overlap: Overlap | None = None
+    tables: Tables = field(default_factory=dict)  # prices that are known
     bare: bool = False  # without conversions of activations, where each is possible: less than all that a plan needs
 
     def __post_init__(self) -> None:
-        self._tables: dict[TensorRef, PriceTable] = {}
-        self._shared_tables: dict[tuple[object, ...], PriceTable] = {}
+        self.costs = Costs(self.problem, self.tables)
         self._z: dict[tuple[int, int], Array] = {}
-        self._ports: dict[tuple[int, int], dict[Port, list[int]]] = {}
-        self._wanted: dict[tuple[int, int], dict[Layout, list[int]]] = {}
+        self._ends: dict[tuple[int, int], dict[Port, list[int]]] = {}
+        self._wants: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[tuple[int, int], int] = {}
         for number, op in enumerate(self.problem.ops):
             names = [f"x.{op.node.name}.{s}" for s in range(len(op.choices))]
@@ -79,10 +76,6 @@ class Model:
             if stage.recomputable:
                 self._recompute_counts(number, stage)
         self._pay_ops()
-        for tensor in self.problem.tensors:
-            ports = [layout for layout, _ in self.ends(tensor)]
-            for use in tensor.uses:
-                self.table(self.problem.ref(tensor)).expect(ports, list(self.wants(tensor, use)))
         by_source: dict[tuple[int, int], list[Tensor]] = {}
         for tensor in self.problem.tensors:
             by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
@@ -100,9 +93,6 @@ class Model:
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def count(self, op: Op) -> int:
-        return self.problem.stages[op.stage].count
-
     def depth(self, stage: int) -> int:
         """How many levels of recompute a stage has."""
         return self.problem.stages[stage].depth
@@ -112,7 +102,7 @@ class Model:
         if (number, level) not in self._z:
             op = self.problem.ops[number]
             times = {self.recomputed[op.stage][level - 1]: 1.0}
-            found = counted(self.program, [[v] for v in self.x[number]], times, self.count(op))
+            found = counted(self.program, [[v] for v in self.x[number]], times, self.costs.count(op))
             lower = max((one for of, one in self._z if of == number and one < level), default=None)
             higher = min((one for of, one in self._z if of == number and one > level), default=None)
             if lower is not None:  # what the relaxation does not know by itself
@@ -177,39 +167,19 @@ class Model:
             program.nested.append(list(zip(self.recomputed[number], self.any_recomputed[number], strict=True)))
 
     def _pay_ops(self) -> None:
-        memory, cluster = self.problem.memory, self.problem.cluster
-        many = memory.micro_batches
         for number, op in enumerate(self.problem.ops):
-            forwards = []
-            for variable, choice in zip(self.x[number], op.choices, strict=True):
-                inner_forward, inner_backward = 0.0, 0.0
-                for inner in choice.strategy.inner:
-                    axis = cluster.axes[inner.axis]
-                    if inner.forward_bytes:
-                        inner_forward += collective_seconds(inner.kind, inner.forward_bytes, axis)
-                    if inner.backward_bytes and memory.train:
-                        inner_backward += collective_seconds(inner.kind, inner.backward_bytes, axis)
-                forwards.append(choice.forward_seconds + inner_forward)
-                once = forwards[-1] + choice.backward_seconds + inner_backward
-                self.seconds.add(variable, many * self.count(op) * once)
-                if memory.is_parameter(op.node):
-                    traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
-                    self.seconds.add(variable, self.count(op) * cluster.device.update_seconds(traffic))
-            if op.again.computed and any(forwards):
-                self.seconds.add(self.z(number, op.again.computed), many * np.array(forwards))
+            seconds, forwards = self.costs.of_op(op)
+            self.seconds.add(np.array(self.x[number]), seconds)
+            if op.again.computed and forwards.any():
+                self.seconds.add(self.z(number, op.again.computed), forwards)
 
     # -- tensors -------------------------------------------------------------------------------------------------------
-
-    def conversions(self, tensor: Tensor) -> int:
-        """How many conversions there are of a tensor in one micro-batch."""
-        stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
-        return stage - 1 if tensor.kind == "next" else stage
 
     def flow(self, tensor: Tensor, use: Use) -> Flow:
         """New variables for how a tensor gets from its source to one use."""
         problem = self.problem
         ports, wanted = self.ends(tensor), self.wants(tensor, use)
-        prices = self.table(problem.ref(tensor)).prices([layout for layout, _ in ports], list(wanted))
+        prices = self.costs.table(problem.ref(tensor)).prices([layout for layout, _ in ports], list(wanted))
         if not prices.possible.any():
             source, reader = problem.ops[tensor.source].node.name, problem.ops[use.op].node.name
             raise InfeasibleError(f"no layout that '{source}' gives can become one that '{reader}' wants")
@@ -219,45 +189,26 @@ class Model:
     def ends(self, tensor: Tensor) -> dict[Port, list[int]]:
         """The choices of a tensor's source by how the tensor lies then."""
         key = tensor.source, tensor.output
-        if key not in self._ports:
-            grad = self.table(self.problem.ref(tensor)).needs_grad
-            found = self._ports.setdefault(key, {})
-            for variable, choice in zip(self.x[key[0]], self.problem.ops[key[0]].choices, strict=True):
-                layout = choice.strategy.outputs[tensor.output]
-                found.setdefault((layout if grad else layout.value(), choice.regather), []).append(variable)
-        return self._ports[key]
+        if key not in self._ends:
+            x = self.x[tensor.source]
+            self._ends[key] = {port: [x[i] for i in some] for port, some in self.costs.ports(tensor).items()}
+        return self._ends[key]
 
     def wants(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
         """The choices of a tensor's reader by how they want it."""
         key = use.op, use.index
-        if key not in self._wanted:
-            grad = self.table(self.problem.ref(tensor)).needs_grad
-            found = self._wanted.setdefault(key, {})
-            for variable, choice in zip(self.x[use.op], self.problem.ops[use.op].choices, strict=True):
-                layout = choice.strategy.inputs[use.index]
-                found.setdefault(layout if grad else layout.value(), []).append(variable)
-        return self._wanted[key]
+        if key not in self._wants:
+            x = self.x[use.op]
+            self._wants[key] = {layout: [x[i] for i in some] for layout, some in self.costs.wanted(tensor, use).items()}
+        return self._wants[key]
 
     def _restricts(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter, or some choice of its source goes with no or not all choices of a use."""
         ref = self.problem.ref(tensor)
         ports = [layout for layout, _ in self.ends(tensor)]
         wanted = list(dict.fromkeys(layout for use in tensor.uses for layout in self.wants(tensor, use)))
-        return self.problem.memory.is_parameter(ref.node) or not self.table(ref).prices(ports, wanted).possible.all()
-
-    def table(self, ref: TensorRef) -> PriceTable:
-        """Prices of one tensor; tensors of equal form share a table."""
-        if ref not in self._tables:
-            memory = self.problem.memory
-            tensor = tensor_of(ref)
-            sizes = tensor.dtype.itemsize, reduction_dtype(memory, ref).itemsize
-            key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
-            grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
-            own = (*key, grouping.part(ref.node) if grouping else None)
-            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping)
-            shared = self._shared_tables.setdefault(own, made)
-            self._tables[ref] = shared
-        return self._tables[ref]
+        possible = self.costs.table(ref).prices(ports, wanted).possible.all()
+        return self.problem.memory.is_parameter(ref.node) or not possible
 
     def pay_again(self, tensor: Tensor, variables: Array, seconds: Array) -> None:
         """Add seconds (by axis, as `Prices` has them) for converting again in backward: a regather, or a replay."""

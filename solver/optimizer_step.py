@@ -18,7 +18,7 @@ def all_temporaries(model: Model) -> Expression:
         if many and memory.is_trainable(op.node):
             for variable, choice in zip(model.x[number], op.choices, strict=True):
                 size = memory.gradient_bytes(op.node, choice.strategy.outputs[0])
-                add(found, variable, model.count(op) * many * size)
+                add(found, variable, model.costs.count(op) * many * size)
     return found
 
 

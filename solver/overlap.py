@@ -11,6 +11,8 @@ from autopar.solver.linear import Array, Linear
 if TYPE_CHECKING:
     from autopar.solver.model import Model
 
+Key = tuple[str, int, int]  # kind, stretch, mesh axis; of compute -1
+
 
 class Overlap:
     """Savings of a model; `unit` seconds are one in its variables, so that the solver sees numbers near those of it."""
@@ -22,6 +24,7 @@ class Overlap:
         self.part = model.problem.cluster.device.overlap
         self.forward = [Linear() for _ in self.stretches]
         self.backward = [Linear() for _ in self.stretches]
+        self.rows: dict[Key, int] = {}  # where these seconds are summed
         self._compute()
         self.hidden = self._sum(self._rows())
         model.seconds.add(self.hidden, -unit)
@@ -37,7 +40,7 @@ class Overlap:
     def _compute(self) -> None:
         problem = self.model.problem
         for number, op in enumerate(problem.ops):
-            c, count = problem.grouping.stretch(op.node), self.model.count(op)
+            c, count = problem.grouping.stretch(op.node), self.model.costs.count(op)
             for variable, choice in zip(self.model.x[number], op.choices, strict=True):
                 for target, seconds in (
                     (self.forward[c], choice.forward_seconds),
@@ -47,8 +50,11 @@ class Overlap:
 
     def _rows(self) -> list[int]:
         """Variables g_c and b of every axis, whose sum is hidden."""
-        pairs = zip(self.forward, self.backward, strict=True)
-        compute = [(self._of(forward), self._of(backward)) for forward, backward in pairs]
+        pairs = enumerate(zip(self.forward, self.backward, strict=True))
+        compute = [
+            (self._of(forward, ("forward", c, -1)), self._of(backward, ("backward", c, -1)))
+            for c, (forward, backward) in pairs
+        ]
         axes = sorted({axis for _, _, axis in self.model.movable})
         return [variable for axis in axes for variable in self._rows_of(axis, compute)]
 
@@ -85,16 +91,17 @@ class Overlap:
 
     def _saving(self, kind: str, c: int, axis: int) -> int | None:
         """What the collectives of one kind of a stretch over one axis save at most."""
-        terms = self.model.movable.get((kind, c, axis))
-        return self._of(terms, self.part) if terms is not None else None
+        key = kind, c, axis
+        terms = self.model.movable.get(key)
+        return self._of(terms, key, self.part) if terms is not None else None
 
-    def _of(self, expression: Linear, part: float = 1.0) -> int | None:
+    def _of(self, expression: Linear, key: Key, part: float = 1.0) -> int | None:
         """A variable equal to a part of seconds, in units; None where there are none."""
         terms = expression.terms(part / self.unit)
         if not len(terms[0]):
             return None
         found = self._variable()
-        self.program.equal_to_sum("seconds", found, terms)
+        self.rows[key] = self.program.equal_to_sum("seconds", found, terms)
         return found
 
     def _least(self, limits: Sequence[Sequence[tuple[int, float]]]) -> int:

@@ -87,10 +87,11 @@ class Program:
     def at_least(self, name: str, terms: Terms, right: float) -> int:
         return self._row(name, terms, 1, right)
 
-    def equal_to_sum(self, name: str, variable: int, terms: tuple[Array, Array]) -> None:
-        """`variable` is the sum of other variables times coefficients."""
+    def equal_to_sum(self, name: str, variable: int, terms: tuple[Array, Array]) -> int:
+        """`variable` is the sum of other variables times coefficients; returns the row's number."""
         row = self.equal(name, [(variable, 1.0)], 0.0)
         self.entries.many(row, terms[0], -terms[1])
+        return row
 
     def transport(self, out: Sequence[Sequence[int]], into: Sequence[Sequence[int]], possible: Array) -> Array:
         """Flows from each of some sums of variables to each of others, where possible: their numbers, -1 for none.

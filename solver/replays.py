@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.layout import Layout
+from autopar.solver.costs import Port
 from autopar.solver.linear import Array
 from autopar.solver.prices import Prices
 from autopar.solver.problem import Tensor, Use
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from autopar.solver.conversions import Paid
     from autopar.solver.model import Model
 
-Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
 Pair = tuple[Port, Layout]
 Expression = dict[int, float]
 
@@ -66,7 +66,7 @@ def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Ar
     stage, kind = flow.tensor.stage, flow.tensor.kind
     r, q = model.recomputed[stage][level - 1], model.any_recomputed[stage][level - 1]
     times = {q: 1.0} if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else {r: 1.0}
-    most = 1 if kind == "first" else max(1, model.conversions(flow.tensor))
+    most = 1 if kind == "first" else max(1, model.costs.conversions(flow.tensor))
     rest = np.setdiff1d(flow.all, np.concatenate(groups))
     return counted(model.program, [*groups, rest] if len(rest) else groups, times, most)[: len(groups)]
 

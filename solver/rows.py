@@ -100,7 +100,7 @@ class Rows:
         for number, op in enumerate(self.problem.ops):
             if not self.memory.is_parameter(op.node):
                 continue
-            count = self.model.count(op)
+            count = self.model.costs.count(op)
             for variable, choice in zip(self.model.x[number], op.choices, strict=True):
                 storage = choice.strategy.outputs[0]
                 add(self.always, variable, count * sum(self.memory.parameter_bytes(op.node, storage).values()))
@@ -124,13 +124,13 @@ class Rows:
             for one, variable in self._moving(flows):
                 add(self.waiting.setdefault(last, {}), variable, one.waiting)
                 if self.memory.micro_batches > 1 and not one.reduction:
-                    add(self.accumulated, variable, self.model.count(self.problem.ops[last]) * one.accumulated)
+                    add(self.accumulated, variable, self.model.costs.count(self.problem.ops[last]) * one.accumulated)
                 later = one.waiting if shared else one.reduced
                 if stage == op.stage:
                     add(self.stages[stage].gradients, variable, later)
                     mine[variable] = float(later)
                 else:
-                    add(self.stages[stage].shared_gradients, variable, self.model.count(op) * later)
+                    add(self.stages[stage].shared_gradients, variable, self.model.costs.count(op) * later)
             if mine:
                 self.stages[stage].each_gradient.append((flows[0].all, mine))
 
@@ -140,7 +140,7 @@ class Rows:
         for flow in flows:
             ref = self.problem.ref(flow.tensor)
             if self.memory.is_parameter(ref.node) and in_segment(self.problem.ops[flow.use.op].node):
-                ways = self.model.table(ref).ways([layout for layout, _ in flow.ports], flow.wanted)
+                ways = self.model.costs.table(ref).ways([layout for layout, _ in flow.ports], flow.wanted)
                 for (layout, again), row, numbers in zip(flow.ports, ways, flow.numbers.tolist(), strict=True):
                     for wanted, way, variable in zip(flow.wanted, row, numbers, strict=True):
                         if variable >= 0:
@@ -156,7 +156,7 @@ class Rows:
             given = op.node.op == "placeholder" or (op.node.op == "get_attr" and not self.memory.is_parameter(op.node))
             for variable, choice in zip(self.model.x[number], op.choices, strict=True) if given else ():
                 size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
-                add(self.always, variable, self.model.count(op) * size)
+                add(self.always, variable, self.model.costs.count(op) * size)
             if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
                 returned = Returned.by(self.model, number)
                 for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
@@ -191,7 +191,7 @@ class Rows:
     def _kept_copies(self, flow: Flow, sizes: dict[int, int]) -> None:
         """Copies that blocks keep until the level from which on their op is in a segment: flows with their bytes."""
         op = self.problem.ops[flow.use.op]
-        data, count, dropped = self.stages[op.stage], self.model.count(op), op.again.dropped
+        data, count, dropped = self.stages[op.stage], self.model.costs.count(op), op.again.dropped
         groups = [np.array([variable]) for variable in sizes]
         again = {
             level: dict(zip(sizes, replays(self.model, flow, groups, level).tolist(), strict=True))
@@ -226,7 +226,7 @@ class Rows:
             for (port, wanted), variable in flow.pairs.items():
                 one = moving(self.memory, self.problem.grouping, ref, port[0], wanted, regather=port[1])
                 if one.reduction:
-                    count = self.model.count(self.problem.ops[flow.use.op])
+                    count = self.model.costs.count(self.problem.ops[flow.use.op])
                     add(self.accumulated, variable, count * one.accumulated)
 
     # -- rows ---------------------------------------------------------------------------------------------------------

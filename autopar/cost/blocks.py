@@ -74,7 +74,7 @@ def regions(length: int, repeats: Sequence[Repeat]) -> tuple[Region, ...]:
 
 
 def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, ...]:
-    """The repeated blocks of a graph, in order; each block holds a parameter.
+    """The repeated blocks of a graph, in order; each block reads a parameter, its own or one that all of them share.
 
     `label` may tell nodes apart that are equal otherwise (a user's constraint on one of them).
     """
@@ -117,7 +117,7 @@ class _Facts:
             for source in sources:
                 last_use[source] = i
         self.last_use = numpy.array(last_use, dtype=numpy.int64)
-        holds = [n.op == "get_attr" or n.op == "call_module" for n in nodes]
+        holds = [n.op == "call_module" or any(m.op == "get_attr" for m in (n, *input_nodes(n))) for n in nodes]
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
         for i in reversed(range(len(nodes) - 1)):  # sizes are taken where a tensor is made, for who reads it

@@ -24,8 +24,8 @@ def test_ways_of_parameters(mesh: tuple[int, ...]) -> None:
         shape = tuple(tensor_of(ref).shape)
         legal = [one for one in layouts if one.is_legal(shape, mesh, ragged=True)]
         stored = [one for one in legal if R_PLUS not in one.placements]
-        possible = model.table(ref).prices(stored, legal).possible
-        ways = model.table(ref).ways(stored, legal)
+        possible = model.costs.table(ref).prices(stored, legal).possible
+        ways = model.costs.table(ref).ways(stored, legal)
         for (i, storage), (j, wanted) in itertools.product(enumerate(stored), enumerate(legal)):
             if possible[i, j]:
                 assert ways[i][j] == way_between(problem.memory, ref, storage, wanted)

@@ -1,0 +1,99 @@
+"""What the choices of a problem cost: ops by choice, tensors by how they lie at both ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.cost.collectives import collective_seconds
+from autopar.cost.traffic import needs_grad, reduction_dtype
+from autopar.graph import TensorRef, tensor_of
+from autopar.layout import Layout
+from autopar.solver.linear import Array
+from autopar.solver.prices import PriceTable
+from autopar.solver.problem import Op, Problem, Tensor, Use
+
+Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
+Tables = dict[tuple[object, ...], PriceTable]  # of tensors by their form
+
+
+@dataclass
+class Costs:
+    """Costs of one problem; `tables` may be those of another problem of the same graph."""
+
+    problem: Problem
+    tables: Tables = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tables: dict[TensorRef, PriceTable] = {}
+        self._ports: dict[tuple[int, int], dict[Port, list[int]]] = {}
+        self._wanted: dict[tuple[int, int], dict[Layout, list[int]]] = {}
+        for tensor in self.problem.tensors:
+            ports = [layout for layout, _ in self.ports(tensor)]
+            for use in tensor.uses:
+                self.table(self.problem.ref(tensor)).expect(ports, list(self.wanted(tensor, use)))
+
+    def count(self, op: Op) -> int:
+        """How many blocks an op stands for."""
+        return self.problem.stages[op.stage].count
+
+    def conversions(self, tensor: Tensor) -> int:
+        """How many conversions there are of a tensor in one micro-batch."""
+        stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
+        return stage - 1 if tensor.kind == "next" else stage
+
+    def of_op(self, op: Op) -> tuple[Array, Array]:
+        """By choice: seconds of a step in all blocks, with the update of a parameter; and of a replay of a block."""
+        memory, cluster = self.problem.memory, self.problem.cluster
+        many, count = memory.micro_batches, self.count(op)
+        seconds, forwards = np.zeros(len(op.choices)), np.zeros(len(op.choices))
+        for i, choice in enumerate(op.choices):
+            inner_forward, inner_backward = 0.0, 0.0
+            for inner in choice.strategy.inner:
+                axis = cluster.axes[inner.axis]
+                if inner.forward_bytes:
+                    inner_forward += collective_seconds(inner.kind, inner.forward_bytes, axis)
+                if inner.backward_bytes and memory.train:
+                    inner_backward += collective_seconds(inner.kind, inner.backward_bytes, axis)
+            forwards[i] = many * (choice.forward_seconds + inner_forward)
+            seconds[i] = count * (forwards[i] + many * (choice.backward_seconds + inner_backward))
+            if memory.is_parameter(op.node):
+                traffic = memory.optimizer_traffic_bytes(op.node, choice.strategy.outputs[0])
+                seconds[i] += count * cluster.device.update_seconds(traffic)
+        return seconds, forwards
+
+    def ports(self, tensor: Tensor) -> dict[Port, list[int]]:
+        """The choices of a tensor's source, by number, by how the tensor lies then."""
+        key = tensor.source, tensor.output
+        if key not in self._ports:
+            grad = self.table(self.problem.ref(tensor)).needs_grad
+            found = self._ports.setdefault(key, {})
+            for i, choice in enumerate(self.problem.ops[key[0]].choices):
+                layout = choice.strategy.outputs[tensor.output]
+                found.setdefault((layout if grad else layout.value(), choice.regather), []).append(i)
+        return self._ports[key]
+
+    def wanted(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
+        """The choices of a tensor's reader by how they want it."""
+        key = use.op, use.index
+        if key not in self._wanted:
+            grad = self.table(self.problem.ref(tensor)).needs_grad
+            found = self._wanted.setdefault(key, {})
+            for i, choice in enumerate(self.problem.ops[use.op].choices):
+                layout = choice.strategy.inputs[use.index]
+                found.setdefault(layout if grad else layout.value(), []).append(i)
+        return self._wanted[key]
+
+    def table(self, ref: TensorRef) -> PriceTable:
+        """Prices of one tensor; tensors of equal form share a table."""
+        if ref not in self._tables:
+            memory = self.problem.memory
+            tensor = tensor_of(ref)
+            sizes = tensor.dtype.itemsize, reduction_dtype(memory, ref).itemsize
+            key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
+            grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
+            own = (*key, grouping.part(ref.node) if grouping else None)
+            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping)
+            self._tables[ref] = self.tables.setdefault(own, made)
+        return self._tables[ref]

@@ -1,0 +1,132 @@
+"""What each way costs at least, known without a program; and the fastest plan by the few ways that it leaves."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from random_graphs import drawn, every_plan
+from small_models import ready, toy_of
+
+from autopar.solver import few
+from autopar.solver.few import Ways, fastest, weigh
+from autopar.solver.model import Model
+from autopar.solver.network import Network
+from autopar.solver.problem import Problem
+from autopar.solver.running import in_seconds, price, run
+from autopar.solver.stars import MOST, Arm, Star
+
+GRAPHS, QUICK, MOST_PLANS = 200, 12, 400
+SMALL = ["gpt2-4", "llama-6-grouped", "bert-4", "t5-4", "vit-4"]
+slow = pytest.mark.slow
+
+
+def problem_of(name: str, *mesh: int) -> Problem:
+    return toy_of(ready(name, *mesh)).problem(recompute=False)
+
+
+@pytest.mark.parametrize("uses", range(1, MOST + 1))
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_star_costs_at_least_is_that_of_all_its_ends(seed: int, uses: int) -> None:
+    draw = np.random.default_rng(seed)
+    rows, columns = 3, 4
+    price = np.where(draw.random((rows, columns)) < 0.2, np.inf, draw.integers(0, 5, (rows, columns)).astype(float))
+    price[:, 0] = 1.0
+    arms = [Arm(0, np.arange(rows), draw.normal(size=rows))]
+    for k in range(uses):
+        message = draw.normal(size=columns)
+        message[1:][draw.random(columns - 1) < 0.3] = -np.inf  # not wanted
+        own = draw.random((rows, columns)) if draw.random() < 0.5 else None
+        arms.append(Arm(k + 1, np.arange(columns), message, own))
+    star, least = Star(price, arms), [np.full(len(arm.message), np.inf) for arm in arms]
+    for row, *wanted in itertools.product(range(rows), *(range(columns) for _ in range(uses))):
+        if any(np.isinf(arm.message[w]) for arm, w in zip(arms[1:], wanted, strict=True)):
+            continue
+        cost = sum(price[row, w] for w in set(wanted)) - arms[0].message[row]
+        for arm, w in zip(arms[1:], wanted, strict=True):
+            cost += (0.0 if arm.own is None else arm.own[row, w]) - arm.message[w]
+        for mine, arm, place in zip(least, arms, (row, *wanted), strict=True):
+            mine[place] = min(mine[place], cost + arm.message[place])
+    for end, arm in enumerate(arms):
+        there = np.isfinite(arm.message)
+        assert star.least(end)[there] == pytest.approx(least[end][there])
+    assert star.bound() == pytest.approx(float((least[0] - arms[0].message).min()))
+
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < QUICK else slow) for n in range(GRAPHS)])
+def test_no_plan_costs_less_than_its_choices_say(seed: int) -> None:
+    asked = drawn(seed, MOST_PLANS, fold=True)
+    problem = asked.problem(recompute=False)
+    plans = list(every_plan(asked, problem, recompute=False))
+    best = min(plan.predicted.step_seconds for plan in plans)
+    network = Network(problem)
+    network.climb()
+    model = Model(problem)
+    first = network.bound
+    weigh(network, model, "highs", 60.0)
+    assert network.bound >= first
+    assert network.bound <= best * (1 + 1e-7)
+    for plan in plans:
+        says = max(least[choice] for least, choice in zip(network.least, plan.choices, strict=True))
+        assert plan.predicted.step_seconds >= says * (1 - 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("gpt2-4", (2, 4)), ("t5-4", (2, 4)), *(pytest.param(name, (2, 2, 2), marks=slow) for name in SMALL)],
+    ids=str,
+)
+def test_the_bound_is_near_that_of_the_relaxation(name: str, mesh: tuple[int, ...]) -> None:
+    problem = problem_of(name, *mesh)
+    model, network = Model(problem), Network(problem)
+    price(model)
+    relaxed = in_seconds(model, model.program.relax("highs", 60.0, {}))
+    network.climb()
+    weigh(network, model, "highs", 60.0)
+    best = run(model, "highs", 60.0, 1e-6).objective
+    assert 0.99 * relaxed.bound <= network.bound <= best * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("pairs", [(2_000, 4_000, 8_000), (20_000, 40_000, 80_000)], ids=str)
+@pytest.mark.parametrize("solver", ["highs", pytest.param("cbc", marks=slow)])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("gpt2-4", (2, 2)), ("t5-4", (2, 2)), *(pytest.param(name, (2, 2, 2), marks=slow) for name in SMALL)],
+    ids=str,
+)
+def test_few_ways_have_the_optimum_or_say_how_far_they_are(
+    name: str, mesh: tuple[int, ...], pairs: tuple[int, ...], solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, gap = problem_of(name, *mesh), 1e-4
+    whole = run(Model(problem), "highs", 60.0, gap)
+    monkeypatch.setattr(few, "_ALL", 0)
+    monkeypatch.setattr(few, "_PAIRS", pairs)
+    model, found = fastest(problem, solver, 60.0, gap)
+    assert len(model.program.names) < len(Model(problem).program.names)
+    assert found.bound <= whole.objective * (1 + 1e-7)
+    assert found.objective >= whole.bound * (1 - 1e-7)
+    if found.status == "optimal":
+        assert found.objective <= whole.objective * (1 + 2 * gap)
+        assert found.bound >= found.objective * (1 - gap)
+    else:
+        assert found.objective <= whole.objective * 1.05
+
+
+def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
+    problem = problem_of("gpt2-4", 2, 2)
+    ways, network = Ways(problem), Network(problem)
+    network.climb()
+    draw = random.Random(0)
+    known = [np.array([draw.random() < 0.1 for _ in op.choices]) for op in problem.ops]
+    everything = ways.pairs([np.ones(len(op.choices), dtype=bool) for op in problem.ops])
+    before = 0
+    for most in (everything // 8, everything // 3, everything):
+        kept, limit = ways.up_to(network.least, known, most, np.inf)
+        assert before <= ways.pairs(kept) <= most
+        before = ways.pairs(kept)
+        for some, least, mine in zip(kept, network.least, known, strict=True):
+            assert (some == (least <= limit) | mine).all()
+        assert [len(op.choices) for op in ways.few(kept).ops] == [int(some.sum()) for some in kept]
+    assert limit == np.inf
