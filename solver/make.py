@@ -24,7 +24,7 @@ from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
-from autopar.solver.few import fastest
+from autopar.solver.fast import Fast
 from autopar.solver.idle import warn_of_idle
 from autopar.solver.model import Model
 from autopar.solver.passed_over import check_recompute
@@ -32,8 +32,7 @@ from autopar.solver.pins import names_any
 from autopar.solver.problem import Problem
 from autopar.solver.refusal import refusal, too_small
 from autopar.solver.restricted import Restricted, Strategies
-from autopar.solver.rows import Rows
-from autopar.solver.running import price, run, run_near
+from autopar.solver.running import price
 from autopar.solver.smallest import smallest_budget
 from autopar.solver.solution import Predicted, Solution, node_plans, predicted, read_solution
 from autopar.solver.windows import SHARE
@@ -174,60 +173,67 @@ def _solve(
     watch: _Watch,
 ) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end, repeats, free = cpu_seconds() + time_limit, memory.repeats, 0.0
+    end, repeats, free, fast = cpu_seconds() + time_limit, memory.repeats, 0.0, Fast(solver, gap)
     if _replicated_bytes(memory) <= budget and not restricted.forces_replays:
         problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
         watch.lap("build")
-        model, outcome = fastest(problem, solver, time_limit, gap)
+        model, outcome = fast.free(problem, time_limit)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
         told, free = predicted(solution, problem), solution.bound
         if told[0].peak_bytes <= budget:
             return problem, solution, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
-    model = Model(problem)
-    Rows(model, budget * (1 - 1e-6))
     watch.lap("build")
+    usable = budget * (1 - 1e-6)
+    late: TimeLimitError | None = None
     try:
-        outcome = run(model, solver, end - cpu_seconds(), gap)
-    except TimeLimitError as late:
-        solution, told = _near_least_memory(late, model, budget, time_limit, gap, solver, constraints)
+        model, outcome, is_all = fast.within(problem, usable, end - cpu_seconds())
+    except TimeLimitError as error:
+        late = error
+    if late is not None or (outcome.status == "infeasible" and not is_all):
+        solution, told = _near_least_memory(late, problem, fast, budget, time_limit, constraints)
         watch.lap("ilp")
         return problem, replace(solution, bound=free), told
     watch.lap("ilp")
     if outcome.status == "infeasible":
         raise refusal(budget, problem, gap, solver, constraints)
     solution, left = read_solution(model, outcome), end - cpu_seconds()
-    given = memory, restricted, cluster, repeats, budget * (1 - 1e-6)
+    given = memory, restricted, cluster, repeats, usable
     solution = refined(model, solution, *given, left, gap, solver)
     watch.lap("ilp")
     return problem, solution, predicted(solution, problem)
 
 
 def _near_least_memory(
-    late: TimeLimitError,
-    model: Model,
+    late: TimeLimitError | None,
+    problem: Problem,
+    fast: Fast,
     budget: int,
     time_limit: float,
-    gap: float,
-    solver: str,
     constraints: Sequence[str],
 ) -> tuple[Solution, Predicted]:
-    """Where the search was too late to find a plan: that of the least memory may fit, and one near it be faster.
+    """Where the search was too late to find a plan, or looked at few ways alone: that of the least memory may fit, and
+    one near it be faster.
 
-    Raises InfeasibleError where this shows that none fits, and TimeLimitError where it does not.
+    Raises InfeasibleError where none is known that fits, and TimeLimitError where the search was too late to know.
     """
     try:
-        smallest = smallest_budget(model.problem, solver, gap)
-    except TimeLimitError:
-        raise late from None
+        smallest = smallest_budget(problem, fast.solver, fast.gap)
+    except TimeLimitError as error:
+        raise late or error from None
     if smallest is None or smallest.bound_bytes > budget:
-        raise too_small(budget, smallest, model.problem, constraints)
+        raise too_small(budget, smallest, problem, constraints)
     if smallest.budget_bytes <= budget:
-        solution = read_solution(model, run_near(model, smallest.outcome.values, solver, gap, SHARE * time_limit))
-        told = predicted(solution, model.problem)
-        if told[0].peak_bytes <= budget:  # HiGHS holds rows to a byte
-            return solution, told
+        known = smallest.model, smallest.outcome
+        near = fast.near(problem, budget * (1 - 1e-6), *known, SHARE * time_limit)
+        if near is not None:
+            solution = read_solution(*near)
+            told = predicted(solution, problem)
+            if told[0].peak_bytes <= budget:  # HiGHS holds rows to a byte
+                return solution, told
+    if late is None:
+        raise too_small(budget, smallest, problem, constraints)
     raise TimeLimitError(f"{late}; the one of least memory that it knows needs {show_bytes_up(smallest.enough_bytes)}")
 
 

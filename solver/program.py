@@ -164,15 +164,16 @@ class Program:
         entering: float = math.inf,
         *,
         everything: bool = False,
+        first: Array | None = None,
         close: float | None = None,
         basis: Basis | None = None,
     ) -> Outcome:
         """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
-        was too short. `everything`: with all columns from the start; `close`: what a bound may miss, relatively."""
+        was too short. `everything`, `first`: as `Relaxation` has them; `close`: what a bound may miss, relatively."""
         if not is_highs(solver):
             return self._optimise(engine(solver, time_limit, 0.0), np.arange(len(self.names)), False, 0.0, bounds)
         at_once = close != math.inf and (close is not None or basis is None)
-        relaxation = Relaxation(self.matrix(), everything=everything, at_once=at_once)
+        relaxation = Relaxation(self.matrix(), everything=everything, at_once=at_once, first=first)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
 
     def relax_again(

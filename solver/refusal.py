@@ -1,7 +1,8 @@
 """What is said where no plan fits the budget: the smallest one that has a plan, what fills it, what could help.
 
 What is proven is proven of the rows of memory, which count what a plan takes or more: mostly by 1 % at most, more where
-small blocks share a bucket. So a plan that fits less may be there without being found.
+small blocks share a bucket. So a plan that fits less may be there without being found; and where a program of all ways
+to run the ops would be too large (`autopar.solver.fast`), one in another way than those that were looked at.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest)
     enough = smallest.enough_bytes
     bound = min(math.floor(smallest.bound_bytes), enough)
-    known = "the smallest budget that the planner finds one for is"
-    if bound < 0.99 * smallest.budget_bytes:
+    verdict, known = "no plan fits", "the smallest budget that the planner finds one for is"
+    if bound < budget:  # not all ways to run the ops were looked at
+        verdict, known = "no plan is found that fits", f"none fits less than {show_bytes_down(bound)}, one is found for"
+    elif bound < 0.99 * smallest.budget_bytes:
         known = f"the planner finds none for less than {show_bytes_down(bound)}, one for"
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
     if asked == named:  # they differ by less than is shown
@@ -55,7 +58,7 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     if budget >= _CLOSE * bound:
         hints.insert(0, "its count of memory may be a little too high")
     return InfeasibleError(
-        f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
+        f"{verdict} {asked} per device: {known} {named} (at '{moment.name}': {parts})"
         + "".join(f"; {hint}" for hint in hints),
         smallest_budget_bytes=enough,
         budget_lower_bound_bytes=bound,

@@ -17,6 +17,7 @@ import numpy as np
 
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.held import ENOUGH, LIMIT, Basis, Held, Start
+from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import bound_by, priced
 
@@ -32,14 +33,22 @@ _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
 class Relaxation:
     """What HiGHS holds of a program, and its answer to the last question.
 
-    `everything`: with all columns from the start; `at_once`: in a large program with more of them than are needed, so
-    that one round is mostly enough (from the basis of fewer a round may take longer than from nothing).
+    `everything`: with all columns from the start; `first`: with these flows; `at_once`: in a large program with more of
+    them than are needed, so that one round is mostly enough (from the basis of fewer a round may take longer than from
+    nothing).
     """
 
-    def __init__(self, matrix: Matrix, *, everything: bool = False, at_once: bool = False) -> None:
+    def __init__(
+        self, matrix: Matrix, *, everything: bool = False, at_once: bool = False, first: Array | None = None
+    ) -> None:
         self.matrix = matrix
         cheapest = _OF_LARGE if at_once and matrix.columns > _LARGE else _CHEAPEST
-        self.inside = np.ones(matrix.columns, dtype=bool) if everything else matrix.cheapest(cheapest)
+        if everything:
+            self.inside = np.ones(matrix.columns, dtype=bool)
+        elif first is not None:
+            self.inside = matrix.with_company(matrix.cheapest(1) | first)
+        else:
+            self.inside = matrix.cheapest(cheapest)
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)

@@ -15,21 +15,31 @@ from autopar.solver.windows import improved
 _PLAIN = 1e-5  # what one departure from the plainest plan costs in the program
 
 
-def run(model: Model, solver: str, time_limit: float, gap: float, *, patience: float | None = None) -> Outcome:
-    """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds.
+def run(
+    model: Model,
+    solver: str,
+    time_limit: float,
+    gap: float,
+    *,
+    patience: float | None = None,
+    best: Outcome | None = None,
+    first: Array | None = None,
+) -> Outcome:
+    """Solve for the model's seconds, ties for the plainest plan; the outcome is in seconds. More: `search`.
 
     What is searched to is nearer than `gap` by what ties may have added to the bound.
     """
     price(model)
     nearer = max(gap / 2, gap - _slack(model) / OBJECTIVE)
-    outcome = search(model.program, solver, time_limit=time_limit, gap=nearer, patience=patience)
+    outcome = search(
+        model.program, solver, time_limit=time_limit, gap=nearer, patience=patience, best=best, first=first
+    )
     return in_seconds(model, outcome)
 
 
-def run_near(model: Model, values: Array, solver: str, gap: float, seconds: float) -> Outcome:
-    """The best solution that some seconds find near one that is known (`autopar.solver.windows`), without a bound."""
-    price(model)
-    known = Outcome("feasible", values, float(model.program.cost @ values), 0.0)
+def run_near(model: Model, known: Outcome, solver: str, gap: float, seconds: float) -> Outcome:
+    """The best solution of a priced model that some seconds find near one (`improved`), without a bound."""
+    known = replace(known, status="feasible", bound=0.0)
     return in_seconds(model, improved(model.program, solver, gap, known, seconds))
 
 

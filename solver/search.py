@@ -45,28 +45,34 @@ def search(
     time_limit: float = 60.0,
     gap: float = 1e-4,
     patience: float | None = None,
+    best: Outcome | None = None,
+    first: Array | None = None,
 ) -> Outcome:
     """Solve on one thread to relative `gap` or until `time_limit` seconds (`autopar.solver.clock` says whose).
 
     The same program gives the same answer, unless the limit is reached.
 
-    Where the limit passes before there is any solution, the first one found ends the search.
+    Where the limit passes before there is any solution, the first one found ends the search. `best`: a solution that is
+    known; `first`: flows that good solutions use, with which the relaxation begins.
 
     Raises TimeLimitError when `patience` seconds (four times the limit, and at least a minute) bring none.
     """
     patience = max(_PATIENCE[0] * time_limit, _PATIENCE[1]) if patience is None else patience
     clock = Clock(time_limit, patience)
-    found = _near_no_budget(program, solver, gap, clock)
+    found = _near_no_budget(program, solver, gap, clock) if first is None else None
     if found is not None:
         return found
-    root = program.relax(solver, patience - clock.gone, {}, time_limit / 2, close=_LOOSE if program.early else None)
+    left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.early else None
+    root = program.relax(solver, left, {}, time_limit / 2, close=close, first=first)
     if root.status == "stopped":
-        raise clock.too_short()
+        if best is None:
+            raise clock.too_short()
+        return replace(best, status="feasible", bound=-math.inf)
     if root.status == "infeasible" or not any(program.integer):
         return root
     if not program.early:
-        return Branching(program, solver, gap, clock).run(root)
-    return _by_parts(program, root, solver, gap, clock)
+        return Branching(program, solver, gap, clock, best).run(root)
+    return _by_parts(program, root, solver, gap, clock, best)
 
 
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
@@ -97,10 +103,12 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
     return _judged(_of_whole(program, kept, found, limit), gap)
 
 
-def _by_parts(program: Program, root: Outcome, solver: str, gap: float, clock: Clock) -> Outcome:
+def _by_parts(
+    program: Program, root: Outcome, solver: str, gap: float, clock: Clock, best: Outcome | None = None
+) -> Outcome:
     """With the variables that solutions up to a limit can use, and a higher limit where the best is above it."""
     limits = iter([root.objective + margin * abs(root.objective) for margin in _PARTS])
-    limit, best = next(limits), None
+    limit = next(limits) if best is None else best.objective * (1 + 1e-9)
     while True:
         kept = within(program, root, limit)
         if len(kept) > max(wholes.FEW, _SMALL * len(program.names)):

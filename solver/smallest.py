@@ -20,17 +20,18 @@ import numpy as np
 
 from autopar.errors import TimeLimitError
 from autopar.solver.clock import cpu_seconds
+from autopar.solver.fast import Fast
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.program import Program
 from autopar.solver.rows import Rows
-from autopar.solver.running import price, run
+from autopar.solver.running import price
 from autopar.solver.search import search
-from autopar.solver.shrunk import held_of, without_zeros
 from autopar.solver.stage_bytes import UNIT
+from autopar.solver.ways import chosen, counts, few
 
-_LARGE = 5_000  # variables from which budgets are tried
+_LARGE = 4_000  # pairs of layouts from which budgets are tried
 _SECONDS = 20.0  # for the least peak of a program
 _CLOSE = 5e-3  # how near it is found where budgets are tried
 _EACH, _ALL = 15.0, 45.0  # seconds for a plan under a budget, and for all budgets
@@ -60,8 +61,9 @@ def smallest_budget(problem: Problem, solver: str, gap: float, *, too_small: flo
 
     Raises TimeLimitError where no plan is found in time.
     """
-    model = Model(problem)
-    if len(model.program.names) <= _LARGE:
+    fast = Fast(solver, _ANY)
+    if fast.pairs(problem) <= _LARGE:
+        model = Model(problem)
         with suppress(TimeLimitError):
             outcome = _least(model, solver, gap)
             return None if outcome.status == "infeasible" else _as_smallest(model, outcome, outcome.bound)
@@ -70,10 +72,10 @@ def smallest_budget(problem: Problem, solver: str, gap: float, *, too_small: flo
     if least.status == "infeasible":
         return None
     known = _with_choices_of(problem, bare, least, solver, gap)
-    return _tried(problem, solver, gap, max(least.bound, too_small / UNIT), known)
+    return _tried(problem, fast, gap, max(least.bound, too_small / UNIT), known)
 
 
-def _tried(problem: Problem, solver: str, gap: float, bound: float, known: Smallest | None) -> Smallest:
+def _tried(problem: Problem, fast: Fast, gap: float, bound: float, known: Smallest | None) -> Smallest:
     """Under budgets above the bound and below that of a plan `known`: further above until one has a plan, then between
     this one and the last that had none, or none in time."""
     end, low, above = cpu_seconds() + _ALL, bound, gap
@@ -81,17 +83,15 @@ def _tried(problem: Problem, solver: str, gap: float, bound: float, known: Small
     while cpu_seconds() < end and high > low * (1 + _NEAR):
         budget = min(low * (1 + above), math.sqrt(low * high))
         above *= _FURTHER
-        model = Model(problem)
-        peak = Rows(model, budget * UNIT).peak
         try:
-            outcome = run(model, solver, _EACH, _ANY, patience=_EACH)
+            model, outcome, is_all = fast.within(problem, budget * UNIT, _EACH, any_plan=True)
         except TimeLimitError:
             low = budget
             continue
         if outcome.status == "infeasible":
-            low = bound = budget
+            low, bound = budget, budget if is_all else bound
         else:
-            high = float(outcome.values[peak])
+            high = float(outcome.values[model.program.budget])
             known = Smallest(model, outcome, high * UNIT, 0.0)
     if known is None:
         raise TimeLimitError("no plan of about the least memory was found in time")
@@ -100,21 +100,11 @@ def _tried(problem: Problem, solver: str, gap: float, bound: float, known: Small
 
 def _with_choices_of(problem: Problem, bare: Model, found: Outcome, solver: str, gap: float) -> Smallest | None:
     """What a plan found as if conversions took no memory needs in truth; None where that takes too long to find."""
-    model = Model(problem)
+    model = Model(few(problem, chosen(bare, found, problem)))
     program, peak = model.program, Rows(model, None).peak
-    for mine, its in zip(model.x, bare.x, strict=True):
-        chosen = max(range(len(its)), key=lambda i: found.values[its[i]])
-        for i, variable in enumerate(mine):
-            program.lower[variable] = program.upper[variable] = float(i == chosen)
-    for stage, counts in model.recomputed.items():
-        for count, whether, same in zip(counts, model.any_recomputed[stage], bare.recomputed[stage], strict=True):
-            many = float(round(found.values[same]))
-            program.lower[count] = program.upper[count] = many
-            program.lower[whether] = program.upper[whether] = min(many, 1.0)
     _only_peak_costs(model, peak)
-    matrix, held = program.matrix(), held_of(program)
-    kept = matrix.with_company(without_zeros(matrix, matrix.upper > 0, held))
-    outcome = program.integrate(solver, np.flatnonzero(kept), _EACH, gap, {})
+    everything = np.arange(len(program.names))
+    outcome = program.integrate(solver, everything, _EACH, gap, counts(bare, found, model))
     return _as_smallest(model, _whole(program, outcome), 0.0) if len(outcome.values) else None
 
 

@@ -110,13 +110,11 @@ class Star:
 
     def _cost(self, some: list[int]) -> Array:
         """What uses that want the same cost, by row and column."""
-        own = {k: self.arms[1 + k].own for k in some if self.arms[1 + k].own is not None}
-        if not own:
-            return self.price
-        key = tuple(sorted(own))
-        if key not in self._sums:
-            self._sums[key] = self.price + sum(own.values())
-        return self._sums[key]
+        paying = tuple(k for k in sorted(some) if self.arms[1 + k].own is not None)
+        if paying not in self._sums:
+            own: list[Array] = [self.arms[1 + k].own for k in paying]
+            self._sums[paying] = sum(own, self.price)
+        return self._sums[paying]
 
 
 def _subsets(of: list[int]) -> list[list[int]]:

@@ -10,6 +10,7 @@ solution is: it is for searches that a limit of time has ended, or is about to.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from autopar.solver.shrunk import held_of, without_zeros
 SHARE = 1 / 6  # of a search's limit of time: how long a better solution is looked for
 _PART = 4  # of the ops, a window of them in a program that is not large
 _VARIABLES = 10_000  # about as many as a window of a large one may leave
+_SECONDS = 60.0  # for what follows from choices and counts, which takes none
 _TURNS = 4  # of all seconds a window may take one in so many
 
 
@@ -50,6 +52,15 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
             if len(found.values) and found.objective < cutoff:
                 best, in_vain = replace(best, values=found.values, objective=found.objective), 0
     return best
+
+
+def completed(program: Program, solver: str, values: Array, counts: Bounds) -> Outcome | None:
+    """The solution with these values of choices and these counts; None where there is none."""
+    choices = Choices(program.matrix())
+    known = Outcome("feasible", values, math.inf, 0.0)
+    kept = _around(program, choices, known, np.zeros(choices.groups, dtype=bool), counts)
+    found = program.integrate(solver, kept, _SECONDS, 0.0, counts)
+    return replace(found, counts={}) if len(found.values) else None
 
 
 def _around(program: Program, choices: Choices, best: Outcome, window: Array, bounds: Bounds) -> Array:

@@ -12,6 +12,7 @@ from toys import on_meta
 import autopar
 from autopar.errors import InfeasibleError
 from autopar.sizes import parse_bytes, show_bytes, show_bytes_down, show_bytes_up
+from autopar.solver import fast, smallest
 
 
 class Wide(nn.Module):
@@ -104,3 +105,17 @@ def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
         assert "the smallest budget that the planner finds one for is" in message and "proven" not in message
     assert "its count of memory may be a little too high" in near
     assert "too high" not in far  # where it makes no difference
+
+
+def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = refused().smallest_budget_bytes
+    assert least is not None
+    for name in ("_PLAIN", "_LARGE", "_MOST"):
+        monkeypatch.setattr(fast, name, 0)
+    monkeypatch.setattr(fast, "_PAIRS", (20,))
+    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_ALL", 0.0)
+    error = refused(budget=int(0.998 * least))
+    assert re.match(r"no plan is found that fits .* per device: none fits less than .*, one is found for ", str(error))
+    assert error.budget_lower_bound_bytes is not None and error.smallest_budget_bytes is not None
+    assert error.budget_lower_bound_bytes < 0.998 * least <= least <= error.smallest_budget_bytes * (1 + 1e-4)

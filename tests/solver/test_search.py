@@ -11,7 +11,7 @@ import pytest
 from toys import stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.solver import make, make_plan, refusal, running, search
+from autopar.solver import fast, make, make_plan, refusal, running, search
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
 from autopar.solver.model import Model
@@ -51,12 +51,12 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     assert least is not None
     whole = running.run
 
-    def late(model: Any, *given: Any) -> Outcome:
+    def late(model: Any, *given: Any, **named: Any) -> Outcome:
         if model.program.budget is not None:
             raise TimeLimitError("the solver found no plan")
-        return whole(model, *given)
+        return whole(model, *given, **named)
 
-    monkeypatch.setattr(make, "run", late)
+    monkeypatch.setattr(fast, "run", late)
     plan = make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
     assert plan.predicted.peak_bytes <= least
     assert plan.certificate.status == "feasible"

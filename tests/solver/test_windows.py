@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,13 @@ def test_from_the_least_memory_to_nearly_the_best(mesh: tuple[int, ...], part: f
     best = run(model, "highs", 60.0, 1e-4)
     smallest = smallest_budget(problem.problem(), "highs", 1e-4)
     assert smallest is not None
-    start = run_near(model, smallest.outcome.values, "highs", 1e-4, 0.0)  # no time: what it was given
-    found = run_near(model, smallest.outcome.values, "highs", 1e-4, 8.0)
+    known = replace(smallest.outcome, objective=float(model.program.cost @ smallest.outcome.values))
+    start = run_near(model, known, "highs", 1e-4, 0.0)  # no time: what it was given
+    found = run_near(model, known, "highs", 1e-4, 8.0)
     assert best.objective * (1 - 1e-4) <= found.objective < start.objective
     assert found.objective <= 1.1 * best.objective
     assert _is_solution(model, found.values)
-    again = run_near(model, best.values, "highs", 1e-4, 8.0)
+    again = run_near(model, replace(best, objective=float(model.program.cost @ best.values)), "highs", 1e-4, 8.0)
     assert again.objective == pytest.approx(best.objective, rel=2e-4)
 
 

@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 from random_graphs import drawn, every_plan
 from small_models import ready, toy_of
+from test_branches import four
 
-from autopar.solver import few
-from autopar.solver.few import Ways, fastest, weigh
+from autopar.solver import fast
+from autopar.solver.fast import Fast, weigh
 from autopar.solver.model import Model
 from autopar.solver.network import Network
 from autopar.solver.problem import Problem
+from autopar.solver.rows import Rows
 from autopar.solver.running import in_seconds, price, run
+from autopar.solver.smallest import smallest_budget
+from autopar.solver.solution import read_solution
 from autopar.solver.stars import MOST, Arm, Star
+from autopar.solver.ways import Ways
+from autopar.solver.ways import few as of_few
 
 GRAPHS, QUICK, MOST_PLANS = 200, 12, 400
 SMALL = ["gpt2-4", "llama-6-grouped", "bert-4", "t5-4", "vit-4"]
@@ -90,20 +96,24 @@ def test_the_bound_is_near_that_of_the_relaxation(name: str, mesh: tuple[int, ..
 
 
 @pytest.mark.parametrize("pairs", [(2_000, 4_000, 8_000), (20_000, 40_000, 80_000)], ids=str)
-@pytest.mark.parametrize("solver", ["highs", pytest.param("cbc", marks=slow)])
 @pytest.mark.parametrize(
-    ("name", "mesh"),
-    [("gpt2-4", (2, 2)), ("t5-4", (2, 2)), *(pytest.param(name, (2, 2, 2), marks=slow) for name in SMALL)],
+    ("name", "mesh", "solver"),
+    [
+        ("gpt2-4", (2, 2), "highs"),
+        ("t5-4", (2, 2), "highs"),
+        pytest.param("gpt2-4", (2, 2), "cbc", marks=slow),
+        *(pytest.param(name, (2, 2, 2), "highs", marks=slow) for name in SMALL),
+    ],
     ids=str,
 )
 def test_few_ways_have_the_optimum_or_say_how_far_they_are(
-    name: str, mesh: tuple[int, ...], pairs: tuple[int, ...], solver: str, monkeypatch: pytest.MonkeyPatch
+    name: str, mesh: tuple[int, ...], solver: str, pairs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, gap = problem_of(name, *mesh), 1e-4
     whole = run(Model(problem), "highs", 60.0, gap)
-    monkeypatch.setattr(few, "_ALL", 0)
-    monkeypatch.setattr(few, "_PAIRS", pairs)
-    model, found = fastest(problem, solver, 60.0, gap)
+    monkeypatch.setattr(fast, "_ALL", 0)
+    monkeypatch.setattr(fast, "_PAIRS", pairs)
+    model, found = Fast(solver, gap).free(problem, 60.0)
     assert len(model.program.names) < len(Model(problem).program.names)
     assert found.bound <= whole.objective * (1 + 1e-7)
     assert found.objective >= whole.bound * (1 - 1e-7)
@@ -120,7 +130,7 @@ def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
     network.climb()
     draw = random.Random(0)
     known = [np.array([draw.random() < 0.1 for _ in op.choices]) for op in problem.ops]
-    everything = ways.pairs([np.ones(len(op.choices), dtype=bool) for op in problem.ops])
+    everything = ways.pairs(ways.all)
     before = 0
     for most in (everything // 8, everything // 3, everything):
         kept, limit = ways.up_to(network.least, known, most, np.inf)
@@ -128,5 +138,54 @@ def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
         before = ways.pairs(kept)
         for some, least, mine in zip(kept, network.least, known, strict=True):
             assert (some == (least <= limit) | mine).all()
-        assert [len(op.choices) for op in ways.few(kept).ops] == [int(some.sum()) for some in kept]
+        assert [len(op.choices) for op in of_few(problem, kept).ops] == [int(some.sum()) for some in kept]
     assert limit == np.inf
+
+
+@pytest.mark.parametrize(
+    ("large", "most"), [(0, 0), (0, 1 << 60), (1 << 60, 1 << 60)], ids=["few", "few and all", "all from few on"]
+)
+@pytest.mark.parametrize("part", [-0.1, 0.3, 0.7])
+@pytest.mark.parametrize("mesh", [(2, 2), pytest.param((2, 2, 2), marks=slow)], ids=str)
+def test_few_ways_under_a_budget(
+    mesh: tuple[int, ...], part: float, large: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a program of all ways as a proof, and without one."""
+    asked, least, largest = four(*mesh)
+    budget, gap = least + part * (largest - least), 1e-3
+    problem = asked.problem()
+    model = Model(problem)
+    Rows(model, budget)
+    whole = run(model, "highs", 120.0, gap)
+    monkeypatch.setattr(fast, "_PLAIN", 0)
+    monkeypatch.setattr(fast, "_LARGE", large)
+    some = Ways(problem).pairs(Ways(problem).all) // 4
+    monkeypatch.setattr(fast, "_PAIRS", (some,))
+    monkeypatch.setattr(fast, "_FIRST", some)
+    monkeypatch.setattr(fast, "_MOST", most)
+    model, found, is_all = Fast("highs", gap).within(problem, budget, 120.0)
+    assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways prove it
+    if part < 0:
+        assert whole.status == found.status == "infeasible"
+        return
+    assert found.bound <= whole.objective * (1 + 1e-7)
+    assert found.objective >= whole.bound * (1 - 1e-7)
+    assert found.objective <= whole.objective * (1 + (2 * gap if most else 0.1))
+    told = asked.predict(read_solution(model, found))
+    assert told.peak_bytes <= budget * (1 + 1e-6)
+    assert told.step_seconds == pytest.approx(found.objective, rel=1e-9)
+
+
+def test_near_a_plan_of_few_choices_is_one_of_all() -> None:
+    asked, _, peak = four(2, 2)
+    problem = asked.problem()
+    found = smallest_budget(problem, "highs", 1e-3)
+    assert found is not None
+    fast_plans = Fast("highs", 1e-3)
+    near = fast_plans.near(problem, peak, found.model, found.outcome, 3.0)
+    assert near is not None
+    model, outcome = near
+    assert asked.predict(read_solution(model, outcome)).peak_bytes <= peak
+    first = fast_plans.near(problem, peak, found.model, found.outcome, 0.0)
+    assert first is not None and outcome.objective <= first[1].objective
+    assert fast_plans.near(problem, 0.9 * found.budget_bytes, found.model, found.outcome, 0.0) is None

@@ -1,0 +1,190 @@
+"""Plans by the few ways to run ops that fast ones use, and a proof of how much faster others could be.
+
+On three axes an op has hundreds of ways, and each tensor a flow for each pair of them: a program of millions of
+variables, of which a plan uses a thousand. What a plan with a choice costs at least is known without it
+(`autopar.solver.network`). So a program is stated of those choices alone that plans up to a limit can make, a limit
+that leaves it small. Its best plan is the best of all if it costs no more than the limit; if it costs more, all others
+cost at least the limit, or what the program's own bound is.
+
+Without a budget such a limit is soon high enough: where it is not, the dual values of the program's relaxation say what
+hides behind compute, and with them the network knows more. A budget costs more than that. The program of few ways, with
+all storages of parameters, has a good plan then; the program of all ways proves how good it is, and finds a better one,
+if its relaxation begins with the columns of the few and what costs more than the plan is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.solver.clock import cpu_seconds
+from autopar.solver.costs import Tables
+from autopar.solver.engines import is_highs
+from autopar.solver.model import Model
+from autopar.solver.network import Network, Weights
+from autopar.solver.outcome import Outcome
+from autopar.solver.problem import Problem
+from autopar.solver.rows import Rows
+from autopar.solver.running import price, run, run_near
+from autopar.solver.ways import Kept, Ways, chosen, columns, counts, few
+from autopar.solver.windows import completed
+
+# Pairs of layouts, a flow each, up to which
+_ALL = 30_000  # a program without a budget has all ways at once
+_PLAIN = 60_000  # and one with a budget, whose relaxation begins with the cheapest flows
+_LARGE = 150_000  # it begins with those of `_FIRST` pairs; with more, the plan is one of few ways first
+_MOST = 1_500_000  # and with more, of these alone
+_FIRST = 20_000
+_PAIRS = 60_000, 150_000, 600_000  # that a program of few ways has, at the first try and at others
+
+_FEW_SECONDS = 0.5  # of the limit: what a plan of few ways may take under a budget, where all ways follow
+_FEW_GAP = 5e-3  # and how near to its best it is
+_EPSILON = 1e-9  # by which floating point may be wrong, relatively
+
+
+@dataclass
+class Fast:
+    """Fast plans of problems of one graph, whose ops have the same choices."""
+
+    solver: str
+    gap: float
+    _tables: Tables = field(default_factory=dict)
+    _network: Network | None = None
+
+    def pairs(self, problem: Problem) -> int:
+        """How many pairs of layouts a problem's tensors have, at their ends."""
+        ways = Ways(problem, self._tables)
+        return ways.pairs(ways.all)
+
+    def free(self, problem: Problem, time_limit: float) -> tuple[Model, Outcome]:
+        """The fastest plan without a budget: its model, of all ways or of few, and the outcome; its status and bound
+        are of all ways."""
+        ways, end = Ways(problem, self._tables), cpu_seconds() + time_limit
+        if ways.pairs(ways.all) <= _ALL:
+            return self._all(problem, time_limit)
+        network = self._known(problem)
+        known: Kept = [some == some.min() for some in network.least]
+        best: tuple[Model, Outcome] | None = None
+        bound, highest = network.bound, math.inf
+        for most in _PAIRS:
+            if best is not None and cpu_seconds() > end:
+                break
+            kept, limit = ways.up_to(network.least, known, most, highest)
+            with suppress(InfeasibleError, *([TimeLimitError] if best is not None else [])):
+                model = Model(few(problem, kept), tables=self._tables)
+                outcome = run(model, self.solver, end - cpu_seconds(), self.gap)
+                if len(outcome.values):
+                    bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
+                    if best is None or outcome.objective < best[1].objective:
+                        best, known = (model, outcome), chosen(model, outcome, problem)
+                        highest = outcome.objective * (1 + _EPSILON)
+                    if outcome.objective - bound <= self.gap * outcome.objective or most == _PAIRS[-1]:
+                        break
+                    weigh(network, model, self.solver, end - cpu_seconds())
+                    bound = max(bound, network.bound)
+        if best is None:
+            return self._all(problem, end - cpu_seconds())
+        return best[0], self._judged(best[1], bound)
+
+    def within(
+        self, problem: Problem, budget_bytes: float, time_limit: float, *, any_plan: bool = False
+    ) -> tuple[Model, Outcome, bool]:
+        """The fastest plan within a budget, as `free`; and whether all ways were looked at: none fits where none is
+        found then. `any_plan`: one found among few ways will do, and none after the limit.
+
+        Raises TimeLimitError where none is found in time.
+        """
+        patience = time_limit if any_plan else None
+        ways, end = Ways(problem, self._tables), cpu_seconds() + time_limit
+        many = ways.pairs(ways.all)
+        if many <= _PLAIN:
+            model = self._with_rows(problem, budget_bytes)
+            return model, run(model, self.solver, time_limit, self.gap, patience=patience), True
+        network, bound, best = self._known(problem), 0.0, None
+        stored = [problem.memory.is_parameter(op.node) for op in problem.ops]
+        known = [(some == some.min()) | mine for some, mine in zip(network.least, stored, strict=True)]
+        kept, limit = ways.up_to(network.least, known, _FIRST if many <= _LARGE else _PAIRS[0], math.inf)
+        if many <= _LARGE:
+            model = self._with_rows(problem, budget_bytes)
+            some = columns(model, kept)
+            return model, run(model, self.solver, time_limit, self.gap, patience=patience, first=some), True
+        part, found = self._with_rows(few(problem, kept), budget_bytes), None
+        is_last = many > _MOST  # a program of all ways would be too large
+        seconds, gap = (time_limit, self.gap) if is_last else (_FEW_SECONDS * time_limit, max(self.gap, _FEW_GAP))
+        with suppress(*([] if is_last else [TimeLimitError])):
+            found = run(part, self.solver, seconds, gap, patience=patience if is_last else seconds)
+        if found is not None and len(found.values):
+            bound = max(network.bound, min(found.bound, limit * (1 - _EPSILON)))
+            found = self._judged(found, bound)
+            if is_last or any_plan or found.status == "optimal":
+                return part, found, False
+        elif found is not None and is_last:
+            return part, found, False
+        whole = self._with_rows(problem, budget_bytes)
+        if found is not None and len(found.values):
+            best = self._completed(whole, part, found)
+        left = max(end - cpu_seconds(), 0.0)
+        first = columns(whole, kept)
+        outcome = run(whole, self.solver, left, self.gap, patience=patience, best=best, first=first)
+        return whole, self._judged(outcome, max(bound, outcome.bound)) if len(outcome.values) else outcome, True
+
+    def near(
+        self, problem: Problem, budget_bytes: float, known: Model, found: Outcome, seconds: float
+    ) -> tuple[Model, Outcome] | None:
+        """The best plan that some seconds find near one of some of a problem's choices, without a bound; None where
+        the rows do not let that one pass."""
+        ways = Ways(problem, self._tables)
+        mine = chosen(known, found, problem)
+        kept = ways.all
+        if ways.pairs(kept) > _LARGE:
+            kept, _ = ways.up_to(self._known(problem).least, mine, _PAIRS[0], math.inf)
+        model = self._with_rows(few(problem, kept), budget_bytes)
+        best = self._completed(model, known, found)
+        return (model, run_near(model, best, self.solver, self.gap, seconds)) if best is not None else None
+
+    def _completed(self, model: Model, known: Model, found: Outcome) -> Outcome | None:
+        """A plan that another model has found, as a solution of a model that has its choices too."""
+        price(model)
+        values = np.zeros(len(model.program.names))
+        for variables, mine in zip(model.x, chosen(known, found, model.problem), strict=True):
+            values[variables] = mine
+        return completed(model.program, self.solver, values, counts(known, found, model))
+
+    def _with_rows(self, problem: Problem, budget_bytes: float) -> Model:
+        model = Model(problem, tables=self._tables)
+        Rows(model, budget_bytes)
+        return model
+
+    def _all(self, problem: Problem, time_limit: float) -> tuple[Model, Outcome]:
+        model = Model(problem, tables=self._tables)
+        return model, run(model, self.solver, time_limit, self.gap)
+
+    def _known(self, problem: Problem) -> Network:
+        if self._network is None:
+            self._network = Network(problem, self._tables)
+            self._network.climb()
+        return self._network
+
+    def _judged(self, outcome: Outcome, bound: float) -> Outcome:
+        """An outcome with this bound."""
+        bound = min(bound, outcome.objective)
+        near = outcome.objective - bound <= self.gap * outcome.objective
+        return replace(outcome, status="optimal" if near else "feasible", bound=bound)
+
+
+def weigh(network: Network, model: Model, solver: str, seconds: float) -> None:
+    """Let what hides behind compute count as in the relaxation of a program, and what each way costs be found anew."""
+    if model.overlap is None or seconds <= 0 or not is_highs(solver):
+        return
+    price(model)
+    relaxed = model.program.relax(solver, seconds, {})
+    if relaxed.status != "optimal":
+        return
+    part, duals = model.overlap.part, {key: float(relaxed.duals[row]) for key, row in model.overlap.rows.items()}
+    moved = {key: min(1.0, 1 + part * dual) for key, dual in duals.items() if key[2] >= 0}
+    network.weigh(Weights(part, moved, {key: max(0.0, -dual) for key, dual in duals.items() if key[2] < 0}))
+    network.climb()
