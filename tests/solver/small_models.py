@@ -75,6 +75,7 @@ MODELS: dict[str, Any] = {
     "roberta-6": lambda: _encoder("Roberta", "MaskedLM", 6, 128, **WORDS),
     "neox-6": lambda: _encoder("GPTNeoX", "CausalLM", 6, 128, use_cache=False, **WORDS),
     "electra-5": lambda: _encoder("Electra", "MaskedLM", 5, 128, embedding_size=128, **WORDS),
+    "albert-6": lambda: _encoder("Albert", "MaskedLM", 6, 128, embedding_size=64, **WORDS),  # of one layer's parameters
     "vit-4": lambda: _encoder("ViT", "ImageClassification", 4, 128, **PIXELS),
     "deit-6": lambda: _encoder("DeiT", "ImageClassification", 6, 128, **PIXELS),
     "t5-4": lambda: _t5(4, 128),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
-from small_models import MODELS, ready, toy_of
+from small_models import MODELS, WORDS, _encoder, ready, toy_of
 from toys import Toy, firsts
 
 from autopar.cost.folds import MODEL
@@ -53,6 +53,7 @@ def _returning(layers: int) -> Any:
 
 
 OTHERS = {"gemma2-12": lambda: _gemma2(12), "t5-7": lambda: _t5(7), "llama-cache": lambda: _returning(8)}
+OTHERS["albert-9"] = lambda: _encoder("Albert", "MaskedLM", 9, 64, embedding_size=32, **WORDS)
 RETURNING = ["gemma2-12", "llama-cache"]
 NAMES = ["gpt2-6", "gpt2-8-wide", "llama-8", "qwen3-6", "bert-8", "vit-4", *OTHERS]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from toys import on_meta
 import autopar
 from autopar.errors import InfeasibleError
 from autopar.sizes import parse_bytes, show_bytes, show_bytes_down, show_bytes_up
-from autopar.solver import fast, smallest
+from autopar.solver import fast, make
+from autopar.solver.smallest import Smallest
 
 
 class Wide(nn.Module):
@@ -113,9 +115,15 @@ def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.Monke
     for name in ("_PLAIN", "_LARGE", "_MOST"):
         monkeypatch.setattr(fast, name, 0)
     monkeypatch.setattr(fast, "_PAIRS", (20,))
-    monkeypatch.setattr(smallest, "_LARGE", 0)
-    monkeypatch.setattr(smallest, "_ALL", 0.0)
-    error = refused(budget=int(0.998 * least))
+    exact = make.smallest_budget
+
+    def far(*given: object) -> Smallest:
+        found = exact(*given)  # type: ignore[arg-type]
+        assert found is not None
+        return replace(found, bound_bytes=0.9 * found.bound_bytes)
+
+    monkeypatch.setattr(make, "smallest_budget", far)
+    error = refused(budget=int(0.95 * least))
     assert re.match(r"no plan is found that fits .* per device: none fits less than .*, one is found for ", str(error))
-    assert error.budget_lower_bound_bytes is not None and error.smallest_budget_bytes is not None
-    assert error.budget_lower_bound_bytes < 0.998 * least <= least <= error.smallest_budget_bytes * (1 + 1e-4)
+    assert error.budget_lower_bound_bytes == pytest.approx(0.9 * least, rel=1e-3)
+    assert error.smallest_budget_bytes == pytest.approx(least, rel=1e-3)
