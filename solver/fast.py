@@ -35,14 +35,12 @@ from autopar.solver.windows import completed
 
 # Pairs of layouts, a flow each, up to which
 _ALL = 30_000  # a program without a budget has all ways at once
-_PLAIN = 60_000  # and one with a budget, whose relaxation begins with the cheapest flows
-_LARGE = 150_000  # it begins with those of `_FIRST` pairs; with more, the plan is one of few ways first
-_MOST = 1_500_000  # and with more, of these alone
-_FIRST = 20_000
-_PAIRS = 60_000, 150_000, 600_000  # that a program of few ways has, at the first try and at others
+_PAIRS = 60_000, 150_000, 600_000  # and one of few ways has few: at the first try, and at others
+_PLAIN = 60_000  # one with a budget has all ways at once
+_UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
+_MOST = 1_500_000  # with a budget all ways are looked at, after few
+_PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
 
-_FEW_SECONDS = 0.5  # of the limit: what a plan of few ways may take under a budget, where all ways follow
-_FEW_GAP = 5e-3  # and how near to its best it is
 _EPSILON = 1e-9  # by which floating point may be wrong, relatively
 
 
@@ -104,33 +102,39 @@ class Fast:
         if many <= _PLAIN:
             model = self._with_rows(problem, budget_bytes)
             return model, run(model, self.solver, time_limit, self.gap, patience=patience), True
-        network, bound, best = self._known(problem), 0.0, None
+        least, bound = self._known(problem).least, self._known(problem).bound
         stored = [problem.memory.is_parameter(op.node) for op in problem.ops]
-        known = [(some == some.min()) | mine for some, mine in zip(network.least, stored, strict=True)]
-        kept, limit = ways.up_to(network.least, known, _FIRST if many <= _LARGE else _PAIRS[0], math.inf)
-        if many <= _LARGE:
-            model = self._with_rows(problem, budget_bytes)
-            some = columns(model, kept)
-            return model, run(model, self.solver, time_limit, self.gap, patience=patience, first=some), True
-        part, found = self._with_rows(few(problem, kept), budget_bytes), None
-        is_last = many > _MOST  # a program of all ways would be too large
-        seconds, gap = (time_limit, self.gap) if is_last else (_FEW_SECONDS * time_limit, max(self.gap, _FEW_GAP))
-        with suppress(*([] if is_last else [TimeLimitError])):
-            found = run(part, self.solver, seconds, gap, patience=patience if is_last else seconds)
-        if found is not None and len(found.values):
-            bound = max(network.bound, min(found.bound, limit * (1 - _EPSILON)))
-            found = self._judged(found, bound)
-            if is_last or any_plan or found.status == "optimal":
-                return part, found, False
-        elif found is not None and is_last:
-            return part, found, False
-        whole = self._with_rows(problem, budget_bytes)
-        if found is not None and len(found.values):
-            best = self._completed(whole, part, found)
-        left = max(end - cpu_seconds(), 0.0)
-        first = columns(whole, kept)
-        outcome = run(whole, self.solver, left, self.gap, patience=patience, best=best, first=first)
-        return whole, self._judged(outcome, max(bound, outcome.bound)) if len(outcome.values) else outcome, True
+        known: Kept = [(some == some.min()) | mine for some, mine in zip(least, stored, strict=True)]
+        best: tuple[Model, Outcome] | None = None
+        for most in _UNDER_BUDGET:
+            kept, limit = ways.up_to(least, known, most, math.inf)
+            model = self._with_rows(few(problem, kept), budget_bytes)
+            is_last = many > _MOST and most == _UNDER_BUDGET[-1]  # a program of all ways would be too large
+            left = max(end - cpu_seconds(), 0.0)
+            seconds, gap = (left, self.gap) if is_last else (_PART * left, max(self.gap, _NEAR))
+            start = self._completed(model, *best) if best is not None else None
+            waits = patience if is_last else seconds
+            with suppress(*([] if is_last and best is None else [TimeLimitError])):
+                found = run(model, self.solver, seconds, gap, patience=waits, best=start)
+                if len(found.values):
+                    best = model, found
+                    bound = max(bound, min(found.bound, limit * (1 - _EPSILON)))
+                    known = [mine | one for mine, one in zip(known, chosen(model, found, problem), strict=True)]
+                    is_near = found.objective - bound <= self.gap * found.objective
+                    if any_plan or is_near or is_last:
+                        return model, self._judged(found, bound), False
+                    if many <= _MOST:
+                        break
+                elif is_last and best is None:
+                    return model, found, False
+        if best is not None and many > _MOST:
+            return best[0], self._judged(best[1], bound), False
+        model = self._with_rows(problem, budget_bytes)
+        start = self._completed(model, *best) if best is not None else None
+        kept, _ = ways.up_to(least, known, _UNDER_BUDGET[-1], math.inf)
+        left, first = max(end - cpu_seconds(), 0.0), columns(model, kept)
+        outcome = run(model, self.solver, left, self.gap, patience=patience, best=start, first=first)
+        return model, self._judged(outcome, max(bound, outcome.bound)) if len(outcome.values) else outcome, True
 
     def near(
         self, problem: Problem, budget_bytes: float, known: Model, found: Outcome, seconds: float
@@ -140,8 +144,8 @@ class Fast:
         ways = Ways(problem, self._tables)
         mine = chosen(known, found, problem)
         kept = ways.all
-        if ways.pairs(kept) > _LARGE:
-            kept, _ = ways.up_to(self._known(problem).least, mine, _PAIRS[0], math.inf)
+        if ways.pairs(kept) > _PLAIN:
+            kept, _ = ways.up_to(self._known(problem).least, mine, _UNDER_BUDGET[-1], math.inf)
         model = self._with_rows(few(problem, kept), budget_bytes)
         best = self._completed(model, known, found)
         return (model, run_near(model, best, self.solver, self.gap, seconds)) if best is not None else None

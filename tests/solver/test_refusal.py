@@ -112,9 +112,9 @@ def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
 def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     least = refused().smallest_budget_bytes
     assert least is not None
-    for name in ("_PLAIN", "_LARGE", "_MOST"):
+    for name in ("_PLAIN", "_MOST"):
         monkeypatch.setattr(fast, name, 0)
-    monkeypatch.setattr(fast, "_PAIRS", (20,))
+    monkeypatch.setattr(fast, "_UNDER_BUDGET", (20,))
     exact = make.smallest_budget
 
     def far(*given: object) -> Smallest:
