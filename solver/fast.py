@@ -74,7 +74,8 @@ class Fast:
             kept, limit = ways.up_to(network.least, known, most, highest)
             with suppress(InfeasibleError, *([TimeLimitError] if best is not None else [])):
                 model = Model(few(problem, kept), tables=self._tables)
-                outcome = run(model, self.solver, end - cpu_seconds(), self.gap)
+                start = self._completed(model, *best) if best is not None else None
+                outcome = run(model, self.solver, max(end - cpu_seconds(), 0.0), self.gap, best=start)
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
                     if best is None or outcome.objective < best[1].objective:

@@ -34,7 +34,7 @@ from autopar.solver.problem import Problem, Tensor, Use
 from autopar.solver.stars import MOST, Arm, Star
 
 _ROUNDS = 40  # there and back
-_STILL = 1e-5  # of the bound: a round that raises it by less is the last
+_STILL = 3e-4  # of the bound: a round that raises it by less is the last
 
 Readers = Sequence[tuple[Tensor, Use]]
 
@@ -78,6 +78,7 @@ class Network:
         for star in self._some:
             for end, arm in enumerate(star.arms):
                 self._ends[arm.op].append((star, end))
+        self._hands = {step: [_hands(number, ends, step) for number, ends in enumerate(self._ends)] for step in (1, -1)}
         self._bound = self._evaluate()
 
     def climb(self) -> None:
@@ -98,12 +99,9 @@ class Network:
                 total += star.arms[end].give(star.least(end))
             more = total - total.min()
             self.least[number] = np.maximum(self.least[number], self._bound + more)
-            ahead = [any((arm.op - number) * order.step > 0 for arm in star.arms) for star, _ in ends]
-            behind = sum(any((arm.op - number) * order.step < 0 for arm in star.arms) for star, _ in ends)
-            share = 1 / max(1, sum(ahead), behind)
-            for (star, end), is_ahead in zip(ends, ahead, strict=True):
-                if is_ahead:
-                    star.arms[end].take(share * more)
+            ahead, share = self._hands[order.step][number]
+            for arm in ahead:
+                arm.take(share * more)
 
     def _evaluate(self) -> float:
         found = sum(star.bound() for star in self._some)
@@ -180,3 +178,11 @@ class Network:
         stretch = self.problem.grouping.stretch(node)
         once = sum(self.weights.of((kind, stretch, axis)) * grid for axis, grid in enumerate(seconds))
         return once if kind == "reductions" else memory.micro_batches * once
+
+
+def _hands(number: int, ends: Sequence[tuple[Star, int]], step: int) -> tuple[list[Arm], float]:
+    """To which of its ends an op hands what its choices differ in, those with a later op in this direction; and how
+    much of it each is given."""
+    ahead = [star.arms[end] for star, end in ends if any((arm.op - number) * step > 0 for arm in star.arms)]
+    behind = sum(any((arm.op - number) * step < 0 for arm in star.arms) for star, _ in ends)
+    return ahead, 1 / max(1, len(ahead), behind)

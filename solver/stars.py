@@ -75,6 +75,9 @@ class Star:
 
     def least(self, end: int) -> Array:
         """The least of cost less the other ends' messages, by what one end is."""
+        if self.uses == 1:
+            other = self.arms[1 - end].message
+            return (self._cost([0]) - (other[:, None] if end else other)).min(axis=1 - end)
         return self._by_row(range(self.uses)) if end == 0 else self._by_column(end - 1)
 
     def bound(self) -> float:

@@ -5,6 +5,10 @@ factors of its own (a product, an attention, a norm, a loss: the table's anchors
 there it travels along the rules of the ops in between, forward and backward, to every tensor that it fits. So the
 `h` of attention, seen through the views and the split of a fused qkv, becomes position 3 of the projection's
 output and of its weight, while nothing asks to split the `e` beside it.
+
+Where views cut the same numbers at different places, a digit can be moved on inside a factor, to where no factor of any
+anchor begins; and round a loop of such views again, until every bit of a dim is a position (22 of one op in ProphetNet,
+and as many ways to the power of the mesh's axes). So a candidate is moved like that `_MOVES` times at most.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from autopar.strategies.bind import Bound, Spot
 from autopar.strategies.members import Flow, Member, RuledOp, touching_nodes
 from autopar.strategies.modes import Position
 
-Spots = frozenset[Spot]
+_MOVES = 1
+
+Spots = frozenset[tuple[Spot, int]]  # with how often it was moved inside a factor
 
 
 def useful_positions(
@@ -39,7 +45,7 @@ def useful_positions(
     spots: dict[TensorRef, Spots] = dict.fromkeys(touching, flow.same(frozenset()))
     for ref, shape in sources:
         if ref in spots:
-            spots[ref] = flow.same(frozenset(Spot(dim, 1) for dim, length in enumerate(shape) if length > 1))
+            spots[ref] = flow.same(frozenset((Spot(dim, 1), 0) for dim, length in enumerate(shape) if length > 1))
     return flow.settle(members, touching, spots, ragged)
 
 
@@ -53,14 +59,24 @@ class _Candidates(Flow):
     def through(self, op: RuledOp, known: tuple[Spots, ...], given: Any) -> tuple[Any, tuple[Spots, ...]]:
         """`given`: the ragged factors."""
         bound, ragged = op.bound, given or frozenset()
-        positions = {Position(f, 1) for f in range(len(bound.factors))} if op.anchor else set()
-        positions.update(p for t, some in enumerate(known) for s in some if (p := position_at(bound, t, s)))
-        useful = [p for p in sorted(positions) if can_cut(bound, p, self.mesh_shape, ragged)]
+        positions = {(Position(f, 1), 0) for f in range(len(bound.factors))} if op.anchor else set()
+        for t, some in enumerate(known):
+            for spot, moves in some:
+                p = position_at(bound, t, spot)
+                if p is not None and (many := moves + _is_moved(bound, p)) <= _MOVES:
+                    positions.add((p, many))
+        useful = [(p, moves) for p, moves in sorted(positions) if can_cut(bound, p, self.mesh_shape, ragged)]
         after = []
         for t, before in enumerate(known):
-            lies = [(spot, p.outer) for p in useful if (spot := bound.spots[t][p.factor]) is not None]
-            after.append(self.same(before | {Spot(spot.dim, spot.outer * outer) for spot, outer in lies}))
-        return tuple(useful), tuple(after)
+            lies = [(one, p.outer, moves) for p, moves in useful if (one := bound.spots[t][p.factor]) is not None]
+            after.append(self.same(before | {(Spot(s.dim, s.outer * outer), moves) for s, outer, moves in lies}))
+        return tuple(dict.fromkeys(p for p, _ in useful)), tuple(after)
+
+
+def _is_moved(bound: Bound, position: Position) -> bool:
+    """Whether a digit inside a factor stands at different places in the tensors that have the factor."""
+    places = (spots[position.factor] for spots in bound.spots)
+    return position.outer > 1 and len({place.outer for place in places if place is not None}) > 1
 
 
 def position_at(bound: Bound, tensor: int, spot: Spot) -> Position | None:
