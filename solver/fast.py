@@ -38,7 +38,7 @@ _ALL = 30_000  # a program without a budget has all ways at once
 _PAIRS = 60_000, 150_000, 600_000  # and one of few ways has few: at the first try, and at others
 _PLAIN = 60_000  # one with a budget has all ways at once
 _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
-_MOST = 1_500_000  # with a budget all ways are looked at, after few
+_MOST = 1_500_000  # with a budget all ways are looked at, after few: with more the program would be too large
 _PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
 
 _EPSILON = 1e-9  # by which floating point may be wrong, relatively
@@ -81,7 +81,7 @@ class Fast:
                     if best is None or outcome.objective < best[1].objective:
                         best, known = (model, outcome), chosen(model, outcome, problem)
                         highest = outcome.objective * (1 + _EPSILON)
-                    if outcome.objective - bound <= self.gap * outcome.objective or most == _PAIRS[-1]:
+                    if self._is_near(outcome, bound) or most == _PAIRS[-1]:
                         break
                     weigh(network, model, self.solver, end - cpu_seconds())
                     bound = max(bound, network.bound)
@@ -103,32 +103,30 @@ class Fast:
         if many <= _PLAIN:
             model = self._with_rows(problem, budget_bytes)
             return model, run(model, self.solver, time_limit, self.gap, patience=patience), True
-        least, bound = self._known(problem).least, self._known(problem).bound
+        least = self._known(problem).least
         stored = [problem.memory.is_parameter(op.node) for op in problem.ops]
         known: Kept = [(some == some.min()) | mine for some, mine in zip(least, stored, strict=True)]
         best: tuple[Model, Outcome] | None = None
+        bound, is_all = self._known(problem).bound, many <= _MOST
         for most in _UNDER_BUDGET:
             kept, limit = ways.up_to(least, known, most, math.inf)
-            model = self._with_rows(few(problem, kept), budget_bytes)
-            is_last = many > _MOST and most == _UNDER_BUDGET[-1]  # a program of all ways would be too large
+            is_last = not is_all and most == _UNDER_BUDGET[-1]
             left = max(end - cpu_seconds(), 0.0)
             seconds, gap = (left, self.gap) if is_last else (_PART * left, max(self.gap, _NEAR))
-            start = self._completed(model, *best) if best is not None else None
             waits = patience if is_last else seconds
-            with suppress(*([] if is_last and best is None else [TimeLimitError])):
+            with suppress(InfeasibleError, *([] if is_last and best is None else [TimeLimitError])):
+                model = self._with_rows(few(problem, kept), budget_bytes)
+                start = self._completed(model, *best) if best is not None else None
                 found = run(model, self.solver, seconds, gap, patience=waits, best=start)
                 if len(found.values):
                     best = model, found
                     bound = max(bound, min(found.bound, limit * (1 - _EPSILON)))
                     known = [mine | one for mine, one in zip(known, chosen(model, found, problem), strict=True)]
-                    is_near = found.objective - bound <= self.gap * found.objective
-                    if any_plan or is_near or is_last:
-                        return model, self._judged(found, bound), False
-                    if many <= _MOST:
+                    if is_all or any_plan or self._is_near(found, bound):
                         break
                 elif is_last and best is None:
                     return model, found, False
-        if best is not None and many > _MOST:
+        if best is not None and (not is_all or any_plan or self._is_near(best[1], bound)):
             return best[0], self._judged(best[1], bound), False
         model = self._with_rows(problem, budget_bytes)
         start = self._completed(model, *best) if best is not None else None
@@ -176,9 +174,11 @@ class Fast:
 
     def _judged(self, outcome: Outcome, bound: float) -> Outcome:
         """An outcome with this bound."""
-        bound = min(bound, outcome.objective)
-        near = outcome.objective - bound <= self.gap * outcome.objective
-        return replace(outcome, status="optimal" if near else "feasible", bound=bound)
+        status = "optimal" if self._is_near(outcome, bound) else "feasible"
+        return replace(outcome, status=status, bound=min(bound, outcome.objective))
+
+    def _is_near(self, outcome: Outcome, bound: float) -> bool:
+        return outcome.objective - bound <= self.gap * outcome.objective
 
 
 def weigh(network: Network, model: Model, solver: str, seconds: float) -> None:

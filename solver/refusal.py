@@ -46,20 +46,24 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest)
     enough = smallest.enough_bytes
     bound = min(math.floor(smallest.bound_bytes), enough)
-    verdict, known = "no plan fits", "the smallest budget that the planner finds one for is"
-    if bound < budget:  # not all ways to run the ops were looked at
-        verdict, known = "no plan is found that fits", f"none fits less than {show_bytes_down(bound)}, one is found for"
-    elif bound < 0.99 * smallest.budget_bytes:
+    known = "the smallest budget that the planner finds one for is"
+    if bound < 0.99 * smallest.budget_bytes:
         known = f"the planner finds none for less than {show_bytes_down(bound)}, one for"
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
     if asked == named:  # they differ by less than is shown
         asked, named = f"{budget} B", f"{enough} B"
+    message = f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
+    if bound < budget:  # not all ways to run the ops were looked at
+        least = show_bytes_down(bound)
+        message = (
+            f"no plan is found that fits {asked} per device: none fits less than {least}, one is found for {named} "
+            f"(at '{moment.name}': {parts})"
+        )
     hints = list(_hints(budget, moment, solution, problem.memory, constraints))
-    if budget >= _CLOSE * bound:
+    if _CLOSE * bound <= budget <= bound:
         hints.insert(0, "its count of memory may be a little too high")
     return InfeasibleError(
-        f"{verdict} {asked} per device: {known} {named} (at '{moment.name}': {parts})"
-        + "".join(f"; {hint}" for hint in hints),
+        message + "".join(f"; {hint}" for hint in hints),
         smallest_budget_bytes=enough,
         budget_lower_bound_bytes=bound,
     )
