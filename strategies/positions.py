@@ -8,7 +8,8 @@ output and of its weight, while nothing asks to split the `e` beside it.
 
 Where views cut the same numbers at different places, a digit can be moved on inside a factor, to where no factor of any
 anchor begins; and round a loop of such views again, until every bit of a dim is a position (22 of one op in ProphetNet,
-and as many ways to the power of the mesh's axes). So a candidate is moved like that `_MOVES` times at most.
+and as many ways to the power of the mesh's axes). So a candidate is moved like that `_MOVES` times at most, and
+`_ON_MANY` times on meshes of three axes or more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from autopar.strategies.bind import Bound, Spot
 from autopar.strategies.members import Flow, Member, RuledOp, touching_nodes
 from autopar.strategies.modes import Position
 
-_MOVES = 1
+_MOVES, _ON_MANY = 3, 1
 
 Spots = frozenset[tuple[Spot, int]]  # with how often it was moved inside a factor
 
@@ -55,6 +56,7 @@ class _Candidates(Flow):
     def __init__(self, mesh_shape: Sequence[int]) -> None:
         super().__init__()
         self.mesh_shape = mesh_shape
+        self.moves = _MOVES if sum(n > 1 for n in mesh_shape) <= 2 else _ON_MANY
 
     def through(self, op: RuledOp, known: tuple[Spots, ...], given: Any) -> tuple[Any, tuple[Spots, ...]]:
         """`given`: the ragged factors."""
@@ -63,7 +65,7 @@ class _Candidates(Flow):
         for t, some in enumerate(known):
             for spot, moves in some:
                 p = position_at(bound, t, spot)
-                if p is not None and (many := moves + _is_moved(bound, p)) <= _MOVES:
+                if p is not None and (many := moves + _is_moved(bound, p)) <= self.moves:
                     positions.add((p, many))
         useful = [(p, moves) for p, moves in sorted(positions) if can_cut(bound, p, self.mesh_shape, ragged)]
         after = []
