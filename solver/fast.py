@@ -90,10 +90,17 @@ class Fast:
         return best[0], self._judged(best[1], bound)
 
     def within(
-        self, problem: Problem, budget_bytes: float, time_limit: float, *, any_plan: bool = False
+        self,
+        problem: Problem,
+        budget_bytes: float,
+        time_limit: float,
+        *,
+        bound: float = 0.0,
+        any_plan: bool = False,
     ) -> tuple[Model, Outcome, bool]:
         """The fastest plan within a budget, as `free`; and whether all ways were looked at: none fits where none is
-        found then. `any_plan`: one found among few ways will do, and none after the limit.
+        found then. `bound`: what a plan without the budget costs at least. `any_plan`: one found among few ways will
+        do, and none after the limit.
 
         Raises TimeLimitError where none is found in time.
         """
@@ -107,7 +114,7 @@ class Fast:
         stored = [problem.memory.is_parameter(op.node) for op in problem.ops]
         known: Kept = [(some == some.min()) | mine for some, mine in zip(least, stored, strict=True)]
         best: tuple[Model, Outcome] | None = None
-        bound, is_all = self._known(problem).bound, many <= _MOST
+        bound, is_all = max(bound, self._known(problem).bound), many <= _MOST
         for most in _UNDER_BUDGET:
             kept, limit = ways.up_to(least, known, most, math.inf)
             is_last = not is_all and most == _UNDER_BUDGET[-1]
@@ -126,14 +133,18 @@ class Fast:
                         break
                 elif is_last and best is None:
                     return model, found, False
-        if best is not None and (not is_all or any_plan or self._is_near(best[1], bound)):
+        limit = best[1].objective * (1 + _EPSILON) if best is not None else math.inf
+        kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]  # all that a better plan uses
+        if best is not None and (any_plan or self._is_near(best[1], bound) or ways.pairs(kept) > _MOST):
             return best[0], self._judged(best[1], bound), False
-        model = self._with_rows(problem, budget_bytes)
+        model = self._with_rows(few(problem, kept), budget_bytes)
         start = self._completed(model, *best) if best is not None else None
-        kept, _ = ways.up_to(least, known, _UNDER_BUDGET[-1], math.inf)
-        left, first = max(end - cpu_seconds(), 0.0), columns(model, kept)
+        some, _ = ways.up_to(least, known, _UNDER_BUDGET[-1], limit)
+        first = columns(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
+        left = max(end - cpu_seconds(), 0.0)
         outcome = run(model, self.solver, left, self.gap, patience=patience, best=start, first=first)
-        return model, self._judged(outcome, max(bound, outcome.bound)) if len(outcome.values) else outcome, True
+        bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
+        return model, self._judged(outcome, bound) if len(outcome.values) else outcome, True
 
     def near(
         self, problem: Problem, budget_bytes: float, known: Model, found: Outcome, seconds: float

@@ -188,7 +188,7 @@ def _solve(
     usable = budget * (1 - 1e-6)
     late: TimeLimitError | None = None
     try:
-        model, outcome, is_all = fast.within(problem, usable, end - cpu_seconds())
+        model, outcome, is_all = fast.within(problem, usable, end - cpu_seconds(), bound=free)
     except TimeLimitError as error:
         late = error
     if late is not None or (outcome.status == "infeasible" and not is_all):
