@@ -40,8 +40,7 @@ class Paid:
 
 def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
     """Make the flows of one tensor to all its uses, and pay for them; uses outside segments share."""
-    outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
-    sharing = len(outside) > 1 or any(t.kind == "outer" and model.costs.conversions(t) > 1 for t in outside)
+    sharing = model.costs.shared(tensors)
     flows = [[model.flow(tensor, use) for use in tensor.uses] for tensor in tensors]
     model.flows += [flow for some in flows for flow in some]
     whole = _on_one_grid(model, flows)
@@ -52,7 +51,7 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
                 for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
                     at = (numbers >= 0) & paid.costly
                     model.pay_conversion(tensor, numbers[at], paid.forward[:, at], paid.backward[:, at], flow.use.times)
-            elif paid.flows and sharing and tensor in outside:
+            elif paid.flows and tensor in sharing:
                 _pay_shared(model, tensor, paid, shared)
             elif paid.flows:
                 at, variables = _any(model, paid)
@@ -61,7 +60,7 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
     for tensor, paid in zip(tensors, whole, strict=True):
         for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
             _pay_regather(model, flow, numbers, paid)
-        pay_replays(model, tensor, paid, again=sharing and tensor.kind in ("outer", "first"))
+        pay_replays(model, tensor, paid, again=tensor in sharing and tensor.kind in ("outer", "first"))
 
 
 def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:

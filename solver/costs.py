@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,19 @@ class Costs:
         """How many conversions there are of a tensor in one micro-batch."""
         stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
         return stage - 1 if tensor.kind == "next" else stage
+
+    def by_source(self) -> list[list[Tensor]]:
+        """The tensors that are one output of one op, as the readers of several stages have it."""
+        found: dict[tuple[int, int], list[Tensor]] = {}
+        for tensor in self.problem.tensors:
+            found.setdefault((tensor.source, tensor.output), []).append(tensor)
+        return list(found.values())
+
+    def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Of the tensors from one source those whose uses, outside segments, pay together: none where none share."""
+        outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
+        several = len(outside) > 1 or any(t.kind == "outer" and self.conversions(t) > 1 for t in outside)
+        return outside if several else []
 
     def of_op(self, op: Op) -> tuple[Array, Array]:
         """By choice: seconds of a step in all blocks, with the update of a parameter; and of a replay of a block."""

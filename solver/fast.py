@@ -8,8 +8,8 @@ cost at least the limit, or what the program's own bound is.
 
 Without a budget such a limit is soon high enough: where it is not, the dual values of the program's relaxation say what
 hides behind compute, and with them the network knows more. A budget costs more than that. The program of few ways, with
-all storages of parameters, has a good plan then; the program of all ways proves how good it is, and finds a better one,
-if its relaxation begins with the columns of the few and what costs more than the plan is left out.
+all storages of parameters, has a good plan then; the program of all ways that a better plan can use proves how good it
+is, or finds that one, if its relaxation begins with the columns of the few.
 """
 
 from __future__ import annotations

@@ -76,10 +76,7 @@ class Model:
             if stage.recomputable:
                 self._recompute_counts(number, stage)
         self._pay_ops()
-        by_source: dict[tuple[int, int], list[Tensor]] = {}
-        for tensor in self.problem.tensors:
-            by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
-        for tensors in by_source.values():
+        for tensors in self.costs.by_source():
             if not self.bare or any(self._restricts(tensor) for tensor in tensors):
                 pay_conversions(self, tensors)
         if self.movable and self.problem.cluster.device.overlap:

@@ -123,19 +123,15 @@ class Network:
 
     def _stars(self) -> Iterator[Star]:
         """As `autopar.solver.conversions` has uses pay together."""
-        by_source: dict[tuple[int, int], list[Tensor]] = {}
-        for tensor in self.problem.tensors:
-            by_source.setdefault((tensor.source, tensor.output), []).append(tensor)
-        for tensors in by_source.values():
-            outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
-            sharing = len(outside) > 1 or any(t.kind == "outer" and self.costs.conversions(t) > 1 for t in outside)
-            if sharing:
-                yield from self._paid_once([(t, use) for t in outside for use in t.uses], 1)
+        for tensors in self.costs.by_source():
+            shared = self.costs.shared(tensors)
+            if shared:
+                yield from self._paid_once([(t, use) for t in shared for use in t.uses], 1)
             for tensor in tensors:
                 if tensor.kind == "each":
                     for use in tensor.uses:
                         yield from self._paid_once([(tensor, use)], use.times)
-                elif not sharing or tensor not in outside:
+                elif tensor not in shared:
                     yield from self._paid_once([(tensor, use) for use in tensor.uses], self.costs.conversions(tensor))
 
     def _paid_once(self, uses: Readers, count: int) -> Iterator[Star]:

@@ -64,10 +64,10 @@ def search(
         return found
     left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.early else None
     root = program.relax(solver, left, {}, time_limit / 2, close=close, first=first)
-    if root.status == "stopped":
-        if best is None:
-            raise clock.too_short()
+    if best is not None and root.status in ("stopped", "infeasible"):  # the latter by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
+    if root.status == "stopped":
+        raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
     if not program.early:
