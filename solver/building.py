@@ -14,14 +14,15 @@ from autopar.cost.memory import StepMemory
 from autopar.cost.step import seconds_of
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
 from autopar.graph import TensorRef, is_getitem, output_tensors
+from autopar.solver.alike import Alike
 from autopar.solver.parts import Wish, levels_for, wish_of
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
 from autopar.solver.restricted import Restricted
 
 MANY_CHOICES = 1500
-"""Of the ops of a block: with more, several levels below the whole block take longer than planning may, and one is
-nearly as good (DeepSeek-V3 on 64 x 8: a step 10 % faster than without any, as with three). Those of a Llama-3-8B have
-1,193 on two axes and 5,060 on three, those of DeepSeek-V3 1,587 and 2,097."""
+"""Of the ops of a block that decide: with more, several levels below the whole block take longer than planning may, and
+one is nearly as good (DeepSeek-V3 on 64 x 8: a step 10 % faster than without any, as with three). Those of a Llama-3-8B
+have 1,193 on two axes and 5,060 on three, those of DeepSeek-V3 1,587 and 2,097."""
 
 
 def build_problem(
@@ -69,6 +70,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.op_of: dict[fx.Node, int] = {}
         self.stages: list[Stage] = []
+        self.alike = Alike(self.nodes, self.ops, self.op_of) if fold else None
 
     def build(self) -> Problem:
         at = 0
@@ -99,17 +101,22 @@ class _Builder:
             for node in nodes
             if node in self.strategies and (output_tensors(node) or node.op == "output")
         }
+        like: dict[fx.Node, fx.Node] = {}
+        if repeat is not None and self.alike is not None:
+            like = self.alike.deciding(repeat, first, count, choices)
         levels = None
         if repeat is not None:
             known = (repeat, first) in self.levels
-            levels = self.levels[repeat, first] if known else self._levels(nodes, choices)
+            levels = self.levels[repeat, first] if known else self._levels(nodes, choices, like)
         members = []
         for offset, node in enumerate(nodes):
             if node in choices:
                 self.op_of[node] = len(self.ops)
                 members.append(len(self.ops))
                 again = self._again(nodes, offset, levels) if levels else Again()
-                self.ops.append(Op(node, len(self.stages), choices[node], again))
+                decides = self._decides(like[node]) if node in like else None
+                some = choices[node] if decides is None else self.ops[decides].choices
+                self.ops.append(Op(node, len(self.stages), some, again, decides))
         least, whole = 0, None
         if levels is not None:
             wish = self._wish(nodes)
@@ -117,15 +124,27 @@ class _Builder:
             whole = wish.whole
         self.stages.append(Stage(count, tuple(members), repeat, first, levels, least, whole is not False))
 
+    def _decides(self, node: fx.Node) -> int:
+        number = self.op_of[node]
+        like = self.ops[number].like
+        return number if like is None else like
+
     def _wish(self, nodes: Sequence[fx.Node]) -> Wish:
         return wish_of(self.memory, self.restricted.recompute, nodes)
 
-    def _levels(self, nodes: Sequence[fx.Node], choices: Mapping[fx.Node, tuple[Choice, ...]]) -> Levels | None:
+    def _levels(
+        self,
+        nodes: Sequence[fx.Node],
+        choices: Mapping[fx.Node, tuple[Choice, ...]],
+        like: Mapping[fx.Node, fx.Node],
+    ) -> Levels | None:
         """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
         if not self.recompute or not replay_end(self.memory, nodes):
             return None
-        many = sum(len(some) for some in choices.values()) > MANY_CHOICES
-        most = min(self.inner_levels, 1) if many else self.inner_levels
+        own = {like.get(node, node): some for node, some in choices.items()}
+        many = sum(map(len, own.values())) > MANY_CHOICES
+        several = any(node in choices for node in like.values())  # layers: all of their activations at once are much
+        most = min(self.inner_levels, 1 + several) if many else self.inner_levels
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
         return levels_for(self.memory, nodes, self._wish(nodes), lambda node: seconds.get(node, 0.0), most)
 

@@ -81,15 +81,21 @@ class Entries:
         """One entry for each column; rows and values one each, or one for all."""
         self._chunks.append((np.broadcast_to(rows, columns.shape), columns, np.broadcast_to(values, columns.shape)))
 
-    def arrays(self) -> tuple[Array, Array, Array]:
-        """By row; within a row as they came, single ones first."""
+    def arrays(self, *, added_up: bool = False) -> tuple[Array, Array, Array]:
+        """By row; within a row as they came, single ones first; `added_up`: those of one row and column are one."""
         rows, columns, values = self._single
         single = np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64), np.array(values, dtype=float)
         all_rows, all_columns, all_values = (np.concatenate(some) for some in zip(single, *self._chunks, strict=True))
-        if np.all(all_rows[1:] >= all_rows[:-1]):
-            return all_rows, all_columns, all_values
-        order = np.argsort(all_rows, kind="stable")
-        return all_rows[order], all_columns[order], all_values[order]
+        if not np.all(all_rows[1:] >= all_rows[:-1]):
+            order = np.argsort(all_rows, kind="stable")
+            all_rows, all_columns, all_values = all_rows[order], all_columns[order], all_values[order]
+        if added_up and len(all_rows):
+            keys = all_rows * (int(all_columns.max()) + 1) + all_columns
+            _, first, places = np.unique(keys, return_index=True, return_inverse=True)
+            if len(first) < len(keys):
+                sums, order = np.bincount(places, all_values), np.argsort(first)
+                return all_rows[first[order]], all_columns[first[order]], sums[order]
+        return all_rows, all_columns, all_values
 
 
 def _added_up(terms: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -139,7 +139,7 @@ def make_plan(
         ),
         size=PlanSize(
             ops=len(nodes),
-            decisions=sum(len(op.choices) > 1 for op in problem.ops),
+            decisions=sum(len(op.choices) > 1 and op.like is None for op in problem.ops),
             variables=solution.variables,
             rows=solution.rows,
         ),

@@ -62,11 +62,16 @@ class Model:
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.problem, self.tables)
-        self._z: dict[tuple[int, int], Array] = {}
+        self._z: dict[tuple[int, int], dict[int, Array]] = {}  # by level, of what an op decides in a stage
         self._ends: dict[tuple[int, int], dict[Port, list[int]]] = {}
         self._wants: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[tuple[int, int], int] = {}
+        self._transports: dict[tuple[int, int, int, int], Array] = {}
+        self.program.once.shares = self.problem.alike
         for number, op in enumerate(self.problem.ops):
+            if op.like is not None:
+                self.x.append(self.x[op.like])
+                continue
             names = [f"x.{op.node.name}.{s}" for s in range(len(op.choices))]
             fixed = len(names) == 1
             self.x.append([self.program.variable(n, lower=float(fixed), integer=not fixed) for n in names])
@@ -96,18 +101,19 @@ class Model:
 
     def z(self, number: int, level: int) -> Array:
         """How many blocks recompute at this level or a higher one with each choice of an op: r x."""
-        if (number, level) not in self._z:
-            op = self.problem.ops[number]
+        op = self.problem.ops[number]
+        known = self._z.setdefault((self.problem.decides(number), op.stage), {})
+        if level not in known:
             times = {self.recomputed[op.stage][level - 1]: 1.0}
             found = counted(self.program, [[v] for v in self.x[number]], times, self.costs.count(op))
-            lower = max((one for of, one in self._z if of == number and one < level), default=None)
-            higher = min((one for of, one in self._z if of == number and one > level), default=None)
+            lower = max((one for one in known if one < level), default=None)
+            higher = min((one for one in known if one > level), default=None)
             if lower is not None:  # what the relaxation does not know by itself
-                self.program.implies("levels", found, self._z[number, lower])
+                self.program.implies("levels", found, known[lower])
             if higher is not None:
-                self.program.implies("levels", self._z[number, higher], found)
-            self._z[number, level] = found
-        return self._z[number, level]
+                self.program.implies("levels", known[higher], found)
+            known[level] = found
+        return known[level]
 
     def kept(self, stage: int, level: int = 0) -> int:
         """Whether any block of a stage is below a level of recompute (0: that of whole blocks): 1 unless none is."""
@@ -173,14 +179,18 @@ class Model:
     # -- tensors -------------------------------------------------------------------------------------------------------
 
     def flow(self, tensor: Tensor, use: Use) -> Flow:
-        """New variables for how a tensor gets from its source to one use."""
+        """How a tensor gets from its source to one use: the variables of one that has the same ends, or new ones."""
         problem = self.problem
         ports, wanted = self.ends(tensor), self.wants(tensor, use)
         prices = self.costs.table(problem.ref(tensor)).prices([layout for layout, _ in ports], list(wanted))
         if not prices.possible.any():
             source, reader = problem.ops[tensor.source].node.name, problem.ops[use.op].node.name
             raise InfeasibleError(f"no layout that '{source}' gives can become one that '{reader}' wants")
-        numbers = self.program.transport(list(ports.values()), list(wanted.values()), prices.possible)
+        key = problem.decides(tensor.source), tensor.output, problem.decides(use.op), use.index
+        numbers = self._transports.get(key)
+        if numbers is None or not np.array_equal(numbers >= 0, prices.possible):
+            numbers = self.program.transport(list(ports.values()), list(wanted.values()), prices.possible)
+            self._transports[key] = numbers
         return Flow(tensor, use, list(ports), list(wanted), numbers, prices)
 
     def ends(self, tensor: Tensor) -> dict[Port, list[int]]:

@@ -91,6 +91,18 @@ class Network:
             self.bound = max(self.bound, self._bound, *(float(some.min()) for some in self.least))
             if self._bound - before <= _STILL * abs(self._bound):
                 break
+        self._together()
+
+    def _together(self) -> None:
+        """Ops that make one choice cost at least what the dearest of them does with it."""
+        alike: dict[int, list[int]] = {}
+        for number, op in enumerate(self.problem.ops):
+            if op.like is not None:
+                alike.setdefault(op.like, [op.like]).append(number)
+        for group in alike.values():
+            least = np.max([self.least[number] for number in group], axis=0)
+            for number in group:
+                self.least[number] = least
 
     def _pass(self, order: range) -> None:
         for number in order:

@@ -47,12 +47,16 @@ class Again:
 
 @dataclass(frozen=True)
 class Op:
-    """A node that has a choice; in a repeated stage it stands for that node of every block."""
+    """A node that has a choice; in a repeated stage it stands for that node of every block.
+
+    `like`: the op of another layer of the block that makes the same choice for it (`autopar.cost.layers`).
+    """
 
     node: fx.Node
     stage: int
     choices: tuple[Choice, ...]
     again: Again
+    like: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,16 @@ class Problem:
     stages: tuple[Stage, ...]
     repeats: tuple[Repeat, ...]
     op_of: Mapping[fx.Node, int]  # every node's op, those of all blocks
+
+    def decides(self, number: int) -> int:
+        """The op that makes an op's choice: mostly itself."""
+        like = self.ops[number].like
+        return number if like is None else like
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether any op leaves its choice to another."""
+        return any(op.like is not None for op in self.ops)
 
     @cached_property
     def grouping(self) -> Grouping:

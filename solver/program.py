@@ -14,6 +14,7 @@ from autopar.solver.engines import BulkHiGHS, ListedProblem, engine, is_highs
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array, Entries, Terms
 from autopar.solver.matrix import Matrix
+from autopar.solver.once import Once
 from autopar.solver.outcome import NONE, WHOLE, Bounds, Outcome
 from autopar.solver.relaxation import Relaxation
 
@@ -47,6 +48,7 @@ class Program:
     products: list[Product] = field(default_factory=list)
     flows: list[tuple[Array, Array, Array]] = field(default_factory=list)  # with the rows of their two ends
     implied: list[tuple[Array, Array, Array, bool]] = field(default_factory=list)  # rows, what implies what, no more
+    once: Once = field(default_factory=Once)
     _matrix: Matrix | None = None
 
     def variable(
@@ -249,11 +251,10 @@ class Program:
         problem = ListedProblem("plan", pulp.LpMinimize)
         lower = [None if low == -math.inf else low for low in matrix.lower[kept].tolist()]
         upper = [None if high == math.inf else high for high in matrix.upper[kept].tolist()]
+        whole = (integer & matrix.integer[kept]).tolist()
         variables = [
-            pulp.LpVariable(f"v{i}", low, high, _KINDS[whole])
-            for i, low, high, whole in zip(
-                kept.tolist(), lower, upper, (integer & matrix.integer[kept]).tolist(), strict=True
-            )
+            pulp.LpVariable(f"v{i}", low, high, _KINDS[is_whole])
+            for i, low, high, is_whole in zip(kept.tolist(), lower, upper, whole, strict=True)
         ]
         problem.addVariables(variables)
         prices = zip(variables, matrix.cost[kept].tolist(), strict=True)
@@ -295,6 +296,5 @@ class Program:
         return len(self.rows) - 1
 
     def _rows(self, name: str, many: int, sense: int, right: float) -> Array:
-        first = len(self.rows)
         self.rows += [(name, sense, right)] * many
-        return np.arange(first, first + many)
+        return np.arange(len(self.rows) - many, len(self.rows))

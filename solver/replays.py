@@ -53,8 +53,13 @@ class Flow:
 
 def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapping[int, float], most: int) -> Array:
     """Variables equal to `times` (an expression, a count up to `most`) times each sum of `ones`, which are one-hot."""
+    ones = [np.asarray(some) for some in ones]
+    return program.once(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
+
+
+def _counted(program: Program, ones: Sequence[Array], times: Mapping[int, float], most: int) -> Array:
     found = program.variables("count", len(ones), upper=float(most))
-    program.multiple("count", found, [np.asarray(some) for some in ones], times, float(most))
+    program.multiple("count", found, ones, times, float(most))
     row = program.equal("counts", [(v, -c) for v, c in times.items()], 0.0)
     program.entries.many(row, found, 1.0)
     return found
@@ -166,6 +171,11 @@ def largest(
     program: Program, grids: Sequence[Array], name: str = "most", *, upper: float | None = None
 ) -> tuple[Array, Array]:
     """Where any of some grids of variables (-1 for none) has one, and there one that is at least each of them."""
+    some = program.once((name, upper), grids, lambda: _largest(program, grids, name, upper))
+    return some >= 0, some[some >= 0]
+
+
+def _largest(program: Program, grids: Sequence[Array], name: str, upper: float | None) -> Array:
     many = sum((grid >= 0).astype(np.int64) for grid in grids)
     found = np.max(grids, axis=0)
     shared = many > 1
@@ -173,5 +183,4 @@ def largest(
     for grid in grids:
         at = shared & (grid >= 0)
         program.implies(name, grid[at], found[at])
-    at = many > 0
-    return at, found[at]
+    return found

@@ -22,7 +22,7 @@ from autopar.solver.model import Model
 from autopar.solver.neighbours import Neighbours
 from autopar.solver.replays import Expression, counted
 from autopar.solver.savers import Copies, Saver
-from autopar.solver.stage_bytes import Part, StageBytes, add, keep
+from autopar.solver.stage_bytes import Part, StageBytes, add, keep, total
 
 
 class Saved:
@@ -169,11 +169,11 @@ class Saved:
                 reads = [s for s, at in offsets if s.start and s.start <= level < s.end and first <= at <= last]
                 if not reads:
                     continue
-                earlier = {
-                    self.model.x[s.op][i]: -1.0 for s, at in offsets if not s.start and at < first for i in s.choices
-                }
+                earlier: Expression = {}
+                for variable in (v for s, at in offsets if not s.start and at < first for v in self.counts.uses(s)):
+                    add(earlier, variable, -1.0)
                 one = {self.program.variable("besides"): 1.0}
-                self.counts.largest("besides", one, [{**self.counts.uses(s), **earlier} for s in reads])
+                self.counts.largest("besides", one, [total(self.counts.uses(s), earlier) for s in reads])
                 for variable in one:
                     add(data.besides.setdefault((level, (first, last)), {}), variable, size)
 

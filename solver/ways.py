@@ -27,12 +27,13 @@ class Ways:
 
     def __post_init__(self) -> None:
         costs, many = Costs(self.problem, self.tables), [len(op.choices) for op in self.problem.ops]
-        self._ends = []
+        self._ends: dict[tuple[int, int, int, int], tuple[int, Array, int, Array]] = {}
         for tensor in self.problem.tensors:
             ports = _places(costs.ports(tensor).values(), many[tensor.source])
             for use in tensor.uses:
                 wants = _places(costs.wanted(tensor, use).values(), many[use.op])
-                self._ends.append((tensor.source, ports, use.op, wants))
+                ends = self.problem.decides(tensor.source), tensor.output, self.problem.decides(use.op), use.index
+                self._ends.setdefault(ends, (tensor.source, ports, use.op, wants))  # else a flow that is there already
 
     @property
     def all(self) -> Kept:
@@ -41,7 +42,7 @@ class Ways:
     def pairs(self, kept: Kept) -> int:
         """How many flows there are."""
         found = 0
-        for source, ports, reader, wants in self._ends:
+        for source, ports, reader, wants in self._ends.values():
             found += len(np.unique(ports[kept[source]])) * len(np.unique(wants[kept[reader]]))
         return found
 

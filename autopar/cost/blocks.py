@@ -79,14 +79,15 @@ def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, .
     `label` may tell nodes apart that are equal otherwise (a user's constraint on one of them).
     """
     nodes = list(graph.nodes)
+    facts = _Facts(nodes, numpy.array(labels_of(nodes, label), dtype=numpy.int64))
+    return tuple(sorted(_search(facts, 0, len(nodes), label), key=lambda r: r.start))
+
+
+def labels_of(nodes: Sequence[fx.Node], label: Label | None = None) -> list[int]:
+    """A number for each node, the same for those that are equal (the head of this file), and have equal `label`s."""
     numbers: dict[Hashable, int] = {}
     told: dict[int, Hashable] = {}
-    labels = numpy.array(
-        [numbers.setdefault((_told(n, told), label(n) if label else None), len(numbers)) for n in nodes],
-        dtype=numpy.int64,
-    )
-    facts = _Facts(nodes, labels)
-    return tuple(sorted(_search(facts, 0, len(nodes), label), key=lambda r: r.start))
+    return [numbers.setdefault((_told(n, told), label(n) if label else None), len(numbers)) for n in nodes]
 
 
 def repeats_under(
@@ -146,13 +147,20 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
             if end - first >= period:
                 count = (end - first) // period + 1
                 found.append((count, period, low + first, low + end + period))
-    # The first block mostly decides for itself (it reads what no block made), so that of two nothing is folded.
-    by_gain = sorted(found, key=lambda f: (-f[1] * (f[0] - 2), -f[1] * (f[0] - 1), f[1], f[2]))
-    for _, period, first, end in by_gain:
-        repeat = _cut(facts, period, first, end)
-        if repeat is not None:
-            return repeat
-    return None
+    best: Repeat | None = None
+    for count, period, first, end in sorted(found, key=lambda f: (*_gain(f[0], f[1]), f[1], f[2])):
+        if best is not None and _gain(best.count, best.period) <= _gain(count, period):
+            break
+        repeat = _cut(facts, period, first, end)  # of blocks whose edges are equal too: maybe a few of them
+        if repeat is not None and (best is None or _gain(repeat.count, repeat.period) < _gain(best.count, best.period)):
+            best = repeat
+    return best
+
+
+def _gain(count: int, period: int) -> tuple[int, int]:
+    """What folding so many blocks leaves away, the less the better. The first mostly decides for itself (it reads what
+    no block made), so that of two nothing is folded."""
+    return -period * (count - 2), -period * (count - 1)
 
 
 def _before(facts: _Facts, repeat: Repeat, low: int, label: Label | None) -> list[Repeat]:

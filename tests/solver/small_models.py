@@ -68,6 +68,7 @@ MODELS: dict[str, Any] = {
     "qwen3-6": lambda: _decoder("Qwen3", 6, 128, 2),
     "mistral-4": lambda: _decoder("Mistral", 4, 128, 2),
     "gemma-4": lambda: _decoder("Gemma", 4, 128, 1),
+    "gemma2-6": lambda: _decoder("Gemma2", 6, 128, 2),  # of which every other attends to what is near: blocks of two
     "phi-4": lambda: _decoder("Phi3", 4, 128),
     "olmo-5": lambda: _decoder("Olmo", 5, 128),
     "bert-4": lambda: _encoder("Bert", "MaskedLM", 4, 128, **WORDS),
