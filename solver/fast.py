@@ -42,6 +42,7 @@ _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all
 _MOST = 1_500_000  # with a budget all ways are looked at, after few: with more the program would be too large
 _PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
 
+_SHORT = TimeLimitError, MemoryError  # for want of which a proof, but not the plan, is given up
 _EPSILON = 1e-9  # by which floating point may be wrong, relatively
 
 
@@ -76,7 +77,7 @@ class Fast:
             if best is not None and most == _PAIRS[-1] and not self._is_near(best[1], limit):
                 sure = ways.up_to(network.least, known, _SURE, highest)
                 kept, limit = sure if self._is_near(best[1], sure[1]) else (kept, limit)
-            with suppress(InfeasibleError, *([TimeLimitError] if best is not None else [])):
+            with suppress(InfeasibleError, *(_SHORT if best is not None else [])):
                 model = Model(few(problem, kept), tables=self._tables)
                 start = self._completed(model, *best) if best is not None else None
                 outcome = run(model, self.solver, max(end - cpu_seconds(), 0.0), self.gap, best=start)
@@ -125,7 +126,7 @@ class Fast:
             left = max(end - cpu_seconds(), 0.0)
             seconds, gap = (left, self.gap) if is_last else (_PART * left, max(self.gap, _NEAR))
             waits = patience if is_last else seconds
-            with suppress(InfeasibleError, *([] if is_last and best is None else [TimeLimitError])):
+            with suppress(InfeasibleError, *([] if is_last and best is None else _SHORT)):
                 model = self._with_rows(few(problem, kept), budget_bytes)
                 start = self._completed(model, *best) if best is not None else None
                 found = run(model, self.solver, seconds, gap, patience=waits, best=start)
@@ -141,14 +142,17 @@ class Fast:
         kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]  # all that a better plan uses
         if best is not None and (any_plan or self._is_near(best[1], bound) or ways.pairs(kept) > _MOST):
             return best[0], self._judged(best[1], bound), False
-        model = self._with_rows(few(problem, kept), budget_bytes)
-        start = self._completed(model, *best) if best is not None else None
-        some, _ = ways.up_to(least, known, _UNDER_BUDGET[-1], limit)
-        first = columns(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
-        left = max(end - cpu_seconds(), 0.0)
-        outcome = run(model, self.solver, left, self.gap, patience=patience, best=start, first=first)
-        bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
-        return model, self._judged(outcome, bound) if len(outcome.values) else outcome, True
+        with suppress(*([MemoryError] if best is not None else [])):
+            model = self._with_rows(few(problem, kept), budget_bytes)
+            start = self._completed(model, *best) if best is not None else None
+            some, _ = ways.up_to(least, known, _UNDER_BUDGET[-1], limit)
+            first = columns(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
+            left = max(end - cpu_seconds(), 0.0)
+            outcome = run(model, self.solver, left, self.gap, patience=patience, best=start, first=first)
+            bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
+            return model, self._judged(outcome, bound) if len(outcome.values) else outcome, True
+        assert best is not None
+        return best[0], self._judged(best[1], bound), False
 
     def near(
         self, problem: Problem, budget_bytes: float, known: Model, found: Outcome, seconds: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from autopar.solver import fast
 from autopar.solver.fast import Fast, weigh
 from autopar.solver.model import Model
 from autopar.solver.network import Network
+from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_seconds, price, run
@@ -113,6 +115,7 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
     whole = run(Model(problem), "highs", 60.0, gap)
     monkeypatch.setattr(fast, "_ALL", 0)
     monkeypatch.setattr(fast, "_PAIRS", pairs)
+    monkeypatch.setattr(fast, "_SURE", 0)
     model, found = Fast(solver, gap).free(problem, 60.0)
     assert len(model.program.names) < len(Model(problem).program.names)
     assert found.bound <= whole.objective * (1 + 1e-7)
@@ -122,6 +125,27 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
         assert found.bound >= found.objective * (1 - gap)
     else:
         assert found.objective <= whole.objective * 1.05
+
+
+def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few ways leave a gap; without memory for more, their plan is kept."""
+    problem, gap, seen = problem_of("t5-4", 2, 2), 1e-5, list[int]()
+    monkeypatch.setattr(fast, "_ALL", 0)
+    monkeypatch.setattr(fast, "_PAIRS", (1_500, 1_500, 1_500))
+    for sure, largest in ((0, None), (1 << 60, None), (1 << 60, 1)):
+
+        def run_or_fail(model: Model, *args: Any, largest: int | None = largest, **options: Any) -> Outcome:
+            seen.append(len(model.program.names))
+            if largest is not None and len(seen) > largest:
+                raise MemoryError
+            return run(model, *args, **options)
+
+        seen.clear()
+        monkeypatch.setattr(fast, "_SURE", sure)
+        monkeypatch.setattr(fast, "run", run_or_fail)
+        _, found = Fast("highs", gap).free(problem, 60.0)
+        assert found.status == ("optimal" if sure and largest is None else "feasible")
+        assert (max(seen) > 2 * seen[0]) == (sure > 0)
 
 
 def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
@@ -170,6 +194,22 @@ def test_few_ways_under_a_budget(
     told = asked.predict(read_solution(model, found))
     assert told.peak_bytes <= budget * (1 + 1e-6)
     assert told.step_seconds == pytest.approx(found.objective, rel=1e-9)
+
+
+def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, least, largest = four(2, 2)
+    problem, seen = asked.problem(), list[Outcome]()
+
+    def run_once(*args: Any, **options: Any) -> Outcome:
+        if seen:
+            raise MemoryError
+        seen.append(run(*args, **options))
+        return seen[0]
+
+    monkeypatch.setattr(fast, "_PLAIN", 0)
+    monkeypatch.setattr(fast, "run", run_once)
+    _, found, is_all = Fast("highs", 1e-6).within(problem, (least + largest) / 2, 120.0)
+    assert found.objective == seen[0].objective and found.status == "feasible" and not is_all
 
 
 def test_near_a_plan_of_few_choices_is_one_of_all() -> None:
