@@ -49,7 +49,7 @@ class Again:
 class Op:
     """A node that has a choice; in a repeated stage it stands for that node of every block.
 
-    `like`: the op of another layer of the block that makes the same choice for it (`autopar.cost.layers`).
+    `like`: the op that makes its choice, of another layer like its own (`autopar.solver.alike`), which comes before it.
     """
 
     node: fx.Node

@@ -53,6 +53,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int, int, str]] = {  # c
     "llama-3-8b 2048x8": (LLAMA_3_8B, (2048, 8), 8192, 16384, "70GiB"),
     "llama 2 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 2}, (8, 8), 8192, 64, "70GiB"),
     "llama 128 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 128}, (8, 8), 8192, 64, "1000GiB"),  # binds as little
+    "llama 2 layers 4x4x4": (LLAMA_3_8B | {"num_hidden_layers": 2}, (4, 4, 4), 8192, 64, "70GiB"),
+    "llama 128 layers 4x4x4": (LLAMA_3_8B | {"num_hidden_layers": 128}, (4, 4, 4), 8192, 64, "1000GiB"),
     "llama-3-70b 32x8": (LLAMA_3_70B, (32, 8), 8192, 256, "75GiB"),
     "deepseek-v3 64x8": (DEEPSEEK_V3, (64, 8), 4096, 64, "75GiB"),
 }
