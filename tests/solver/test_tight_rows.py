@@ -26,7 +26,7 @@ def test_a_choice_has_no_more_blocks_at_a_level_than_at_the_one_below(mesh: tupl
     asked, draw, pairs = model(*mesh), np.random.default_rng(0), 0
     program = asked.program
     for number, op in enumerate(asked.problem.ops):
-        levels = sorted(level for of, level in asked._z if of == number)
+        levels = sorted(asked._z.get((number, op.stage), {}))
         for lower, higher in itertools.pairwise(levels):
             assert len(asked.recomputed[op.stage]) > 1
             weights = draw.random(len(asked.x[number]))
