@@ -149,6 +149,10 @@ def scrambled(a: torch.Tensor) -> torch.Tensor:
     return (a.flatten().cumsum(0) ** 2).reshape(a.shape)
 
 
+def spread(a: torch.Tensor) -> torch.Tensor:
+    return a.expand(4, -1, -1)
+
+
 NONE: dict[str, tuple[Any, ...]] = {
     "its results are random": (random, x(4, 6)),
     "the shapes of its results depend on data": (positive_ones, torch.tensor([[1.0, -1.0]] * 12).double()),
@@ -159,6 +163,7 @@ NONE: dict[str, tuple[Any, ...]] = {
     "no way to split it was found by": (torch.all, torch.rand(16, 512) > 0.5),
     "no way to split it was found by running it": (torch.prod, x(16, 512)),
     "no way to split it was found by running it on": (F.cosine_embedding_loss, x(8, 6), x(8, 6), torch.ones(8)),
+    "no way to split it was found by running it on small": (spread, x(1, 0, 8)),
 }
 
 
