@@ -16,7 +16,7 @@ from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_en
 from autopar.graph import TensorRef, is_getitem, output_tensors
 from autopar.solver.alike import Alike
 from autopar.solver.parts import Wish, levels_for, wish_of
-from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use
+from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use, deciding
 from autopar.solver.restricted import Restricted
 
 MANY_CHOICES = 1500
@@ -114,7 +114,7 @@ class _Builder:
                 self.op_of[node] = len(self.ops)
                 members.append(len(self.ops))
                 again = self._again(nodes, offset, levels) if levels else Again()
-                decides = self._decides(like[node]) if node in like else None
+                decides = deciding(self.ops, self.op_of[like[node]]) if node in like else None
                 some = choices[node] if decides is None else self.ops[decides].choices
                 self.ops.append(Op(node, len(self.stages), some, again, decides))
         least, whole = 0, None
@@ -123,11 +123,6 @@ class _Builder:
             least = len(levels) if wish.whole else min(1, len(levels) - (wish.whole is False)) if wish.some else 0
             whole = wish.whole
         self.stages.append(Stage(count, tuple(members), repeat, first, levels, least, whole is not False))
-
-    def _decides(self, node: fx.Node) -> int:
-        number = self.op_of[node]
-        like = self.ops[number].like
-        return number if like is None else like
 
     def _wish(self, nodes: Sequence[fx.Node]) -> Wish:
         return wish_of(self.memory, self.restricted.recompute, nodes)

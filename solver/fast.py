@@ -126,7 +126,8 @@ class Fast:
             left = max(end - cpu_seconds(), 0.0)
             seconds, gap = (left, self.gap) if is_last else (_PART * left, max(self.gap, _NEAR))
             waits = patience if is_last else seconds
-            with suppress(InfeasibleError, *([] if is_last and best is None else _SHORT)):
+            short = _SHORT if best is not None else () if is_last else (TimeLimitError,)
+            with suppress(InfeasibleError, *short):
                 model = self._with_rows(few(problem, kept), budget_bytes)
                 start = self._completed(model, *best) if best is not None else None
                 found = run(model, self.solver, seconds, gap, patience=waits, best=start)

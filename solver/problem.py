@@ -6,7 +6,7 @@ block into the next `count - 1` times, into the first and out of the last block 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -57,6 +57,12 @@ class Op:
     choices: tuple[Choice, ...]
     again: Again
     like: int | None = None
+
+
+def deciding(ops: Sequence[Op], number: int) -> int:
+    """Of the ops of a problem the one that makes an op's choice."""
+    like = ops[number].like
+    return number if like is None else like
 
 
 @dataclass(frozen=True)
@@ -124,8 +130,7 @@ class Problem:
 
     def decides(self, number: int) -> int:
         """The op that makes an op's choice: mostly itself."""
-        like = self.ops[number].like
-        return number if like is None else like
+        return deciding(self.ops, number)
 
     @cached_property
     def alike(self) -> bool:

@@ -3,7 +3,7 @@
 Blocks may hold several layers because one of them is not quite like the others: it attends to all tokens, has no
 rotary embedding, or keeps more for a cache. And where the layers are no multiple of six, those left over are blocks of
 their own. What such layers have in common has the same ways to run, and decides alike here, as equal blocks do; then
-blocks of six layers take the solver hardly longer than blocks of one.
+blocks of six layers have hardly more decisions than blocks of one.
 
 A layer is a module of a block, next to others of its type, of which each hands on no more tensors than the block does;
 else the block is one. Which of their nodes go together, the longest common stretches tell.

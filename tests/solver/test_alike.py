@@ -6,10 +6,11 @@ import pytest
 import torch
 from small_models import ready, toy_of
 from test_rows import check
-from torch import fx, nn
+from torch import nn
 from toys import Toy, cluster, on_meta, toy
 
 from autopar.cost.layers import layers_of, pairs
+from autopar.graph import SCOPE
 from autopar.solver import alike
 from autopar.solver.problem import Problem
 
@@ -56,7 +57,7 @@ def modules(problem: Problem) -> set[tuple[str, str]]:
 
     def layer(name: str) -> str:
         node = next(node for node in problem.memory.graph.nodes if node.name == name)
-        return str(node.meta["scope"][0][0])
+        return str(node.meta[SCOPE][0][0])
 
     return {(layer(one), layer(other)) for one, other in deciding(problem).items()}
 
@@ -94,7 +95,7 @@ def test_layers_that_are_alike_make_one_choice() -> None:
 def test_layers_that_are_left_over_decide_like_those_of_blocks() -> None:
     some = hybrid(2, 2, more=2)
     problem = some.problem()
-    counts = {problem.ops[stage.ops[0]].node.meta["scope"][0][0]: stage.count for stage in problem.stages[1:-1]}
+    counts = {problem.ops[stage.ops[0]].node.meta[SCOPE][0][0]: stage.count for stage in problem.stages[1:-1]}
     assert counts == {"layers.0": 3, "layers.9": 2}
     assert ("layers.9", "layers.0") in modules(problem)
     budget = 0.8 * some.predict(some.solve()).peak_bytes
@@ -135,11 +136,8 @@ def test_rows_count_what_is_predicted(more: int, micro_batches: int) -> None:
 
 def test_a_published_model() -> None:
     """Gemma 2, of which every other layer attends to what is near."""
-    some = toy_of(ready("gemma2-6", 4))
-    [stage] = [stage for stage in some.problem().stages if stage.count > 1]
-    problem = some.problem()
-    nodes = [problem.ops[number].node for number in stage.ops]
+    problem = toy_of(ready("gemma2-6", 4)).problem()
+    [stage] = [stage for stage in problem.stages if stage.count > 1]
     tied = [number for number in stage.ops if problem.ops[number].like is not None]
     assert stage.count == 3
-    assert len(tied) == len(nodes) / 2
-    assert all(isinstance(node, fx.Node) for node in nodes)
+    assert len(tied) == len(stage.ops) / 2
