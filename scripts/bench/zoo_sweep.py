@@ -79,6 +79,7 @@ def parser_of(description: str | None, out: Path, batch: int) -> argparse.Argume
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
     parser.add_argument("--only", metavar="WORD", help="architectures whose name contains it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth architecture of a family: a sample")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="how many of a family to pass over before it")
     parser.add_argument("--out", type=Path, default=out, help="records, added to what is there")
     parser.add_argument(
         "--again", action="append", default=[], metavar="STATUS", help=f"do these once more; {OLD}: of another tracer"
@@ -124,7 +125,7 @@ def sweep(
 
     for family in given.families or FAMILIES:
         try:
-            found = names(family)[:: given.every]
+            found = names(family)[given.first :: given.every]
         except ImportError as error:
             print(f"{family}: left out, {error}", file=sys.stderr)
             continue
