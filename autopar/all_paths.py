@@ -6,29 +6,17 @@ device holds; so all changes between the same two placements are priced together
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from autopar.layout import R_PLUS, Layout, Placement, R
-from autopar.reshard import CollectiveKind, Sent, Shape, change, is_legal, local_elements, ring_share, slower
+from autopar.path_edges import Array, Edges, Sends
+from autopar.reshard import Shape, is_legal
 
-Array = Any  # of numpy
-
-
-KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-
-
-@dataclass(frozen=True)
-class Sends:
-    """What some steps send in one direction: places in KINDS, -1 for nothing, and elements that one device hands in."""
-
-    kind: Array
-    elements: Array
+_AT_ONCE = 4_000  # pairs that are looked at together: what is known of them stays in the caches
 
 
 @dataclass(frozen=True)
@@ -53,58 +41,75 @@ def all_paths(
     With `needs_grad=False`, the layouts are those of values.
     """
     rests = [R, R_PLUS] if needs_grad else [R]
-    edges = _Edges([*sources, *wanted], rests, shape, mesh_shape, needs_grad)
+    edges = Edges([*sources, *wanted], rests, shape, mesh_shape, needs_grad)
     start, end = edges.digits(sources), edges.digits(wanted)
     axes = len(mesh_shape)
-    numbers = np.full((len(sources), len(wanted), 2 * axes), -1, dtype=np.int64)
+    numbers = np.full((len(sources), len(wanted), axes), -1, dtype=np.int32)
     found = np.zeros((len(sources), len(wanted)), dtype=bool)
     differ = start[:, None, :] != end[None, :, :]
     masks = (differ << np.arange(axes)).sum(axis=2)
-    for mask in np.unique(masks):
-        s, w = np.nonzero(masks == mask)
+    for mask in range(1 << axes):
         changed = [axis for axis in range(axes) if mask >> axis & 1]
-        cost, steps = _cheapest_orders(edges, start[s], end[w], changed)
-        found[s, w] = np.isfinite(cost)
-        numbers[s, w, : len(changed)] = steps
+        for s, w in _parts(masks == mask):
+            cost, steps = _cheapest_orders(edges, start[s], end[w], changed)
+            found[s, w] = np.isfinite(cost)
+            numbers[s, w, : len(changed)] = steps
     legal = [
         np.array([is_legal(layout, shape, mesh_shape) for layout in some], dtype=bool) for some in (sources, wanted)
     ]
     legal_pairs = legal[0][:, None] & legal[1][None, :]
-    far = np.argwhere(legal_pairs & ~found)
-    if len(far):
-        detours = _Detours(edges, rests, start[far[:, 0]], end[far[:, 1]])
-        found[far[:, 0], far[:, 1]] = np.isfinite(detours.spent)
+    for s, w in _parts(legal_pairs & ~found):
+        detours = _Detours(edges, rests, start[s], end[w])
+        found[s, w] = np.isfinite(detours.spent)
         if detours.steps.shape[1] > numbers.shape[2]:
             longer = ((0, 0), (0, 0), (0, detours.steps.shape[1] - numbers.shape[2]))
             numbers = np.pad(numbers, longer, constant_values=-1)
-        numbers[far[:, 0], far[:, 1], : detours.steps.shape[1]] = detours.steps
-    used, places = np.unique(numbers[numbers >= 0], return_inverse=True)
-    numbers[numbers >= 0] = places
-    return Paths(*edges.sends(used), numbers, found & legal_pairs)
+        numbers[s, w, : detours.steps.shape[1]] = detours.steps
+    occurs = np.zeros(edges.cost.size + 1, dtype=bool)  # the last is for -1
+    occurs[numbers] = True
+    used = np.flatnonzero(occurs[:-1])
+    places = np.full(len(occurs), -1, dtype=np.int32)
+    places[used] = np.arange(len(used))
+    return Paths(*edges.sends(used), places[numbers], found & legal_pairs)
 
 
-def _cheapest_orders(edges: _Edges, start: Array, end: Array, changed: Sequence[int]) -> tuple[Array, Array]:
-    """Of pairs that differ on the same axes: what the cheapest order sends, and its steps."""
+def _parts(where: Array) -> Iterator[tuple[Array, Array]]:
+    """The rows and columns of some pairs, some thousand at a time."""
+    s, w = np.nonzero(where)
+    for first in range(0, len(s), _AT_ONCE):
+        yield s[first : first + _AT_ONCE], w[first : first + _AT_ONCE]
+
+
+def _cheapest_orders(edges: Edges, start: Array, end: Array, changed: Sequence[int]) -> tuple[Array, Array]:
+    """Of pairs that differ on the same axes: what the cheapest order sends, and its steps.
+
+    By the set of axes that have changed, what that costs at least, and which of them was the last.
+    """
     many, n = len(start), len(changed)
-    spent = [np.full(many, math.inf) for _ in range(1 << n)]
-    paths = [np.full((many, n), -1, dtype=np.int64) for _ in range(1 << n)]
-    spent[0][:] = 0.0
-    for done in range((1 << n) - 1):
-        here = start.copy()
-        for k, axis in enumerate(changed):
-            if done >> k & 1:
-                here[:, axis] = end[:, axis]
-        code = here @ edges.strides
-        for k, axis in enumerate(changed):
-            if done >> k & 1:
+    everyone, axes = np.arange(many), np.array(changed, dtype=np.int64)
+    code = np.empty((1 << n, many), dtype=np.int64)
+    code[0] = start @ edges.strides
+    spent = np.full((1 << n, many), math.inf)
+    spent[0] = 0.0
+    last = np.zeros((1 << n, many), dtype=np.int8)
+    for then in range(1, 1 << n):
+        for k in reversed(range(n)):
+            if not then >> k & 1:
                 continue
-            then = done | 1 << k
-            total = spent[done] + edges.cost[code, axis, end[:, axis]]
+            done, axis = then ^ 1 << k, changed[k]
+            total = spent[done] + edges.cost.take(edges.number(code[done], axis, end[:, axis]))
             better = total < spent[then]
-            spent[then] = np.where(better, total, spent[then])
-            paths[then][better] = paths[done][better]
-            paths[then][better, done.bit_count()] = edges.number(code[better], axis, end[better, axis])
-    return spent[-1], paths[-1]
+            np.copyto(spent[then], total, where=better)
+            np.copyto(last[then], k, where=better)
+        code[then] = code[done] + (end[:, axis] - start[:, axis]) * edges.strides[axis]
+    steps = np.empty((many, n), dtype=np.int64)
+    state = np.full(many, (1 << n) - 1)
+    for place in reversed(range(n)):
+        k = last[state, everyone]
+        state = state ^ 1 << k
+        steps[:, place] = edges.number(code[state, everyone], axes[k], end[everyone, axes[k]])
+    steps[np.isinf(spent[-1])] = -1
+    return spent[-1], steps
 
 
 class _Detours:
@@ -115,53 +120,54 @@ class _Detours:
     what each pair's way costs, infinity where there is none; `steps`: its numbers, -1 behind the last.
     """
 
-    def __init__(self, edges: _Edges, rests: Sequence[Placement], start: Array, end: Array) -> None:
+    def __init__(self, edges: Edges, rests: Sequence[Placement], start: Array, end: Array) -> None:
         self.edges = edges
         self.many, self.axes = len(start), len(edges.places)
         alike = [np.broadcast_to([places[rest] for places in edges.places], start.shape) for rest in rests]
-        self.places = np.stack([end, start, *alike], axis=2)  # of each pair and axis, the digits of its choices
-        self.choices = self.places.shape[2]
-        codes = np.zeros((self.many, 1), dtype=np.int64)
+        # by choice, axis and pair: the digit; pairs come last, along which all is done at once
+        self.places = np.ascontiguousarray(np.moveaxis(np.stack([end, start, *alike]), 1, 2))
+        self.choices = len(self.places)
+        codes = np.zeros((1, self.many), dtype=np.int64)
         for axis in range(self.axes):
-            codes = (codes[:, :, None] + self.places[:, axis, None, :] * edges.strides[axis]).reshape(self.many, -1)
+            codes = (codes[:, None] + self.places[:, axis] * edges.strides[axis]).reshape(-1, self.many)
         self.codes = codes
         self.spent, ways, lengths = self._search([self._costs(axis) for axis in range(self.axes)])
         self.steps = self._trace(ways, lengths)
 
     def _costs(self, axis: int) -> Array:
-        """What the changes of an axis cost: by pair, choices of axes before, its own, of those behind, and the next."""
-        places = self.places[:, axis, None, :]
-        costs = self.edges.cost[self.codes[:, :, None], axis, places]
-        return costs.reshape(self.many, self.choices**axis, self.choices, -1, self.choices)
+        """What the changes of an axis cost: by choices of axes before, its own, its next, those of axes behind, and
+        pair. Of equal choices only the first is gone to."""
+        width, places = self.choices, self.places[:, axis]
+        codes = self.codes.reshape(width**axis, width, 1, -1, self.many)
+        costs = self.edges.cost.take(self.edges.number(codes, axis, places[:, None]))
+        for choice in range(width):
+            costs[:, :, choice, :, (places[choice] == places[:choice]).any(axis=0)] = math.inf
+        return costs
 
     def _search(self, costs: Sequence[Array]) -> tuple[Array, list[Array], Array]:
         """Step by step, until none goes on to what costs less than it did in fewer: what the ways cost, by the number
         of steps which choices each of them comes from, and how many steps the cheapest has."""
         width = self.choices
-        doubled = np.stack([(self.places[:, :, i, None] == self.places[:, :, :i]).any(2) for i in range(width)], axis=2)
-        given = (self.places[:, :, 0] != self.places[:, :, 1]) @ width ** np.arange(self.axes)[::-1]
+        given = width ** np.arange(self.axes)[::-1] @ (self.places[0] != self.places[1])
+        states = np.arange(len(self.codes), dtype=np.int16)
         spent = np.full(self.codes.shape, math.inf)
-        spent[np.arange(self.many), given] = 0.0
+        spent[given, np.arange(self.many)] = 0.0
         best, ways, lengths = spent.copy(), list[Array](), np.zeros(self.many, dtype=np.int64)
         while np.isfinite(spent).any():
-            then, before = np.full(self.codes.shape, math.inf), np.full(self.codes.shape, -1)
+            then, before = np.full(spent.shape, math.inf), np.full(spent.shape, -1, dtype=np.int16)
             for axis, cost in enumerate(costs):
-                here = spent.reshape(cost.shape[:4])
-                total = here[..., None] + cost
-                came = total.argmin(axis=2)  # by pair, choices before, behind, and the next of the axis
-                found = np.take_along_axis(total, came[:, :, None], axis=2)[:, :, 0]
-                found = np.where(doubled[:, axis, None, None, :], math.inf, found).swapaxes(2, 3).reshape(then.shape)
-                came = came.swapaxes(2, 3).reshape(then.shape)
-                better = found < then
-                then = np.where(better, found, then)
-                stride = width ** (self.axes - 1 - axis)
-                state = np.arange(then.shape[1])
-                before = np.where(better, state + (came - state // stride % width) * stride, before)
-            better = (then < best) & (then < best[:, :1])  # 0: all axes as wanted
+                shape = width**axis, width, -1, self.many
+                here, there, came = (every.reshape(shape) for every in (spent, then, before))
+                for choice in range(width):
+                    total = here[:, choice, None] + cost[:, choice]
+                    better = total < there
+                    np.copyto(there, total, where=better)
+                    np.copyto(came, states.reshape(*shape[:3], 1)[:, choice, None], where=better)
+            better = (then < best) & (then < best[0])  # 0: all axes as wanted
             best, spent = np.where(better, then, best), np.where(better, then, math.inf)
             ways.append(before)
-            lengths[better[:, 0]] = len(ways)
-        return best[:, 0], ways, lengths
+            lengths[better[0]] = len(ways)
+        return best[0], ways, lengths
 
     def _trace(self, ways: Sequence[Array], lengths: Array) -> Array:
         """The steps of the cheapest ways, from their ends."""
@@ -169,94 +175,13 @@ class _Detours:
         state = np.zeros(self.many, dtype=np.int64)
         for length in range(steps.shape[1], 0, -1):
             some = np.flatnonzero(lengths >= length)
-            before = ways[length - 1][some, state[some]]
-            changed = np.argmax(self._digits(before) != self._digits(state[some]), axis=1)
-            place = self.places[some, changed, self._digits(state[some])[np.arange(len(some)), changed]]
-            steps[some, length - 1] = self.edges.number(self.codes[some, before], changed, place)
+            then, before = state[some], ways[length - 1][state[some], some].astype(np.int64)
+            changed = np.argmax(self._digits(before) != self._digits(then), axis=1)
+            place = self.places[self._digits(then)[np.arange(len(some)), changed], changed, some]
+            steps[some, length - 1] = self.edges.number(self.codes[before, some], changed, place)
             state[some] = before
         return steps
 
     def _digits(self, states: Array) -> Array:
         """The choice of each axis."""
         return states[:, None] // self.choices ** np.arange(self.axes)[::-1] % self.choices
-
-
-class _Edges:
-    """Every change of one axis, among all layouts that are made of the same placements, and those of `rests`."""
-
-    def __init__(
-        self,
-        layouts: Sequence[Layout],
-        rests: Sequence[Placement],
-        shape: Shape,
-        mesh_shape: Shape,
-        needs_grad: bool,
-    ) -> None:
-        axes = len(mesh_shape)
-        self.places = [
-            {placement: i for i, placement in enumerate(dict.fromkeys([*(layout[axis] for layout in layouts), *rests]))}
-            for axis in range(axes)
-        ]
-        self.sizes = sizes = [len(places) for places in self.places]
-        self.strides = np.array([math.prod(sizes[axis + 1 :]) for axis in range(axes)], dtype=np.int64)
-        self._mesh_shape = mesh_shape
-        self._elements = np.full(
-            math.prod(sizes), -1, dtype=np.int64
-        )  # of one device; -1 where the shape cannot lie so
-        for code, placements in enumerate(itertools.product(*self.places)):
-            layout = Layout(placements)
-            if is_legal(layout, shape, mesh_shape):
-                self._elements[code] = local_elements(layout, shape, mesh_shape)
-        self.cost = np.full((math.prod(sizes), axes, max(sizes)), math.inf)
-        self._changes: list[dict[tuple[int, int], tuple[Sent | None, Sent | None]]] = [{} for _ in range(axes)]
-        for axis, places in enumerate(self.places):
-            for (src, i), (dst, j) in itertools.permutations(places.items(), 2):
-                found = change(src, dst, needs_grad)
-                if found is not None:
-                    self._changes[axis][i, j] = found if mesh_shape[axis] > 1 else (None, None)
-                    self._price(axis, i, j)
-
-    def _price(self, axis: int, i: int, j: int) -> None:
-        """What it costs that an axis goes from its i-th placement to its j-th, wherever the others are."""
-        n, stride = self._mesh_shape[axis], int(self.strides[axis])
-        elements = self._elements.reshape(-1, self.sizes[axis], stride)
-        before, after = elements[:, i], elements[:, j]
-        total = np.zeros(before.shape)
-        for sent in self._changes[axis][i, j]:
-            if sent is not None:
-                total += _handed(sent, before, after, n) * (n - 1) * ring_share(sent.kind, n)
-        cost = self.cost[:, axis, j].reshape(elements.shape)
-        cost[:, i] = np.where((before >= 0) & (after >= 0), slower(axis, self._mesh_shape) * total, math.inf)
-        self.cost[:, axis, j] = cost.reshape(-1)
-
-    def number(self, code: Any, axis: int, place: Any) -> Any:
-        """The number of the change of an axis of a layout to another placement."""
-        return (code * self.cost.shape[1] + axis) * self.cost.shape[2] + place
-
-    def sends(self, numbers: Array) -> tuple[Array, Sends, Sends]:
-        """The axes of some changes, and what they send forward and backward."""
-        places: tuple[Array, ...] = np.unravel_index(numbers, self.cost.shape)
-        code, axis, place = places
-        sends = [(np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)) for _ in range(2)]
-        digit = code // self.strides[axis] % np.array(self.sizes)[axis]
-        then = code + (place - digit) * self.strides[axis]
-        keys = (axis * max(self.sizes) + digit) * max(self.sizes) + place
-        for key in np.unique(keys).tolist():
-            at = keys == key
-            a, (i, j) = key // max(self.sizes) ** 2, divmod(key % max(self.sizes) ** 2, max(self.sizes))
-            before, after = self._elements[code[at]], self._elements[then[at]]
-            for (kinds, elements), sent in zip(sends, self._changes[a][i, j], strict=True):
-                if sent is not None:
-                    kinds[at] = KINDS.index(sent.kind)
-                    elements[at] = _handed(sent, before, after, self._mesh_shape[a])
-        return axis, Sends(*sends[0]), Sends(*sends[1])
-
-    def digits(self, layouts: Sequence[Layout]) -> Array:
-        """The number of each layout's placement, by axis."""
-        rows = [[places[p] for p, places in zip(layout.placements, self.places, strict=True)] for layout in layouts]
-        return np.array(rows, dtype=np.int64).reshape(len(layouts), len(self.places))
-
-
-def _handed(sent: Sent, before: Array, after: Array, n: int) -> Array:
-    """The elements that one device hands in."""
-    return (after if sent.after else before) * (n if sent.whole else 1)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.all_paths import KINDS, Paths, Sends, all_paths
+from autopar.all_paths import Paths, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
 from autopar.cost.moving import RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
+from autopar.path_edges import KINDS, Sends
 from autopar.reshard import CollectiveKind
 from autopar.solver.linear import Array
 
@@ -54,6 +55,7 @@ class PriceTable:
     sources: dict[Layout, int] = field(default_factory=dict)
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
+    _paths: Paths | None = None
     _ways: tuple[Array, ...] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
@@ -75,7 +77,9 @@ class PriceTable:
     def ways(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[list[Way]]:
         """Which collectives these conversions are, by source and by what is wanted."""
         self.prices(sources, wanted)
-        assert self._ways is not None
+        assert self._paths is not None
+        if self._ways is None:
+            self._ways = self._all_ways(self._paths)
         rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
         at = np.ix_(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
         grids = zip(*(grid[at].tolist() for grid in self._ways), strict=True)
@@ -88,9 +92,10 @@ class PriceTable:
         each = np.zeros((len(paths.axis) + 1, 6))  # the last at -1: no step
         each[:-1, :3] = self._parts(paths.axis, paths.forward, self.itemsize)
         each[:-1, 3:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize)
-        totals = np.stack([one[paths.numbers].sum(axis=2) for one in self._by_axis(paths.axis, each)])
-        fixed, moving, forward_live, back_fixed, back_moving, back_live = np.moveaxis(totals, 3, 0)
-        self._ways = self._all_ways(paths)
+        by_axis = self._by_axis(paths.axis, each)
+        totals = (np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(6))
+        fixed, moving, forward_live, back_fixed, back_moving, back_live = totals
+        self._paths, self._ways = paths, None
         return Prices(
             calls * fixed + moving,
             calls * back_fixed + back_moving,
@@ -144,6 +149,15 @@ class PriceTable:
             return collective_seconds(kind, size, axis), 0.0, 1.0
         fixed, per_byte = bucket_terms(kind, axis, self.grouping.full_bytes)
         return fixed, size * per_byte + copies_seconds(kind, size, axis, self.cluster.device), 1.0
+
+
+def _summed(each: Array, numbers: Array) -> Array:
+    """Of each pair, the sum over its steps; the last of `each` is of no step."""
+    total = np.zeros(numbers.shape[:2])
+    if each.any():
+        for step in np.moveaxis(numbers, 2, 0):
+            total += each[step]
+    return total
 
 
 def _first(values: Array, where: Array) -> Array:

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from autopar.all_paths import KINDS, Paths, all_paths
+from autopar.all_paths import Paths, all_paths
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard
+from autopar.path_edges import KINDS
 from autopar.reshard import Move, Step, steps
 
 VALUES = [R, P, shard(0), shard(1), shard(0, 2), Placement("partial", join="max")]

@@ -1,0 +1,129 @@
+"""Changes of one axis of a layout, many at once: what each sends, and what it counts for among ways between layouts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autopar.layout import Layout, Placement, R, shard
+from autopar.reshard import CollectiveKind, Sent, Shape, change, is_legal, local_elements, ring_share, slower
+
+Array = Any  # of numpy
+
+KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Sends:
+    """What some steps send in one direction: places in KINDS, -1 for nothing, and elements that one device hands in."""
+
+    kind: Array
+    elements: Array
+
+
+class Edges:
+    """Every change of one axis, among all layouts that are made of the same placements, and those of `rests`."""
+
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        rests: Sequence[Placement],
+        shape: Shape,
+        mesh_shape: Shape,
+        needs_grad: bool,
+    ) -> None:
+        axes = len(mesh_shape)
+        self.places = [
+            {placement: i for i, placement in enumerate(dict.fromkeys([*(layout[axis] for layout in layouts), *rests]))}
+            for axis in range(axes)
+        ]
+        self.sizes = sizes = [len(places) for places in self.places]
+        self.strides = np.array([math.prod(sizes[axis + 1 :]) for axis in range(axes)], dtype=np.int64)
+        self._mesh_shape = mesh_shape
+        self._elements = _elements([list(some) for some in self.places], shape, mesh_shape)
+        self.cost = np.full((math.prod(sizes), axes, max(sizes)), math.inf)
+        self._changes: list[dict[tuple[int, int], tuple[Sent | None, Sent | None]]] = [{} for _ in range(axes)]
+        for axis, places in enumerate(self.places):
+            for (src, i), (dst, j) in itertools.permutations(places.items(), 2):
+                found = change(src, dst, needs_grad)
+                if found is not None:
+                    self._changes[axis][i, j] = found if mesh_shape[axis] > 1 else (None, None)
+                    self._price(axis, i, j)
+
+    def _price(self, axis: int, i: int, j: int) -> None:
+        """What it costs that an axis goes from its i-th placement to its j-th, wherever the others are."""
+        n, stride = self._mesh_shape[axis], int(self.strides[axis])
+        elements = self._elements.reshape(-1, self.sizes[axis], stride)
+        before, after = elements[:, i], elements[:, j]
+        total = np.zeros(before.shape)
+        for sent in self._changes[axis][i, j]:
+            if sent is not None:
+                total += _handed(sent, before, after, n) * (n - 1) * ring_share(sent.kind, n)
+        cost = self.cost[:, axis, j].reshape(elements.shape)
+        cost[:, i] = np.where((before >= 0) & (after >= 0), slower(axis, self._mesh_shape) * total, math.inf)
+        self.cost[:, axis, j] = cost.reshape(-1)
+
+    def number(self, code: Any, axis: int, place: Any) -> Any:
+        """The number of the change of an axis of a layout to another placement."""
+        return (code * self.cost.shape[1] + axis) * self.cost.shape[2] + place
+
+    def sends(self, numbers: Array) -> tuple[Array, Sends, Sends]:
+        """The axes of some changes, and what they send forward and backward."""
+        places: tuple[Array, ...] = np.unravel_index(numbers, self.cost.shape)
+        code, axis, place = places
+        sends = [(np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)) for _ in range(2)]
+        digit = code // self.strides[axis] % np.array(self.sizes)[axis]
+        then = code + (place - digit) * self.strides[axis]
+        keys = (axis * max(self.sizes) + digit) * max(self.sizes) + place
+        for key in np.unique(keys).tolist():
+            at = keys == key
+            a, (i, j) = key // max(self.sizes) ** 2, divmod(key % max(self.sizes) ** 2, max(self.sizes))
+            before, after = self._elements[code[at]], self._elements[then[at]]
+            for (kinds, elements), sent in zip(sends, self._changes[a][i, j], strict=True):
+                if sent is not None:
+                    kinds[at] = KINDS.index(sent.kind)
+                    elements[at] = _handed(sent, before, after, self._mesh_shape[a])
+        return axis, Sends(*sends[0]), Sends(*sends[1])
+
+    def digits(self, layouts: Sequence[Layout]) -> Array:
+        """The number of each layout's placement, by axis."""
+        rows = [[places[p] for p, places in zip(layout.placements, self.places, strict=True)] for layout in layouts]
+        return np.array(rows, dtype=np.int64).reshape(len(layouts), len(self.places))
+
+
+def _elements(places: Sequence[Sequence[Placement]], shape: Shape, mesh_shape: Shape) -> Array:
+    """What one device holds in all layouts that are made of each axis's placements, in their order; -1 where the shape
+    cannot lie so. Tensor dims have nothing to do with each other."""
+    sizes = [len(some) for some in places]
+    elements, legal = np.ones(sizes, dtype=np.int64), np.ones(sizes, dtype=bool)
+    for dim in {p.dim for some in places for p in some if p.is_sharded} | set(range(len(shape))):
+        outers = [[p.outer if p.is_sharded and p.dim == dim else 0 for p in some] for some in places]
+        kinds = [np.unique(some, return_inverse=True) for some in outers]
+        combinations = itertools.product(*(kind.tolist() for kind, _ in kinds))
+        if dim < len(shape):
+            held = [_local_length(one, shape[dim], mesh_shape) for one in combinations]
+        else:
+            held = [-1 if any(one) else 1 for one in combinations]
+        table = np.array(held).reshape([len(kind) for kind, _ in kinds])[np.ix_(*(of for _, of in kinds))]
+        elements *= table
+        legal &= table >= 0
+    return np.where(legal, elements, -1).reshape(-1)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _local_length(outers: tuple[int, ...], length: int, mesh_shape: Shape) -> int:
+    """What one device holds of a dim, by the digit position at which each axis shards it, 0 for none; -1 where that is
+    not possible."""
+    layout, shape = Layout(tuple(shard(0, outer) if outer else R for outer in outers)), (length,)
+    return local_elements(layout, shape, mesh_shape) if is_legal(layout, shape, mesh_shape) else -1
+
+
+def _handed(sent: Sent, before: Array, after: Array, n: int) -> Array:
+    """The elements that one device hands in."""
+    return (after if sent.after else before) * (n if sent.whole else 1)
