@@ -41,6 +41,7 @@ _PLAIN = 60_000  # one with a budget has all ways at once
 _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
 _MOST = 1_500_000  # with a budget all ways are looked at, after few: with more the program would be too large
 _PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
+_FIRST = 1 / 10  # the same without a budget, until there is a plan: its program is small once more is known of the ways
 
 _SHORT = TimeLimitError, MemoryError  # for want of which a proof, but not the plan, is given up
 _EPSILON = 1e-9  # by which floating point may be wrong, relatively
@@ -80,7 +81,8 @@ class Fast:
             with suppress(InfeasibleError, *(_SHORT if best is not None else [])):
                 model = Model(few(problem, kept), tables=self._tables)
                 start = self._completed(model, *best) if best is not None else None
-                outcome = run(model, self.solver, max(end - cpu_seconds(), 0.0), self.gap, best=start)
+                share = 1.0 if most == _PAIRS[-1] else _FIRST if best is None else _PART
+                outcome = run(model, self.solver, share * max(end - cpu_seconds(), 0.0), self.gap, best=start)
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
                     if best is None or outcome.objective < best[1].objective:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,23 @@ def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyP
         _, found = Fast("highs", gap).free(problem, 60.0)
         assert found.status == ("optimal" if sure and largest is None else "feasible")
         assert (max(seen) > 2 * seen[0]) == (sure > 0)
+
+
+def test_a_first_plan_leaves_time_to_prove_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, times = problem_of("gpt2-4", 2, 2, 2), []
+    monkeypatch.setattr(fast, "_ALL", 0)
+    monkeypatch.setattr(fast, "_PAIRS", (1_500, 1_600, 1_700))
+    monkeypatch.setattr(fast, "_SURE", 0)
+    monkeypatch.setattr(fast, "cpu_seconds", lambda: 0.0)
+
+    def run_without_proof(model: Model, solver: str, time_limit: float, *given: Any, **more: Any) -> Outcome:
+        times.append(time_limit)
+        return replace(run(model, solver, 60.0, *given, **more), status="feasible", bound=0.0)
+
+    monkeypatch.setattr(fast, "run", run_without_proof)
+    _, found = Fast("highs", 1e-9).free(problem, 60.0)
+    assert times == [6.0, 20.0, 60.0]
+    assert found.bound > 0
 
 
 def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
