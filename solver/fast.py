@@ -30,6 +30,7 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import price, run, run_near
+from autopar.solver.search import patience_of
 from autopar.solver.ways import Kept, Ways, chosen, columns, counts, few
 from autopar.solver.windows import completed
 
@@ -81,8 +82,9 @@ class Fast:
             with suppress(InfeasibleError, *(_SHORT if best is not None else [])):
                 model = Model(few(problem, kept), tables=self._tables)
                 start = self._completed(model, *best) if best is not None else None
-                share = _FIRST if best is None and most != _PAIRS[-1] else 1.0
-                outcome = run(model, self.solver, share * max(end - cpu_seconds(), 0.0), self.gap, best=start)
+                left = max(end - cpu_seconds(), 0.0)
+                seconds = _FIRST * left if best is None and most != _PAIRS[-1] else left
+                outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(left), best=start)
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))
                     if best is None or outcome.objective < best[1].objective:

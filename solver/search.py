@@ -57,7 +57,7 @@ def search(
 
     Raises TimeLimitError when `patience` seconds (four times the limit, and at least a minute) bring none.
     """
-    patience = max(_PATIENCE[0] * time_limit, _PATIENCE[1]) if patience is None else patience
+    patience = patience_of(time_limit) if patience is None else patience
     clock = Clock(time_limit, patience)
     found = _near_no_budget(program, solver, gap, clock) if first is None else None
     if found is not None:
@@ -73,6 +73,11 @@ def search(
     if not program.early:
         return Branching(program, solver, gap, clock, best).run(root)
     return _by_parts(program, root, solver, gap, clock, best)
+
+
+def patience_of(time_limit: float) -> float:
+    """How many seconds a first solution may take."""
+    return max(_PATIENCE[0] * time_limit, _PATIENCE[1])
 
 
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
