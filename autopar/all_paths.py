@@ -91,7 +91,7 @@ def _cheapest_orders(edges: Edges, start: Array, end: Array, changed: Sequence[i
     code[0] = start @ edges.strides
     spent = np.full((1 << n, many), math.inf)
     spent[0] = 0.0
-    last = np.zeros((1 << n, many), dtype=np.int8)
+    last = np.zeros((1 << n, many), dtype=np.int64)
     for then in range(1, 1 << n):
         for k in reversed(range(n)):
             if not then >> k & 1:
@@ -149,12 +149,12 @@ class _Detours:
         of steps which choices each of them comes from, and how many steps the cheapest has."""
         width = self.choices
         given = width ** np.arange(self.axes)[::-1] @ (self.places[0] != self.places[1])
-        states = np.arange(len(self.codes), dtype=np.int16)
+        states = np.arange(len(self.codes), dtype=np.int32)
         spent = np.full(self.codes.shape, math.inf)
         spent[given, np.arange(self.many)] = 0.0
         best, ways, lengths = spent.copy(), list[Array](), np.zeros(self.many, dtype=np.int64)
         while np.isfinite(spent).any():
-            then, before = np.full(spent.shape, math.inf), np.full(spent.shape, -1, dtype=np.int16)
+            then, before = np.full(spent.shape, math.inf), np.full(spent.shape, -1, dtype=np.int32)
             for axis, cost in enumerate(costs):
                 shape = width**axis, width, -1, self.many
                 here, there, came = (every.reshape(shape) for every in (spent, then, before))
@@ -175,7 +175,7 @@ class _Detours:
         state = np.zeros(self.many, dtype=np.int64)
         for length in range(steps.shape[1], 0, -1):
             some = np.flatnonzero(lengths >= length)
-            then, before = state[some], ways[length - 1][state[some], some].astype(np.int64)
+            then, before = state[some], ways[length - 1][state[some], some]
             changed = np.argmax(self._digits(before) != self._digits(then), axis=1)
             place = self.places[self._digits(then)[np.arange(len(some)), changed], changed, some]
             steps[some, length - 1] = self.edges.number(self.codes[before, some], changed, place)
