@@ -36,21 +36,27 @@ JOBS = [
     for model in models.CASES
     for dtype in TOLERANCE
     for kind in planning.KINDS
-] + [planning.Job(model, "float64", (2,), kind, "other") for model in models.CASES for kind in planning.KINDS]
+] + [
+    planning.Job(model, "float64", (2,), kind, device)
+    for device in ("other", "cuda")
+    for model in models.CASES
+    for kind in planning.KINDS
+]
 
 
 def _marked(job: planning.Job) -> Any:
     """Unmarked: models in float64 on 2 ranks under all plans, and small ones on 4; the rest takes long.
 
-    On the other device, which has no CPU tensors in it, one kind of plan of most models.
+    On GPUs and the other device, which have no CPU tensors in them, one kind of plan of most models.
     """
     small = job.model in ("mlp", "resnet", "gpt2") and job.kind in ("free", "tp")
     asked = job.kind == "asked" and job.model not in ("gpt2", "llama")
     quick = job.dtype == "float64" and ((job.mesh == (2,) and not asked) or small)
-    marks = []
+    marks: list[Any] = []
     if job.device != "cpu":
         quick = _KINDS_ELSEWHERE.get(job.model) == job.kind
-        marks = [pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja")]
+        unbuilt = pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja")
+        marks = [pytest.mark.gpu if job.device == "cuda" else unbuilt]
     return pytest.param(job, id=job.id, marks=marks if quick else [*marks, pytest.mark.slow])
 
 
@@ -75,11 +81,11 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for name, error in errors.items()
     }
     planned = [job for job in jobs if "plan" in found[job.id]]
-    for ranks, device in ((2, "cpu"), (4, "cpu"), (2, "other")):
+    for ranks, device in ((2, "cpu"), (4, "cpu"), (2, "other"), (2, "cuda")):
         mine = [job for job in planned if _ranks(job) == ranks and job.device == device]
-        if mine and (device == "cpu" or can_be_built()):
+        if mine and (device != "other" or can_be_built()):
             if device != "cpu":
-                build()  # once, before the ranks would
+                build(device=device == "other")  # once, before the ranks would
             for line in _launch(folder, f"ranks{ranks}{device}", mine, ranks):
                 found[line["id"]].update(line)
     return found

@@ -128,8 +128,7 @@ def main() -> None:
     if jobs[0]["device"] != "cpu":
         import other_device
 
-        other_device.register()
-        backends = other_device.BACKENDS
+        backends = other_device.join(jobs[0]["device"])
     dist.init_process_group(backends, timeout=timedelta(seconds=120))
     alone: dict[str, Any] = {}
     with open(folder / f"{name}.results.jsonl", "w") if dist.get_rank() == 0 else contextlib.nullcontext() as results:

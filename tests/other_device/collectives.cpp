@@ -1,4 +1,4 @@
-// Collectives of the other device's tensors.
+// Collectives of tensors that are not the CPU's: the other device's, and those of GPUs that ranks share.
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/extension.h>
@@ -9,11 +9,12 @@
 
 namespace {
 
-// Collectives of the device's tensors, by another backend (gloo) over the same memory. As NCCL it wants them dense.
+// By another backend (gloo): over the other device's memory, or on copies, which are back when a call returns. As NCCL
+// it wants tensors that are dense.
 class Collectives final : public c10d::Backend {
  public:
-  explicit Collectives(c10::intrusive_ptr<c10d::Backend> inner)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)) {}
+  Collectives(c10::intrusive_ptr<c10d::Backend> inner, bool copies)
+      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), copies_(copies) {}
 
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<Tensors>;
@@ -46,38 +47,58 @@ class Collectives final : public c10d::Backend {
   Done alltoall_base(at::Tensor& to, at::Tensor& from, std::vector<int64_t>& received, std::vector<int64_t>& sent,
       const c10d::AllToAllOptions& how) override {
     auto out = on_cpu(to), in = on_cpu(from);
-    return inner_->alltoall_base(out, in, received, sent, how);
+    return landed(inner_->alltoall_base(out, in, received, sent, how), out, to);
   }
   Done barrier(const c10d::BarrierOptions& how) override { return inner_->barrier(how); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
 
  private:
-  static at::Tensor on_cpu(const at::Tensor& given) {
-    TORCH_CHECK(given.device().type() == kOther, "a tensor of the ", given.device(), " in a collective of the other device");
+  at::Tensor on_cpu(const at::Tensor& given) const {
     TORCH_CHECK(given.is_non_overlapping_and_dense(), "Tensors must be contiguous");
+    if (copies_) return given.detach().to(at::kCPU, given.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    TORCH_CHECK(given.device().type() == kOther, "a tensor of the ", given.device(), " in a collective of the other device");
     return OnCpu().of(given);
   }
   template <typename T>
-  static std::vector<T> on_cpu(const std::vector<T>& given) {
+  std::vector<T> on_cpu(const std::vector<T>& given) const {
     std::vector<T> made;
     for (const auto& one : given) made.push_back(on_cpu(one));
     return made;
   }
 
-  // The other backend's method, on CPU tensors over the memory of these.
-  template <typename Method, typename How, typename... T>
-  Done run(Method method, const How& how, T&... given) {
+  static void copy_back(const at::Tensor& from, const at::Tensor& to) { to.copy_(from); }
+  template <typename T>
+  static void copy_back(const std::vector<T>& from, const std::vector<T>& to) {
+    for (size_t i = 0; i < to.size(); ++i) copy_back(from[i], to[i]);
+  }
+
+  // The work, whose result `to` has at once if it is on a copy. As NCCL's, it leaves versions for autograd as they are.
+  template <typename T>
+  Done landed(Done work, const T& copy, const T& to) const {
+    if (copies_) {
+      work->wait();
+      at::AutoDispatchBelowADInplaceOrView below;
+      copy_back(copy, to);
+    }
+    return work;
+  }
+
+  // The other backend's method, on CPU tensors; the first of these is what it writes.
+  template <typename Method, typename How, typename To, typename... From>
+  Done run(Method method, const How& how, To& to, From&... from) {
     return std::apply(
-        [&](auto... on) { return (inner_.get()->*method)(on..., how); }, std::tuple<T...>{on_cpu(given)...});
+        [&](auto out, auto... in) { return landed((inner_.get()->*method)(out, in..., how), out, to); },
+        std::tuple<To, From...>{on_cpu(to), on_cpu(from)...});
   }
 
   c10::intrusive_ptr<c10d::Backend> inner_;
+  bool copies_;
 };
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("collectives", [](const c10::intrusive_ptr<c10d::Backend>& inner) -> c10::intrusive_ptr<c10d::Backend> {
-    return c10::make_intrusive<Collectives>(inner);
+  m.def("collectives", [](const c10::intrusive_ptr<c10d::Backend>& inner, bool copies) -> c10::intrusive_ptr<c10d::Backend> {
+    return c10::make_intrusive<Collectives>(inner, copies);
   });
 }

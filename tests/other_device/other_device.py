@@ -3,6 +3,10 @@
 torch's PrivateUse1 over the CPU's memory and kernels (`device.cpp`), with collectives by gloo (`collectives.cpp`). An
 op that is given tensors of both devices fails, a collective of its backend takes its tensors alone, and backward runs
 in a thread of its own.
+
+And GPUs, where there are any: several ranks may share one, since their collectives go by gloo too, on copies. (NCCL
+gives a GPU to one rank alone, and of gloo's own collectives some read a GPU's memory as if it were the CPU's:
+pytorch issue 152645.)
 """
 
 from __future__ import annotations
@@ -19,11 +23,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 import autopar.cluster
+from autopar.precision import Precision
 
 NAME = "other"
 BACKENDS = f"cpu:gloo,{NAME}:{NAME}"  # as "cpu:gloo,cuda:nccl"
+SHARED = "shared"
+ON_GPUS = f"cpu:gloo,cuda:{SHARED}"
 _HERE = Path(__file__).parent
 _BUILT = _HERE.parents[1] / "out" / f"other_device-{torch.__version__}"
 
@@ -39,14 +47,16 @@ def _with_scripts() -> str:
 
 
 @functools.cache
-def build() -> Any:
-    """The compiled extension; from another process's build where there is one."""
+def build(*, device: bool = True) -> Any:
+    """The compiled extension, from another process's build where there is one. Without `device`: collectives alone."""
     from torch.utils import cpp_extension
 
     os.environ["PATH"] = _with_scripts()
-    _BUILT.mkdir(parents=True, exist_ok=True)
-    sources = [str(_HERE / name) for name in ("device.cpp", "collectives.cpp")]
-    return cpp_extension.load("other_device", sources, extra_cflags=["-O1", "-w"], build_directory=str(_BUILT))
+    name, files = ("other_device", ["device.cpp", "collectives.cpp"]) if device else (SHARED, ["collectives.cpp"])
+    folder = _BUILT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [str(_HERE / file) for file in files]
+    return cpp_extension.load(name, sources, extra_cflags=["-O1", "-w"], build_directory=str(folder))
 
 
 @functools.cache
@@ -58,21 +68,65 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
 
     def backend(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        return extension.collectives(dist.ProcessGroupGloo(store, rank, size, timeout))
+        return extension.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), False)
 
     dist.Backend.register_backend(NAME, backend, devices=[NAME])
     preset = autopar.cluster._preset_of_device
     autopar.cluster._preset_of_device = lambda kind: "cpu" if kind == NAME else preset(kind)
 
 
-def stand_in_for_the_cpu() -> None:
-    """Tensors are made on the other device where none is named, and meshes of CPUs are meshes of it."""
+def stand_in_for_the_cpu(name: str = NAME) -> None:
+    """Tensors are made on that device where none is named, and meshes of CPUs are meshes of it.
+
+    "cuda" stands in too, where there is one: with the plans, and the precision, that a CPU would have.
+    """
     import torch.distributed.device_mesh as meshes
 
-    register()
+    if name == NAME:
+        register()
+    else:
+        share_the_gpus()
+        precision: Callable[..., Precision] = Precision.of
+        autopar.cluster._preset_of_device = lambda kind: "cpu"
+        Precision.of = staticmethod(lambda value, kind="cpu": precision(value, "cpu"))  # type: ignore[method-assign]
+        _DrawnOnTheCpu().__enter__()
     init: Callable[..., Any] = meshes.init_device_mesh
-    meshes.init_device_mesh = lambda kind, *rest, **named: init(NAME if kind == "cpu" else kind, *rest, **named)
-    torch.set_default_device(NAME)
+    meshes.init_device_mesh = lambda kind, *rest, **named: init(name if kind == "cpu" else kind, *rest, **named)
+    torch.set_default_device(name)
+
+
+class _DrawnOnTheCpu(TorchFunctionMode):
+    """Numbers of a CPU's generator are drawn there, also where tensors are made on a GPU by default."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        generator = (kwargs or {}).get("generator")
+        if func not in _DRAWING or generator is None or generator.device.type != "cpu" or "device" in kwargs:
+            return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs, device="cpu").to(torch.get_default_device())
+
+
+_DRAWING = {torch.rand, torch.randn, torch.randint, torch.randperm}
+
+
+def join(device: str) -> str:
+    """This process as a rank on that device, which is not the CPU; the backends that its process group needs."""
+    if device == NAME:
+        register()
+        return BACKENDS
+    share_the_gpus()
+    return ON_GPUS
+
+
+def share_the_gpus() -> None:
+    """This rank's GPU, which it may have to share with others, and a backend under which it can."""
+    extension = build(device=False)
+
+    def backend(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        return extension.collectives(dist.ProcessGroupGloo(store, rank, size, timeout), True)
+
+    dist.Backend.register_backend(SHARED, backend, devices=["cuda"])
+    torch.cuda.init()
+    torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
 
 
 class _Stream:

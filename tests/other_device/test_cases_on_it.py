@@ -16,12 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 sys.path.insert(0, str(Path(__file__).parent))
 from launch import launch
-from other_device import BACKENDS, NAME, build, can_be_built
+from other_device import BACKENDS, NAME, ON_GPUS, SHARED, build, can_be_built
 
-pytestmark = [
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja"),
-]
+pytestmark = pytest.mark.timeout(1200)
 
 # With the device's backend alone, as `init_process_group("nccl")` makes a group, ranks agree over the device.
 WORKERS = {"rank_cases": NAME, "call_cases": BACKENDS, "loop_cases": BACKENDS, "large_cases": NAME, "leaf_cases": NAME}
@@ -31,9 +28,8 @@ LOOSE = {"mixed_precision": 0.02}
 
 
 @functools.cache
-def results(worker: str) -> list[dict[str, Any]]:
-    build()
-    return launch(f"{worker}.py", 2, backends=WORKERS[worker])
+def results(worker: str, backends: str) -> list[dict[str, Any]]:
+    return launch(f"{worker}.py", 2, backends=backends)
 
 
 def deviations(value: Any, name: str = "error") -> Iterator[float]:
@@ -45,13 +41,32 @@ def deviations(value: Any, name: str = "error") -> Iterator[float]:
         yield value
 
 
+@pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja")
 @pytest.mark.parametrize(
     "worker", [pytest.param(w, marks=[] if w in ("rank_cases", "large_cases") else [pytest.mark.slow]) for w in WORKERS]
 )
 def test_cases_pass_on_another_device(worker: str) -> None:
-    for rank, found in enumerate(results(worker)):
+    build()
+    cases_pass(worker, WORKERS[worker])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("worker", WORKERS)
+def test_cases_pass_on_gpus(worker: str) -> None:
+    """Two ranks, which share the only one where there is no more."""
+    build(device=False)
+    cases_pass(worker, ON_GPUS if WORKERS[worker] == BACKENDS else f"cuda:{SHARED}")
+
+
+def cases_pass(worker: str, backends: str) -> None:
+    failed = []
+    for rank, found in enumerate(results(worker, backends)):
         assert len(found) > 5
         for name, result in found.items():
-            if name not in NOT_HERE:
-                assert "error" not in result, f"rank {rank}, {name}: {result['traceback']}"
-                assert max(deviations(result["value"]), default=0.0) < LOOSE.get(name, TOLERANCE), (rank, name)
+            if name in NOT_HERE:
+                continue
+            if "error" in result:
+                failed.append(f"rank {rank}, {name}: {result['traceback']}")
+            elif (worst := max(deviations(result["value"]), default=0.0)) >= LOOSE.get(name, TOLERANCE):
+                failed.append(f"rank {rank}, {name}: off by {worst}")
+    assert not failed, "\n".join(failed)

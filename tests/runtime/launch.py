@@ -55,7 +55,7 @@ def launch(
 ) -> list[dict[str, Any]]:
     """Run `worker` (a file in this folder with a dict CASES) on `ranks` processes; each rank's results by case.
 
-    Where the process group has a backend for the other device (`tests/other_device`), this stands in for the CPU.
+    Where the process group has a backend for GPUs or the other device (`tests/other_device`), these stand in for CPUs.
     """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:
@@ -105,9 +105,9 @@ def _run(environment: Mapping[str, str], folder: Path, worker: str, backends: st
     torch.set_num_threads(1)
     if backends != "gloo":
         sys.path.insert(0, str(Path(__file__).parents[1] / "other_device"))
-        from other_device import stand_in_for_the_cpu
+        from other_device import NAME, stand_in_for_the_cpu
 
-        stand_in_for_the_cpu()
+        stand_in_for_the_cpu("cuda" if "cuda" in backends else NAME)
     dist.init_process_group(backends, timeout=timedelta(seconds=180))
     chosen = os.environ.get("CASES")
     report: dict[str, Any] = {}
