@@ -7,6 +7,10 @@ edges are computed whole (tile and wave quantisation: NVIDIA, Matrix Multiplicat
 compute and reach less of the rate. Where tiles are few the library splits k over processors (at least `least_k` each)
 and sums. It takes the best of these; so does `busy_flops`.
 
+Half-precision products of a GPU want rows that begin at multiples of 16 bytes (NVIDIA, Deep Learning Performance
+Guide, "Tensor Core Requirements"); where an operand's or the result's do not, as with a vocabulary of 50257, they take
+three to six times as long (`Family.unaligned`).
+
 >>> whole = busy_flops("cuda", 108, 1, 8192, 8192, 8192) / (2 * 8192**3)
 >>> round(whole, 2), busy_flops("cuda", 108, 1, 8193, 8192, 8192) > 2 * 8192**3 * whole
 (1.01, True)
@@ -29,22 +33,32 @@ from autopar.layout import Layout
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of devices multiplies: tiles (rows, columns, part of the rate), depth of a loop's ends in k."""
+    """How one family of devices multiplies: tiles (rows, columns, part of the rate), depth of a loop's ends in k.
+
+    `unaligned`: (elements, part of the rate) of half-precision products whose rows have multiples of that many elements
+    at most; without any, alignment does not matter.
+    """
 
     tiles: tuple[tuple[int, int, float], ...]
     depth: int
     least_k: int
+    unaligned: tuple[tuple[int, float], ...] = ()
 
 
 FAMILIES = {
     # CUTLASS' and hipBLASLt's tiles of half-precision products.
     "cuda": Family(
-        ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.65)), 64, 1024
+        ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.65)),
+        64,
+        1024,
+        # Medians of forward and backward on an H100, by scripts/bench/odd_products.py (docs/results/one_gpu.md).
+        ((1, 0.18), (2, 0.36), (4, 0.36)),
     ),
     # Register blocks inside a core's caches (BLIS: 16 x 6 to 32 x 12 of float32).
     "cpu": Family(((16, 16, 1.0),), 4, 1 << 30),
 }
 _SPLITS = (1, 2, 4, 8, 16)
+_HALF = ("bfloat16", "float16")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -66,6 +80,19 @@ def busy_flops(kind: str, processors: int, batch: float, m: float, n: float, k: 
             if depth <= family.least_k:
                 break
     return max(best, 2 * batch * m * n * k)
+
+
+def aligned_part(kind: str, dtype: str, *rows: float) -> float:
+    """The part of its rate that a product reaches whose operands' and results' rows have these many elements.
+
+    >>> aligned_part("cuda", "bfloat16", 50257, 768), aligned_part("cuda", "bfloat16", 50304, 768)
+    (0.18, 1.0)
+    """
+    if dtype in _HALF:
+        for elements, part in FAMILIES[kind].unaligned:
+            if any(length % (2 * elements) for length in rows if length == int(length)):
+                return part
+    return 1.0
 
 
 def as_product(
@@ -110,6 +137,9 @@ def product_seconds(
     whole_k = work.flops_forward / (2 * work.output_elements)
     batch = min(max(1.0, work.batch * second_part * columns_cut * whole_k / k), float(work.batch))
     m = elements / n / batch
+    in_rows = work.column_dim == len(work.output_shapes[0]) - 1 if work.output_shapes else True  # not of a convolution
+    if in_rows and not work.attention:
+        rate *= aligned_part(kind, work.dtype, n, k)
     busy = busy_flops(kind, processors, batch, m, n, k)
     if work.attention or not 0 < times <= 2:
         return busy / rate, times * busy / rate
