@@ -256,9 +256,10 @@ class _Measuring:
 
 
 def _memory_bytes(kind: str) -> int:
-    """What one process may hold: the GPU's memory, or its share of the host's (of the container's, where smaller)."""
+    """What one process may hold: what is free on its GPU, beside the context that CUDA has there by now, and what it has
+    already; or its share of the host's memory (of the container's, where smaller)."""
     if kind == "cuda":
-        return int(torch.cuda.mem_get_info()[1])
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():

@@ -55,7 +55,7 @@ def processors(kind: str) -> int:
 def product(kind: str, dtype: torch.dtype, size: int) -> Probe:
     """A square product, of other operands each time; FLOPs."""
     count = max(2, min(64, _COLD_BYTES // (2 * size * size * dtype.itemsize)))
-    pairs = [[torch.ones(size, size, dtype=dtype, device=kind) for _ in range(2)] for _ in range(count)]
+    pairs = [[torch.randn(size, size, dtype=dtype, device=kind) for _ in range(2)] for _ in range(count)]
     amount = busy_flops(kind, processors(kind), 1, size, size, size)
     return Probe(f"{_name(dtype)} products", amount, _in_turn(torch.mm, pairs))
 
