@@ -123,7 +123,8 @@ class _Local(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None
         gradient = gradient.to(ctx.spec.tensor_meta.dtype)
-        return DTensor(gradient, ctx.spec, requires_grad=False), None, None, None
+        # not `DTensor(...)`, whose `__init__` does nothing, slowly
+        return DTensor.__new__(DTensor, gradient, ctx.spec, requires_grad=False), None, None, None
 
 
 def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: str) -> torch.Tensor:

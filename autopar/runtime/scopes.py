@@ -109,7 +109,10 @@ class Scope:
     def module(self) -> fx.GraphModule:
         """The finished graph, runnable."""
         self.graph.lint()
-        return fx.GraphModule(_Attributes(self._attributes), self.graph)
+        made = fx.GraphModule(_Attributes(self._attributes), self.graph)
+        # fx's own call reads the source of whatever frame an exception left: every replay ends with one
+        type(made).__call__ = torch.nn.Module.__call__  # type: ignore[method-assign]  # each has a class to itself
+        return made
 
     def pick(self, node: fx.Node, path: pytree.KeyPath) -> fx.Node:
         """The part of a structured value at a pytree path."""
