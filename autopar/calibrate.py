@@ -256,8 +256,8 @@ class _Measuring:
 
 
 def _memory_bytes(kind: str) -> int:
-    """What one process may hold: what is free on its GPU, beside the context that CUDA has there by now, and what it has
-    already; or its share of the host's memory (of the container's, where smaller)."""
+    """What one process may hold: what is free on its GPU, beside the context that CUDA has there by now, and what it
+    has already; or its share of the host's memory (of the container's, where smaller)."""
     if kind == "cuda":
         return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
