@@ -229,7 +229,7 @@ class Prepared:
         gap: float = 1e-3,
         fold: bool = True,
     ) -> Plan:
-        """The best plan, to `gap`, under this budget (None: all the device has), these constraints and this storage.
+        """The best plan, to `gap`, under this budget (None: `Device.usable_bytes`), these constraints and this storage.
 
         `trained`: parameters that other graphs of the model train.
         `fold`: equal repeated blocks share their decisions.

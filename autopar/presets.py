@@ -1,17 +1,18 @@
 """Devices, nodes and networks that are known by name, with the sources of their figures.
 
 Peak rates are dense, without sparsity, and float32 without TF32, which torch leaves off. `efficiency` is what large
-half-precision products reach of the peak; of the memory's peak, pointwise kernels reach nine tenths. `memory_bytes` is
-what `torch.cuda.mem_get_info` calls total, less a CUDA context of about 0.5 GiB.
+half-precision products reach of the peak; of the memory's peak, pointwise kernels reach nine tenths where nothing else
+was measured. `memory_bytes` is what `torch.cuda.mem_get_info` calls total, less a CUDA context of about 0.5 GiB.
 
 ==============  =====================================================================================================
 a100-40, -80    NVIDIA A100 datasheet (SXM): 312 TFLOP/s bf16, 19.5 fp32 and fp64; 1555 and 2039 GB/s; 108 SMs;
                 NVLink 3, 300 GB/s one way; DGX A100: 8 cards of 200 Gb/s
 a800-80         the same with NVLink at 200 GB/s one way
 h100-80         NVIDIA H100 datasheet (SXM5): 989 TFLOP/s bf16, 67 fp32 and fp64; 3350 GB/s; 132 SMs; NVLink 4,
-                450 GB/s one way; DGX H100: 8 cards of 400 Gb/s
+                450 GB/s one way; DGX H100: 8 cards of 400 Gb/s. What attention, pointwise kernels and the optimizer
+                reach: measured on one with torch 2.11 (docs/results/one_gpu.md)
 h100-80-pcie    the same datasheet (PCIe): 756 TFLOP/s bf16, 51 fp32 and fp64; 2000 GB/s; 114 SMs; PCIe 5 x16
-h200            NVIDIA H200 datasheet (SXM): as h100-80 with 4800 GB/s
+h200            NVIDIA H200 datasheet (SXM): as h100-80 with 4800 GB/s, and the same parts of it
 b200            NVIDIA DGX B200 datasheet, an eighth: 2250 TFLOP/s bf16, 75 fp32, 37 fp64; 8000 GB/s; 148 SMs;
                 NVLink 5, 900 GB/s one way; 8 cards of 400 Gb/s
 mi300x          AMD Instinct MI300X datasheet: 1307 TFLOP/s bf16, 163 fp32 and fp64 (matrix); 5300 GB/s; 304 CUs;
@@ -60,25 +61,30 @@ def _gpu(
     *,
     efficiency: float,
     attention: float,
+    pointwise: float = 0.9,
+    update: float | None = None,
     brain: float | None = None,
 ) -> Device:
-    """Rates in TFLOP/s; `brain` where bfloat16 differs from float16."""
+    """Rates in TFLOP/s; `brain` where bfloat16 differs from float16. `pointwise`, `update`: of the memory's peak, what
+    pointwise kernels and the optimizer reach (None: the same)."""
     tera = {"bfloat16": brain or half, "float16": half, "float32": single, "float64": double}
     return Device(
         name=name,
         kind="cuda",
         memory_bytes=int(gib * GIB),
         flops_per_s={dtype: rate * 1e12 for dtype, rate in tera.items()},
-        bytes_per_s=0.9 * gb_per_s * 1e9,
+        bytes_per_s=pointwise * gb_per_s * 1e9,
         efficiency=efficiency,
         processors=processors,
         overlap=gpu_overlap(processors),
         attention=attention,
+        update_bytes_per_s=None if update is None else update * gb_per_s * 1e9,
     )
 
 
 _A100 = _gpu("a100-80", 78.5, 312, 19.5, 19.5, 2039, 108, efficiency=0.8, attention=0.7)
-_H100 = _gpu("h100-80", 78.5, 989, 67, 67, 3350, 132, efficiency=0.7, attention=0.6)
+_HOPPER = {"efficiency": 0.7, "attention": 0.45, "pointwise": 0.68, "update": 0.76}
+_H100 = _gpu("h100-80", 78.5, 989, 67, 67, 3350, 132, **_HOPPER)
 
 NETWORKS: dict[str, tuple[float, float]] = {
     "xdr": (100e9, 1e-5),
@@ -128,7 +134,7 @@ PRESETS: dict[str, tuple[Device, Node]] = {
         _gpu("h100-80-pcie", 78.5, 756, 51, 51, 2000, 114, efficiency=0.65, attention=0.6),
         _node(40e9, "2xndr", 5.7e-6),
     ),
-    "h200": (_gpu("h200", 139.0, 989, 67, 67, 4800, 132, efficiency=0.7, attention=0.6), _node(340e9, "8xndr")),
+    "h200": (_gpu("h200", 139.0, 989, 67, 67, 4800, 132, **_HOPPER), _node(340e9, "8xndr")),
     "b200": (_gpu("b200", 177.5, 2250, 75, 37, 8000, 148, efficiency=0.7, attention=0.6), _node(675e9, "8xndr")),
     "mi300x": (
         _gpu("mi300x", 191.0, 1307, 163, 163, 5300, 304, efficiency=0.5, attention=0.6),

@@ -68,7 +68,7 @@ def make_plan(
         graph: nodes carry VAL and COST; shapes are those of one micro-batch of the whole mesh.
         strategies: for every node with tensors; of parameters, the storages.
         parameters: the model's parameters by qualified name.
-        memory_budget_bytes: peak allocated bytes per device; None: what the device has.
+        memory_budget_bytes: peak allocated bytes per device; None: what the device has (`Device.usable_bytes`).
         pinned: storage of parameters that is given already, by an earlier plan of the model; constraints that name
             nothing of this graph are passed over then.
         trained: parameters that other graphs of the model train.
@@ -86,7 +86,7 @@ def make_plan(
         raise InputError(f"optimizer {optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
     if micro_batches < 1:
         raise InputError(f"micro_batches is {micro_batches}: it must be 1 or more")
-    budget = cluster.device.memory_bytes if memory_budget_bytes is None else memory_budget_bytes
+    budget = cluster.device.usable_bytes if memory_budget_bytes is None else memory_budget_bytes
     precision = precision or Precision()
     memory = memory_on(cluster, graph, parameters, precision, optimizer, micro_batches, train, buffers, pinned, trained)
     watch = _Watch()

@@ -208,6 +208,7 @@ def _from_measured(
         moved_backward,
         tuple(input_at.get(storage_id(t)) for t in outputs),
         work=work,
+        workspace_backward_bytes=override.workspace_backward if override and trains else 0,
     )
 
 

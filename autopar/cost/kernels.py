@@ -26,6 +26,7 @@ class Kernel:
     `saved`: inputs and outputs kept for backward. `causal`: forward does this part of the model's FLOPs.
     `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: bytes, in one kernel each way.
     `output`: the output with the strides that the kernel gives it. `attention`: a rate of its own holds for it.
+    `workspace_backward`: bytes that it takes meanwhile.
     """
 
     saved: tuple[Tensor, ...] | None = None
@@ -36,17 +37,21 @@ class Kernel:
     moved_backward: int | None = None
     attention: bool = False
     output: Tensor | None = None
+    workspace_backward: int = 0
 
 
 Row = Callable[..., Kernel | None]
 
 
-def _attention(fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor | None], Tensor]) -> Row:
+def _attention(
+    fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor | None], Tensor], *, sums_in_single: bool
+) -> Row:
     """Fused attention keeps q, k, v, the output and its log-sum-exp; never the score matrix.
 
     Its backward computes the scores again: five products where forward has two (2307.08691, section 3.1.2).
     A boolean mask becomes one in the query's dtype, which is kept; a floating one is kept itself.
-    The output's strides decide whether merging the heads afterwards copies it.
+    The output's strides decide whether merging the heads afterwards copies it. `sums_in_single`: the gradient of
+    queries in half precision is summed in float32, in memory (`dq_accum` of FlashAttention-2's backward).
     """
 
     def row(
@@ -84,6 +89,7 @@ def _attention(fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor
             moved_backward=2 * (read + written),
             attention=True,
             output=output_like(query, attn_mask),
+            workspace_backward=4 * query.numel() if sums_in_single and query.dtype.itemsize == 2 else 0,
         )
 
     return row
@@ -175,8 +181,8 @@ def _batch_norm(
 
 
 ROWS: dict[tuple[Any, str], Row] = {
-    (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu, _as_query),
-    (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda, _on_cuda),
+    (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu, _as_query, sums_in_single=False),
+    (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda, _on_cuda, sums_in_single=True),
     (F.dropout, "cuda"): _dropout_on_cuda,
     (torch.dropout, "cuda"): _dropout_on_cuda,
     (F.rms_norm, "cuda"): _rms_norm_on_cuda,

@@ -24,12 +24,13 @@ class Workspace:
     gradient_alias_of: tuple[int | None, ...]
 
     def added_to(self, cost: NodeCost, places: Sequence[int], *, at_once: bool) -> NodeCost:
-        """A node's cost with these figures; `places` of its inputs here. `at_once`: one kernel, no temporaries."""
+        """A node's cost with these figures; `places` of its inputs here. `at_once`: by one kernel, whose temporaries
+        the cost has by now."""
         return replace(
             cost,
             gradient_alias_of=tuple(self.gradient_alias_of[place] for place in places),
-            workspace_forward_bytes=0 if at_once else self.forward_bytes,
-            workspace_backward_bytes=0 if at_once else self.backward_bytes,
+            workspace_forward_bytes=cost.workspace_forward_bytes if at_once else self.forward_bytes,
+            workspace_backward_bytes=cost.workspace_backward_bytes if at_once else self.backward_bytes,
         )
 
 

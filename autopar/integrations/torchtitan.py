@@ -9,7 +9,7 @@ shards alone, `hsdp`, `fsdp+tp` and so on. `[autopar]`, a table of our own, says
 
     [autopar]
     scheme = "free"            # the degrees are the mesh and nothing more; or any preset
-    memory_budget = "70GiB"    # default: what the device has
+    memory_budget = "70GiB"    # default: what the device has, of a GPU 95 %
     time_limit = 60.0
     constraints = []           # further pins
 

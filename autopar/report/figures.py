@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.hardware import usable_bytes
 from autopar.plans import Alternative, Moment, Plan, Prediction, Segment
 from autopar.report.folding import ranges
 from autopar.report.tables import show_seconds
@@ -90,9 +91,11 @@ def replay_text(plan: Plan) -> str:
 
 
 def limit_bytes(plan: Plan) -> int | None:
-    """What the peak is held to: the budget, else what a device has."""
-    found: int | None = plan.memory_budget_bytes or plan.cluster.get("device", {}).get("memory_bytes")
-    return found
+    """What the peak is held to: the budget, else what a plan may take of a device."""
+    device = plan.cluster.get("device", {})
+    if plan.memory_budget_bytes or not device.get("memory_bytes"):
+        return plan.memory_budget_bytes
+    return usable_bytes(device.get("kind", "cpu"), device["memory_bytes"])
 
 
 def peak_moment(plan: Plan) -> Moment | None:

@@ -164,7 +164,7 @@ def _fits(plan: Plan) -> tuple[str, str, str]:
     more += f"Most of it: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
     if limit is None:
         return question, f"{show_bytes(peak)} per device", more
-    whose = "budget" if plan.memory_budget_bytes else "device's memory"
+    whose = "budget" if plan.memory_budget_bytes else "memory that a plan may take"
     free = f"{show_bytes(limit - peak)} free" if peak <= limit else f"{show_bytes(peak - limit)} too much"
     answer = "Yes" if peak <= limit else "No"
     return question, f"{answer}: {show_bytes(peak)} of {show_bytes(limit)}", f"{free} of the {whose}. {more}"

@@ -51,11 +51,8 @@ def _summary(plan: Plan) -> list[str]:
     devices = math.prod(plan.mesh_shape)
     device = plan.cluster.get("device", {}).get("name", "")
     predicted, budget, limit = plan.predicted, plan.memory_budget_bytes, limit_bytes(plan)
-    of_budget = (
-        f"of {show_bytes(limit)}{'' if budget else ' that a device has'} ({show_share(predicted.peak_bytes, limit)})"
-        if limit
-        else ""
-    )
+    whose = "" if budget else " that a plan may take of a device"
+    of_budget = f"of {show_bytes(limit)}{whose} ({show_share(predicted.peak_bytes, limit)})" if limit else ""
     rows = [
         ["mesh", f"{_mesh(plan)} ({devices} devices{f', {device}' if device else ''})"],
         ["step", f"{show_seconds(predicted.step_seconds)} predicted"],

@@ -132,3 +132,6 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
     cost = node.meta[COST]
     assert (cost.saved_inputs, cost.saved_outputs, cost.saved_internal_bytes) == ((0, 1, 2), (0,), 2 * 4 * 16 * 4)
     assert node.meta[VAL].stride() == (16 * 4 * 8, 8, 4 * 8, 1)
+    assert cost.workspace_backward_bytes == (0 if dtype == torch.float32 else 4 * q.numel()), (
+        "gradients of q in float32"
+    )

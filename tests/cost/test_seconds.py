@@ -78,6 +78,21 @@ def test_large_products_reach_the_devices_efficiency_and_thin_ones_do_not() -> N
     assert reached(64, 512, 512) < 0.1 * A100.efficiency
 
 
+@pytest.mark.parametrize(
+    ("dtype", "off", "part"),
+    [(torch.bfloat16, 1, 0.18), (torch.float16, 2, 0.36), (torch.bfloat16, 4, 0.36), (torch.float32, 1, 1.0)],
+    ids=str,
+)
+def test_rows_that_are_not_aligned_make_a_gpus_products_slow(dtype: torch.dtype, off: int, part: float) -> None:
+    """Of a vocabulary that is no multiple of eight, forward and backward; a convolution has no such rows."""
+    x, w, odd = (meta(*shape, dtype=dtype) for shape in ((8192, 768), (50304, 768), (50304 - off, 768)))
+    for even, slow in zip(seconds(F.linear, x, w), seconds(F.linear, x, odd), strict=True):
+        assert even / slow == pytest.approx(part, rel=0.05)
+    image = meta(8, 64, 56, 56, dtype=dtype)
+    even, slow = (seconds(F.conv2d, image, meta(n, 64, 3, 3, dtype=dtype))[0] for n in (256, 256 - off))
+    assert slow == pytest.approx(even, rel=0.05)
+
+
 def test_a_wave_more_is_a_step_up_and_a_full_one_is_flat() -> None:
     """128 x 128 tiles of (m, 4096) x (4096, 128): one wave up to 108 tiles of 128 rows, two beyond."""
     waves = [seconds(F.linear, meta(128 * tiles, 4096), meta(128, 4096))[0] for tiles in (107, 108, 109, 215)]

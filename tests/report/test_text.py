@@ -74,7 +74,9 @@ def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
     assert "Memory per device at the peak, end of forward" in text
     assert any(line.split() == ["budget", "64.0", "MiB", "21.0", "MiB", "free"] for line in text.splitlines())
     held = replace(plan, memory_budget_bytes=None, cluster={"device": {"name": "cpu", "memory_bytes": 1 << 30}})
-    assert "of 1.0 GiB that a device has" in held.explain()
+    assert "of 1.0 GiB that a plan may take of a device" in held.explain()
+    on_gpu = replace(held, cluster={"device": {"name": "h100", "kind": "cuda", "memory_bytes": 1000 << 20}})
+    assert "of 950.0 MiB that a plan may take of a device" in on_gpu.explain()
 
 
 def test_what_a_replay_sends_again_is_told_beside_what_it_computes(plan: Plan) -> None:

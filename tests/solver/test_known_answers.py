@@ -110,7 +110,8 @@ def test_a2_megatron() -> None:
 def test_a5_gpt2_on_eight_large_devices_is_plain_data_parallel() -> None:
     """As the answer is stated: memory traffic, so also the optimizer, costs nothing, and nothing overlaps."""
     preset = Cluster.preset("h100-80", (8,))
-    device = replace(preset.device, bytes_per_s=float("inf"), overlap=0.0)
+    free = float("inf")
+    device = replace(preset.device, bytes_per_s=free, update_bytes_per_s=free, overlap=0.0)
     made = _gpt2(replace(preset, device=device))
     assert {str(p.storage) for p in made.parameters} == {"R"} and not made.recompute
     assert _products(made) == {"S0"}, "every product works on its part of the batch"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys import Stack, Toy, cluster, on_meta, toy
@@ -51,6 +53,16 @@ def test_too_small_a_budget_states_the_smallest() -> None:
     assert _plan(problem, memory_budget_bytes=smallest).predicted.peak_bytes <= smallest
     with pytest.raises(InfeasibleError):
         _plan(problem, memory_budget_bytes=smallest * 95 // 100)
+
+
+@pytest.mark.parametrize(("kind", "part"), [("cuda", 0.95), ("cpu", 1.0)])
+def test_without_a_budget_a_plan_takes_what_the_device_can_give(kind: str, part: float) -> None:
+    problem = _stack(cluster(2, kind=kind))
+    peak = _plan(problem).predicted.peak_bytes
+    for memory, fits in ((peak / part * 1.001, True), (peak / part * 0.999, False)):
+        device = replace(problem.cluster.device, memory_bytes=int(memory))
+        made = _plan(replace(problem, cluster=replace(problem.cluster, device=device)))
+        assert (made.predicted.peak_bytes == peak) == fits and made.predicted.peak_bytes <= part * memory
 
 
 def test_both_solvers_agree() -> None:
