@@ -34,7 +34,7 @@ _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that a
 _SMALL = 0.5  # of the columns: a part that has more is not worth a relaxation of its own
 _COSTS = 7e-2  # what a budget is first thought to cost, relatively
 _ABOVE = 2e-2  # how much more than the relaxation of a part its solutions cost, relatively
-_MOST = 0.6, 0.85  # of the choices, at first and later: a part that has more is not worth a relaxation of its own
+_MOST = 0.75, 0.85  # of the choices, at first and later: a part that has more is not worth a relaxation of its own
 _PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
 
 
