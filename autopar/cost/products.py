@@ -133,13 +133,14 @@ def product_seconds(
     times = work.flops_backward / work.flops_forward
     if not work.columns:
         return forward / rate, times * forward / rate
-    n = work.columns / columns_cut
-    whole_k = work.flops_forward / (2 * work.output_elements)
+    n, whole_k = work.columns / columns_cut, work.flops_forward / (2 * work.output_elements)
     batch = min(max(1.0, work.batch * second_part * columns_cut * whole_k / k), float(work.batch))
     m = elements / n / batch
     in_rows = work.column_dim == len(work.output_shapes[0]) - 1 if work.output_shapes else True  # not of a convolution
     if in_rows and not work.attention:
-        rate *= aligned_part(kind, work.dtype, n, k)
+        rate *= aligned_part(
+            kind, work.dtype, n, k, work.columns, whole_k
+        )  # where a cut is uneven, the last one's rows
     busy = busy_flops(kind, processors, batch, m, n, k)
     if work.attention or not 0 < times <= 2:
         return busy / rate, times * busy / rate

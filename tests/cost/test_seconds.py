@@ -93,6 +93,13 @@ def test_rows_that_are_not_aligned_make_a_gpus_products_slow(dtype: torch.dtype,
     assert slow == pytest.approx(even, rel=0.05)
 
 
+def test_an_uneven_cut_leaves_one_device_rows_that_are_not_aligned() -> None:
+    """Of 30522 columns seven devices of eight have 3816, a multiple of eight, and one has 3810."""
+    cut = sharded("R+ S0", "S1", 1 / 8)
+    uneven, even = (seconds(F.linear, meta(8192, 1024), meta(n, 1024), how=cut)[0] for n in (30522, 8 * 3816))
+    assert uneven > 2 * even
+
+
 def test_a_wave_more_is_a_step_up_and_a_full_one_is_flat() -> None:
     """128 x 128 tiles of (m, 4096) x (4096, 128): one wave up to 108 tiles of 128 rows, two beyond."""
     waves = [seconds(F.linear, meta(128 * tiles, 4096), meta(128, 4096))[0] for tiles in (107, 108, 109, 215)]
