@@ -137,10 +137,8 @@ def product_seconds(
     batch = min(max(1.0, work.batch * second_part * columns_cut * whole_k / k), float(work.batch))
     m = elements / n / batch
     in_rows = work.column_dim == len(work.output_shapes[0]) - 1 if work.output_shapes else True  # not of a convolution
-    if in_rows and not work.attention:
-        rate *= aligned_part(
-            kind, work.dtype, n, k, work.columns, whole_k
-        )  # where a cut is uneven, the last one's rows
+    if in_rows and not work.attention:  # the whole lengths: where a cut is uneven, the last device's are as odd
+        rate *= aligned_part(kind, work.dtype, n, k, work.columns, whole_k)
     busy = busy_flops(kind, processors, batch, m, n, k)
     if work.attention or not 0 < times <= 2:
         return busy / rate, times * busy / rate

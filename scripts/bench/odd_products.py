@@ -19,12 +19,8 @@ import torch
 from autopar.report.tables import table
 
 ROWS, REPEATS = 8192, 10
-SIZES = (
-    (50264, 768),
-    (50264, 2048),
-    (4104, 1600),
-    (4096, 1608),
-)  # columns, depth; what is no multiple of 16 is made odd
+# Columns and depth; what is no multiple of 16 is made odd.
+SIZES = ((50264, 768), (50264, 2048), (4104, 1600), (4096, 1608))
 OFF = (0, -7, -6, -4)  # aligned to 8, 1, 2 and 4 elements
 
 
@@ -62,7 +58,7 @@ def main() -> None:
                 aligned = aligned or rate
                 name = str(dtype).removeprefix("torch.")
                 parts.setdefault((name, -off % 8), []).append(rate / aligned)
-                cells = [f"{flops / one / 1e12:.0f}" for one in (*times,)] + [f"{rate / 1e12:.0f}"]
+                cells = [f"{flops / one / 1e12:.0f}" for one in times] + [f"{rate / 1e12:.0f}"]
                 rows.append([name, f"{n}", f"{k}", *cells, f"{rate / aligned:.2f}"])
     head = ["dtype", "columns", "depth", "forward", "to input", "to weight", "rate", "part"]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
