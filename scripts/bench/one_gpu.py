@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import transformers
-from step_cases import gpt2, llama
+from step_cases import bert, gpt2, llama, vit
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -65,31 +65,12 @@ def pixels(rows: int) -> Batch:
     }
 
 
-def bert_large() -> nn.Module:
-    config = transformers.BertConfig(
-        num_hidden_layers=24,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_attention_heads=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    return transformers.BertForMaskedLM(config)
-
-
-def vit_large() -> nn.Module:
-    config = transformers.ViTConfig(
-        num_hidden_layers=24, hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_labels=1000
-    )
-    return transformers.ViTForImageClassification(config)
-
-
 MODELS = {
     "gpt2": Model(lambda: gpt2(12, 768, 12, 50257), lambda: tokens(8, 1024, 50257)),
     "gpt2-xl": Model(lambda: gpt2(48, 1600, 25, 50257), lambda: tokens(8, 1024, 50257)),
     "llama": Model(lambda: llama(16, 2048, 32, 128256, 8192), lambda: tokens(4, 2048, 128256)),
-    "bert": Model(bert_large, lambda: tokens(64, 512, 30522)),
-    "vit": Model(vit_large, lambda: pixels(128)),
+    "bert": Model(lambda: bert(24, 1024, 16, 30522), lambda: tokens(64, 512, 30522)),
+    "vit": Model(lambda: vit(24, 1024, 16, 224, 16, 1000), lambda: pixels(128)),
     "tiny": Model(lambda: llama(4, 128, 4, 512), lambda: tokens(4, 64, 512)),
 }
 

@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-import transformers
-from step_cases import gpt2, llama
+from step_cases import bert, gpt2, llama, vit
 from timing_ranks import start_rank, timing_options
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -56,38 +55,11 @@ def pixels(rows: int) -> Batch:
     }
 
 
-def bert() -> nn.Module:
-    config = transformers.BertConfig(
-        num_hidden_layers=4,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_attention_heads=4,
-        vocab_size=VOCABULARY,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    return transformers.BertForMaskedLM(config)
-
-
-def vit() -> nn.Module:
-    config = transformers.ViTConfig(
-        num_hidden_layers=4,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_attention_heads=4,
-        image_size=64,
-        patch_size=8,
-        num_labels=10,
-        hidden_dropout_prob=0.0,
-    )
-    return transformers.ViTForImageClassification(config)
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], int]] = {  # sequences of a step
     "gpt2": (lambda: gpt2(4, 384, 6, VOCABULARY), lambda rows: tokens(rows, 128), 8),
     "llama": (lambda: llama(4, 384, 6, VOCABULARY), lambda rows: tokens(rows, 128), 8),
-    "bert": (bert, lambda rows: tokens(rows, 128), 16),
-    "vit": (vit, pixels, 32),
+    "bert": (lambda: bert(4, 256, 4, VOCABULARY), lambda rows: tokens(rows, 128), 16),
+    "vit": (lambda: vit(4, 256, 4, 64, 8, 10), pixels, 32),
 }
 
 

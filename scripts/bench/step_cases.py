@@ -55,6 +55,33 @@ def llama(layers: int, width: int, heads: int, vocabulary: int, inner: int | Non
     return transformers.LlamaForCausalLM(config)
 
 
+def bert(layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
+    config = transformers.BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=heads,
+        vocab_size=vocabulary,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def vit(layers: int, width: int, heads: int, image: int, patch: int, labels: int) -> nn.Module:
+    config = transformers.ViTConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=heads,
+        image_size=image,
+        patch_size=patch,
+        num_labels=labels,
+        hidden_dropout_prob=0.0,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
 CASES = {
     "gpt2-small": Case(lambda: gpt2(6, 384, 6, 4096), 4, 128, 4096, "transformer.h"),
     "gpt2": Case(lambda: gpt2(12, 768, 12, 50257), 1, 256, 50257, "transformer.h"),
