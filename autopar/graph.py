@@ -27,7 +27,7 @@ FORM           of a call that was annotated: a number, equal for calls that are 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +104,17 @@ def tensor_inputs(node: fx.Node) -> list[TensorRef]:
         elif not isinstance(value, _NUMBERS):
             found += resolve(source)
     return found
+
+
+def readers_of(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a tensor that a node makes: its users; those that pick it from a tuple, and their readers."""
+    if not output_tensors(node):
+        return
+    for user in node.users:
+        if output_tensors(user) or user.op == "output":
+            yield user
+        if is_getitem(user):
+            yield from readers_of(user)
 
 
 def input_nodes(node: fx.Node) -> list[fx.Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -11,10 +11,10 @@ from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
 from autopar.cost.levels import MOST, Levels
 from autopar.cost.memory import StepMemory
-from autopar.cost.step import seconds_of
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
-from autopar.graph import TensorRef, is_getitem, output_tensors
+from autopar.graph import TensorRef, output_tensors, readers_of
 from autopar.solver.alike import Alike
+from autopar.solver.op_choices import OpChoices
 from autopar.solver.parts import Wish, levels_for, wish_of
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use, deciding
 from autopar.solver.restricted import Restricted
@@ -64,6 +64,7 @@ class _Builder:
         self.inner_levels, self.levels = inner_levels, levels
         self.strategies, self.restricted = restricted.strategies, restricted
         self.recompute = recompute
+        self.op_choices = OpChoices(memory, restricted, cluster)
         self.nodes = list(memory.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
         self.alone = [self._alone(repeat) if fold else repeat.count for repeat in repeats]
@@ -97,7 +98,7 @@ class _Builder:
         if not nodes:
             return
         choices = {
-            node: self._choices(node)
+            node: self.op_choices.of(node)
             for node in nodes
             if node in self.strategies and (output_tensors(node) or node.op == "output")
         }
@@ -157,32 +158,6 @@ class _Builder:
             found["computed"] = level if offset - span[0] < computed_end(self.memory, inside) else found["computed"]
         return Again(**found, offset=offset)
 
-    def _choices(self, node: fx.Node) -> tuple[Choice, ...]:
-        found: dict[tuple[object, ...], Choice] = {}
-        asked = self.restricted.regather.get(node)
-        regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
-        for strategy in self.strategies[node]:
-            forward, backward = seconds_of(self.memory, node, strategy, self.cluster)
-            backward = backward if self.memory.train else 0.0
-            for flag in regather:
-                choice = Choice(strategy, forward, backward, flag)
-                key = (strategy.inputs, strategy.outputs, strategy.local, flag)
-                if key not in found or forward + backward < found[key].forward_seconds + found[key].backward_seconds:
-                    found[key] = choice
-        return tuple(found.values())
-
-    def _may_regather(self, node: fx.Node) -> bool:
-        """Whether some op keeps the parameter for backward, so that its copy could be dropped and made again."""
-        memory = self.memory
-        return (
-            memory.train
-            and memory.is_parameter(node)
-            and any(
-                any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
-                for reader in self._readers(node)
-            )
-        )
-
     # -- folding ------------------------------------------------------------------------------------------------------
 
     def _alone(self, repeat: Repeat) -> int:
@@ -223,18 +198,8 @@ class _Builder:
             reader.op != "output" and self.position[reader] >= repeat.instance(i + 1).stop
             for i in range(alone, min(1, repeat.count - 1) if folded else repeat.count - 1)
             for position in repeat.instance(i)
-            for reader in self._readers(self.nodes[position])
+            for reader in readers_of(self.nodes[position])
         )
-
-    def _readers(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Who reads a tensor that a node makes; those that pick it from a tuple, and their readers."""
-        if not output_tensors(node):
-            return
-        for user in node.users:
-            if output_tensors(user) or user.op == "output":
-                yield user
-            if is_getitem(user):
-                yield from self._readers(user)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         """Who reads which tensor, grouped by who shares conversions."""

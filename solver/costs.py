@@ -28,12 +28,16 @@ class Costs:
 
     def __post_init__(self) -> None:
         self._tables: dict[TensorRef, PriceTable] = {}
-        self._ports: dict[tuple[int, int], dict[Port, list[int]]] = {}
-        self._wanted: dict[tuple[int, int], dict[Layout, list[int]]] = {}
+        self._ports: dict[tuple[int, int, bool], dict[Port, list[int]]] = {}  # by whose choices, as ops may share them
+        self._wanted: dict[tuple[int, int, bool], dict[Layout, list[int]]] = {}
+        expected = set()
         for tensor in self.problem.tensors:
-            ports = [layout for layout, _ in self.ports(tensor)]
+            table, ports = self.table(self.problem.ref(tensor)), self.ports(tensor)
             for use in tensor.uses:
-                self.table(self.problem.ref(tensor)).expect(ports, list(self.wanted(tensor, use)))
+                wanted = self.wanted(tensor, use)
+                if (id(table), id(ports), id(wanted)) not in expected:
+                    expected.add((id(table), id(ports), id(wanted)))
+                    table.expect([layout for layout, _ in ports], list(wanted))
 
     def count(self, op: Op) -> int:
         """How many blocks an op stands for."""
@@ -78,23 +82,24 @@ class Costs:
         return seconds, forwards
 
     def ports(self, tensor: Tensor) -> dict[Port, list[int]]:
-        """The choices of a tensor's source, by number, by how the tensor lies then."""
-        key = tensor.source, tensor.output
+        """The choices of a tensor's source, by number, by how the tensor lies then: one object for all ops that have
+        the same choices."""
+        choices, grad = self.problem.ops[tensor.source].choices, self.table(self.problem.ref(tensor)).needs_grad
+        key = id(choices), tensor.output, grad
         if key not in self._ports:
-            grad = self.table(self.problem.ref(tensor)).needs_grad
             found = self._ports.setdefault(key, {})
-            for i, choice in enumerate(self.problem.ops[key[0]].choices):
+            for i, choice in enumerate(choices):
                 layout = choice.strategy.outputs[tensor.output]
                 found.setdefault((layout if grad else layout.value(), choice.regather), []).append(i)
         return self._ports[key]
 
     def wanted(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
-        """The choices of a tensor's reader by how they want it."""
-        key = use.op, use.index
+        """The choices of a tensor's reader by how they want it, as `ports`."""
+        choices, grad = self.problem.ops[use.op].choices, self.table(self.problem.ref(tensor)).needs_grad
+        key = id(choices), use.index, grad
         if key not in self._wanted:
-            grad = self.table(self.problem.ref(tensor)).needs_grad
             found = self._wanted.setdefault(key, {})
-            for i, choice in enumerate(self.problem.ops[use.op].choices):
+            for i, choice in enumerate(choices):
                 layout = choice.strategy.inputs[use.index]
                 found.setdefault(layout if grad else layout.value(), []).append(i)
         return self._wanted[key]

@@ -21,7 +21,7 @@ any dual values of the rows of `autopar.solver.overlap` make a bound, and at fir
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +63,7 @@ class Network:
         self.least = [np.zeros(len(op.choices)) for op in problem.ops]
         self.bound = 0.0
         self._every: list[Star] = []
+        self._alike: dict[tuple[object, ...], Star] = {}
         self.weigh(Weights(problem.cluster.device.overlap))
 
     def weigh(self, weights: Weights) -> None:
@@ -158,7 +159,20 @@ class Network:
                 part = mine[first : first + MOST]
                 yield self._star(part, some, count * len(part) / len(mine))
 
-    def _star(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
+    def _star(self, uses: Readers, kinds: tuple[str, ...], count: float) -> Star:
+        """Those of activations are worked out once where ops have the same choices, whatever a second counts."""
+        tensor, _ = uses[0]
+        if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node):
+            return self._made(uses, kinds, count)
+        ends = self.costs.ports(tensor), *(self.costs.wanted(one, use) for one, use in uses)
+        key = id(self.costs.table(self.problem.ref(tensor))), *map(id, ends), *kinds, count
+        if key not in self._alike:
+            self._alike[key] = self._made(uses, kinds, count)
+        like = self._alike[key]
+        ops = tensor.source, *(use.op for _, use in uses)
+        return Star(like.price, [replace(arm, op=op) for op, arm in zip(ops, like.arms, strict=True)])
+
+    def _made(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
         tensor, ports = uses[0][0], self.costs.ports(uses[0][0])
         wants = [self.costs.wanted(one, use) for one, use in uses]
         columns: dict[Layout, int] = {}

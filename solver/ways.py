@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from autopar.solver.costs import Costs, Tables
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds, Outcome
-from autopar.solver.problem import Problem
+from autopar.solver.problem import Choice, Problem
 
 _STEPS = 30  # in which a limit is found
 
@@ -28,10 +29,17 @@ class Ways:
     def __post_init__(self) -> None:
         costs, many = Costs(self.problem, self.tables), [len(op.choices) for op in self.problem.ops]
         self._ends: dict[tuple[int, int, int, int], tuple[int, Array, int, Array]] = {}
+        places: dict[int, Array] = {}
+
+        def placed(choices: Mapping[Any, Sequence[int]], many: int) -> Array:
+            if id(choices) not in places:
+                places[id(choices)] = _places(choices.values(), many)
+            return places[id(choices)]
+
         for tensor in self.problem.tensors:
-            ports = _places(costs.ports(tensor).values(), many[tensor.source])
+            ports = placed(costs.ports(tensor), many[tensor.source])
             for use in tensor.uses:
-                wants = _places(costs.wanted(tensor, use).values(), many[use.op])
+                wants = placed(costs.wanted(tensor, use), many[use.op])
                 ends = self.problem.decides(tensor.source), tensor.output, self.problem.decides(use.op), use.index
                 self._ends.setdefault(ends, (tensor.source, ports, use.op, wants))  # else a flow that is there already
 
@@ -43,7 +51,7 @@ class Ways:
         """How many flows there are."""
         found = 0
         for source, ports, reader, wants in self._ends.values():
-            found += len(np.unique(ports[kept[source]])) * len(np.unique(wants[kept[reader]]))
+            found += _different(ports[kept[source]]) * _different(wants[kept[reader]])
         return found
 
     def up_to(self, least: Sequence[Array], known: Kept, most: int, limit: float) -> tuple[Kept, float]:
@@ -63,11 +71,14 @@ class Ways:
 
 def few(problem: Problem, kept: Kept) -> Problem:
     """The problem of these choices."""
-    ops = tuple(
-        replace(op, choices=tuple(choice for choice, there in zip(op.choices, some.tolist(), strict=True) if there))
-        for op, some in zip(problem.ops, kept, strict=True)
-    )
-    return replace(problem, ops=ops)
+    found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # ops that have the same choices of the same have the same
+    ops = []
+    for op, some in zip(problem.ops, kept, strict=True):
+        key = id(op.choices), some.tobytes()
+        if key not in found:
+            found[key] = tuple(choice for choice, there in zip(op.choices, some.tolist(), strict=True) if there)
+        ops.append(replace(op, choices=found[key]))
+    return replace(problem, ops=tuple(ops))
 
 
 def chosen(model: Model, outcome: Outcome, problem: Problem) -> Kept:
@@ -102,6 +113,10 @@ def columns(model: Model, kept: Kept) -> Array:
 
 def _any(choices: Iterable[Sequence[int]], kept: Array) -> Array:
     return np.array([bool(kept[list(some)].any()) for some in choices])
+
+
+def _different(places: Array) -> int:
+    return int(np.count_nonzero(np.bincount(places)))
 
 
 def _places(choices: Iterable[Sequence[int]], many: int) -> Array:

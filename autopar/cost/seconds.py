@@ -76,8 +76,13 @@ def node_seconds(
 
 def _own_addition_seconds(node: fx.Node, device: Device) -> float:
     """Forward seconds of the bias addition that cannot run inside `node`, a product that is a partial sum."""
-    additions = [user.meta[COST] for user in node.users if user.meta.get(BIAS_OF) is node]
+    additions = split_biases_of(node)
     return sum(max(cost.moved_bytes_forward / device.bytes_per_s, device.launch_seconds) for cost in additions)
+
+
+def split_biases_of(node: fx.Node) -> list[NodeCost]:
+    """The costs of the bias additions that were split from a product."""
+    return [user.meta[COST] for user in node.users if user.meta.get(BIAS_OF) is node]
 
 
 def _products(
