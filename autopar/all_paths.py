@@ -7,7 +7,7 @@ device holds; so all changes between the same two placements are priced together
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,19 +33,51 @@ class Paths:
     found: Array
 
 
+@dataclass(frozen=True)
+class Routes:
+    """Paths without what they send. `used`: the edges' numbers of their steps; `numbers` and `found` as in `Paths`."""
+
+    used: Array
+    numbers: Array
+    found: Array
+
+
+KnownRoutes = dict[Hashable, Routes]
+
+
 def all_paths(
-    sources: Sequence[Layout], wanted: Sequence[Layout], shape: Shape, mesh_shape: Shape, *, needs_grad: bool
+    sources: Sequence[Layout],
+    wanted: Sequence[Layout],
+    shape: Shape,
+    mesh_shape: Shape,
+    *,
+    needs_grad: bool,
+    known: KnownRoutes | None = None,
 ) -> Paths:
     """The dynamic programming of `reshard.steps`, for all pairs at a time.
 
-    With `needs_grad=False`, the layouts are those of values.
+    With `needs_grad=False`, the layouts are those of values. `known`: routes of tensors that are divided alike, of
+    whatever lengths; those found now are added.
     """
     rests = [R, R_PLUS] if needs_grad else [R]
     edges = Edges([*sources, *wanted], rests, shape, mesh_shape, needs_grad)
-    start, end = edges.digits(sources), edges.digits(wanted)
-    axes = len(mesh_shape)
-    numbers = np.full((len(sources), len(wanted), axes), -1, dtype=np.int32)
-    found = np.zeros((len(sources), len(wanted)), dtype=bool)
+    key = edges.form, tuple(sources), tuple(wanted)
+    routes = None if known is None else known.get(key)
+    if routes is None:
+        legal = [
+            np.array([is_legal(layout, shape, mesh_shape) for layout in some], dtype=bool) for some in (sources, wanted)
+        ]
+        routes = _routes(edges, rests, edges.digits(sources), edges.digits(wanted), legal[0][:, None] & legal[1])
+        if known is not None:
+            known[key] = routes
+    return Paths(*edges.sends(routes.used), routes.numbers, routes.found)
+
+
+def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, legal: Array) -> Routes:
+    """By the digits of sources and of wanted layouts, and which pairs of them are legal."""
+    axes = len(edges.places)
+    numbers = np.full((len(start), len(end), axes), -1, dtype=np.int32)
+    found = np.zeros((len(start), len(end)), dtype=bool)
     differ = start[:, None, :] != end[None, :, :]
     masks = (differ << np.arange(axes)).sum(axis=2)
     for mask in range(1 << axes):
@@ -54,11 +86,7 @@ def all_paths(
             cost, steps = _cheapest_orders(edges, start[s], end[w], changed)
             found[s, w] = np.isfinite(cost)
             numbers[s, w, : len(changed)] = steps
-    legal = [
-        np.array([is_legal(layout, shape, mesh_shape) for layout in some], dtype=bool) for some in (sources, wanted)
-    ]
-    legal_pairs = legal[0][:, None] & legal[1][None, :]
-    for s, w in _parts(legal_pairs & ~found):
+    for s, w in _parts(legal & ~found):
         detours = _Detours(edges, rests, start[s], end[w])
         found[s, w] = np.isfinite(detours.spent)
         if detours.steps.shape[1] > numbers.shape[2]:
@@ -70,7 +98,7 @@ def all_paths(
     used = np.flatnonzero(occurs[:-1])
     places = np.full(len(occurs), -1, dtype=np.int32)
     places[used] = np.arange(len(used))
-    return Paths(*edges.sends(used), places[numbers], found & legal_pairs)
+    return Routes(used, places[numbers], found & legal)
 
 
 def _parts(where: Array) -> Iterator[tuple[Array, Array]]:

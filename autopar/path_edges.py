@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from autopar.layout import Layout, Placement, R, shard
-from autopar.reshard import CollectiveKind, Sent, Shape, change, is_legal, local_elements, ring_share, slower
+from autopar.reshard import CollectiveKind, Sent, Shape, change, is_legal, local_elements, ring_share, slower, whole_of
 
 Array = Any  # of numpy
 
@@ -45,37 +45,52 @@ class Edges:
         ]
         self.sizes = sizes = [len(places) for places in self.places]
         self.strides = np.array([math.prod(sizes[axis + 1 :]) for axis in range(axes)], dtype=np.int64)
-        self._mesh_shape = mesh_shape
+        self._mesh_shape, self._needs_grad, self._whole = mesh_shape, needs_grad, whole_of(shape)
         self._elements = _elements([list(some) for some in self.places], shape, mesh_shape)
-        self.cost = np.full((math.prod(sizes), axes, max(sizes)), math.inf)
+        self.shape = math.prod(sizes), axes, max(sizes)
         self._changes: list[dict[tuple[int, int], tuple[Sent | None, Sent | None]]] = [{} for _ in range(axes)]
         for axis, places in enumerate(self.places):
             for (src, i), (dst, j) in itertools.permutations(places.items(), 2):
                 found = change(src, dst, needs_grad)
                 if found is not None:
                     self._changes[axis][i, j] = found if mesh_shape[axis] > 1 else (None, None)
-                    self._price(axis, i, j)
 
-    def _price(self, axis: int, i: int, j: int) -> None:
+    @property
+    def form(self) -> Hashable:
+        """What costs depend on: the placements, and which part of a tensor each layout leaves a device."""
+        divisor = np.where(self._elements >= 0, np.gcd(self._elements, self._whole), self._whole)
+        parts = np.stack([self._elements // divisor, self._whole // divisor])  # -1 of 1 where none can be held
+        return tuple(map(tuple, self.places)), self._mesh_shape, self._needs_grad, parts.tobytes()
+
+    @functools.cached_property
+    def cost(self) -> Array:
+        """What a change costs that is possible, as `autopar.reshard.edge`; by code, axis and next placement."""
+        cost = np.full(self.shape, math.inf)
+        for axis, changes in enumerate(self._changes):
+            for (i, j), sends in changes.items():
+                self._price(cost, axis, i, j, sends)
+        return cost
+
+    def _price(self, cost: Array, axis: int, i: int, j: int, sends: tuple[Sent | None, Sent | None]) -> None:
         """What it costs that an axis goes from its i-th placement to its j-th, wherever the others are."""
         n, stride = self._mesh_shape[axis], int(self.strides[axis])
         elements = self._elements.reshape(-1, self.sizes[axis], stride)
         before, after = elements[:, i], elements[:, j]
         total = np.zeros(before.shape)
-        for sent in self._changes[axis][i, j]:
+        for sent in sends:
             if sent is not None:
-                total += _handed(sent, before, after, n) * (n - 1) * ring_share(sent.kind, n)
-        cost = self.cost[:, axis, j].reshape(elements.shape)
-        cost[:, i] = np.where((before >= 0) & (after >= 0), slower(axis, self._mesh_shape) * total, math.inf)
-        self.cost[:, axis, j] = cost.reshape(-1)
+                total += _handed(sent, before, after, n) / self._whole * (n - 1) * ring_share(sent.kind, n)
+        some = cost[:, axis, j].reshape(elements.shape)
+        some[:, i] = np.where((before >= 0) & (after >= 0), slower(axis, self._mesh_shape) * total, math.inf)
+        cost[:, axis, j] = some.reshape(-1)
 
     def number(self, code: Any, axis: int, place: Any) -> Any:
         """The number of the change of an axis of a layout to another placement."""
-        return (code * self.cost.shape[1] + axis) * self.cost.shape[2] + place
+        return (code * self.shape[1] + axis) * self.shape[2] + place
 
     def sends(self, numbers: Array) -> tuple[Array, Sends, Sends]:
         """The axes of some changes, and what they send forward and backward."""
-        places: tuple[Array, ...] = np.unravel_index(numbers, self.cost.shape)
+        places: tuple[Array, ...] = np.unravel_index(numbers, self.shape)
         code, axis, place = places
         sends = [(np.full(len(numbers), -1), np.zeros(len(numbers), dtype=np.int64)) for _ in range(2)]
         digit = code // self.strides[axis] % np.array(self.sizes)[axis]

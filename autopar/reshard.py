@@ -97,8 +97,9 @@ def steps(src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, *, needs_gr
     return found
 
 
-def traffic(steps_: tuple[Step, ...], mesh_shape: Shape) -> float:
-    """Elements that one device sends in all moves of `steps_`, forward and backward, in ring algorithms.
+def traffic(steps_: tuple[Step, ...], mesh_shape: Shape, whole: int = 1) -> float:
+    """Elements that one device sends in all moves of `steps_`, forward and backward, in ring algorithms; as a part of
+    `whole` elements.
 
     >>> traffic(steps(Layout.parse("P"), Layout.parse("R"), (8,), (4,), needs_grad=True), (4,))
     12.0
@@ -108,7 +109,7 @@ def traffic(steps_: tuple[Step, ...], mesh_shape: Shape) -> float:
         n = mesh_shape[step.axis]
         for move in (step.forward, step.backward):
             if move is not None:
-                total += move.elements * (n - 1) * ring_share(move.kind, n)
+                total += move.elements / whole * (n - 1) * ring_share(move.kind, n)
     return total
 
 
@@ -182,6 +183,7 @@ def edge(
 ) -> tuple[Step, float] | None:
     """The step that gives `axis` another placement, and what it costs; None where that is not possible.
 
+    It costs what it sends as a part of the tensor: shapes that are divided alike have the same cheapest ways.
     `before` is a layout that the shape allows. Many pairs of layouts share few edges, so these are kept.
     """
     if placement == before[axis]:
@@ -192,7 +194,12 @@ def edge(
     step = _step(before, after, axis, shape, mesh_shape, needs_grad)
     if step is None:
         return None
-    return step, slower(axis, mesh_shape) * traffic((step,), mesh_shape)
+    return step, slower(axis, mesh_shape) * traffic((step,), mesh_shape, whole_of(shape))
+
+
+def whole_of(shape: Shape) -> int:
+    """How many elements there are; 1 where there are none, as this divides."""
+    return max(math.prod(shape), 1)
 
 
 def slower(axis: int, mesh_shape: Shape) -> float:

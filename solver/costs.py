@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autopar.all_paths import KnownRoutes
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
@@ -16,7 +17,14 @@ from autopar.solver.prices import PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
 
 Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
-Tables = dict[tuple[object, ...], PriceTable]  # of tensors by their form
+
+
+@dataclass
+class Tables:
+    """What is known of one graph's tensors on one cluster: prices by their form, and routes between layouts."""
+
+    prices: dict[tuple[object, ...], PriceTable] = field(default_factory=dict)
+    routes: KnownRoutes = field(default_factory=dict)
 
 
 @dataclass
@@ -24,7 +32,7 @@ class Costs:
     """Costs of one problem; `tables` may be those of another problem of the same graph."""
 
     problem: Problem
-    tables: Tables = field(default_factory=dict)
+    tables: Tables = field(default_factory=Tables)
 
     def __post_init__(self) -> None:
         self._tables: dict[TensorRef, PriceTable] = {}
@@ -113,6 +121,6 @@ class Costs:
             key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
             grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
             own = (*key, grouping.part(ref.node) if grouping else None)
-            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping)
-            self._tables[ref] = self.tables.setdefault(own, made)
+            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping, self.tables.routes)
+            self._tables[ref] = self.tables.prices.setdefault(own, made)
         return self._tables[ref]

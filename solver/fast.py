@@ -54,7 +54,7 @@ class Fast:
 
     solver: str
     gap: float
-    _tables: Tables = field(default_factory=dict)
+    _tables: Tables = field(default_factory=Tables)
     _network: Network | None = None
 
     def pairs(self, problem: Problem) -> int:

@@ -60,7 +60,7 @@ class Model:
     seconds: Linear = field(default_factory=Linear)  # the objective, in seconds
     movable: dict[tuple[str, int, int], Linear] = field(default_factory=dict)  # part of it: kind, stretch, axis
     overlap: Overlap | None = None
-    tables: Tables = field(default_factory=dict)  # prices that are known
+    tables: Tables = field(default_factory=Tables)  # prices that are known
     bare: bool = False  # without conversions of activations, where each is possible: less than all that a plan needs
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class Network:
     """
 
     def __init__(self, problem: Problem, tables: Tables | None = None) -> None:
-        self.problem, self.costs = problem, Costs(problem, {} if tables is None else tables)
+        self.problem, self.costs = problem, Costs(problem, Tables() if tables is None else tables)
         self.least = [np.zeros(len(op.choices)) for op in problem.ops]
         self.bound = 0.0
         self._every: list[Star] = []

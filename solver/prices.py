@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.all_paths import Paths, all_paths
+from autopar.all_paths import KnownRoutes, Paths, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
@@ -43,7 +43,7 @@ class Prices:
 class PriceTable:
     """What conversions of tensors of one form cost, worked out together for all layouts that they have.
 
-    `grouping`: given for a parameter, which shares collectives with others.
+    `grouping`: given for a parameter, which shares collectives with others. `routes`: those known from other tables.
     """
 
     ref: TensorRef
@@ -52,6 +52,7 @@ class PriceTable:
     gradient_itemsize: int
     needs_grad: bool
     grouping: Grouping | None = None
+    routes: KnownRoutes = field(default_factory=dict)
     sources: dict[Layout, int] = field(default_factory=dict)
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
@@ -87,7 +88,8 @@ class PriceTable:
 
     def _all(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
         shape = tuple(tensor_of(self.ref).shape)
-        paths = all_paths(sources, wanted, shape, self.cluster.shape, needs_grad=self.needs_grad)
+        mesh, grad = self.cluster.shape, self.needs_grad
+        paths = all_paths(sources, wanted, shape, mesh, needs_grad=grad, known=self.routes)
         calls = np.array([1.0 if self.grouping is None else self.grouping.calls(self.ref, w) for w in wanted])
         each = np.zeros((len(paths.axis) + 1, 6))  # the last at -1: no step
         each[:-1, :3] = self._parts(paths.axis, paths.forward, self.itemsize)

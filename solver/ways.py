@@ -24,7 +24,7 @@ class Ways:
     """The choices of a problem, and how many flows some of them make."""
 
     problem: Problem
-    tables: Tables = field(default_factory=dict)
+    tables: Tables = field(default_factory=Tables)
 
     def __post_init__(self) -> None:
         costs, many = Costs(self.problem, self.tables), [len(op.choices) for op in self.problem.ops]

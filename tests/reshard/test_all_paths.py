@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
-from autopar.all_paths import Paths, all_paths
+from autopar.all_paths import KnownRoutes, Paths, all_paths
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard
 from autopar.path_edges import KINDS
@@ -36,10 +37,42 @@ def sent(paths: Paths, number: int) -> tuple[int, Move | None, Move | None]:
     ("shape", "mesh"), [((8, 6), (4,)), ((8, 6), (2, 3)), ((16, 8), (2, 4)), ((16, 3), (2, 2, 2)), ((8, 5), (1, 4, 2))]
 )
 def test_they_are_the_steps_of_each_pair(shape: tuple[int, ...], mesh: tuple[int, ...], grad: bool) -> None:
+    sources, wanted = layouts_of(len(mesh), grad)
+    check(all_paths(sources, wanted, shape, mesh, needs_grad=grad), sources, wanted, shape, mesh, grad)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["gradient", "value"])
+@pytest.mark.parametrize(
+    ("shape", "longer", "mesh"),
+    [
+        ((8, 6), (40, 18), (4,)),
+        ((8, 6), (24, 42), (2, 3)),
+        ((16, 3), (80, 6), (2, 2, 2)),
+        ((16, 3), (80, 3), (2, 2, 2)),
+        ((8, 5), (88, 5), (1, 4, 2)),
+    ],
+)
+def test_tensors_that_are_divided_alike_have_the_same_routes(
+    shape: tuple[int, ...], longer: tuple[int, ...], mesh: tuple[int, ...], grad: bool
+) -> None:
+    sources, wanted = layouts_of(len(mesh), grad)
+    known: KnownRoutes = {}
+    for some in (shape, longer):
+        paths = all_paths(sources, wanted, some, mesh, needs_grad=grad, known=known)
+        check(paths, sources, wanted, some, mesh, grad)
+    alike = all(a == b or a % math.prod(mesh) == b % math.prod(mesh) == 0 for a, b in zip(shape, longer, strict=True))
+    assert len(known) == (1 if alike else 2)
+
+
+def layouts_of(axes: int, grad: bool) -> tuple[list[Layout], list[Layout]]:
     placements = [*VALUES, R_PLUS] if grad else VALUES
-    layouts = [Layout(some) for some in itertools.product(placements, repeat=len(mesh))]
-    sources, wanted = layouts[:: 1 + len(mesh) // 3], layouts[:: 1 + 2 * (len(mesh) // 3)]
-    paths = all_paths(sources, wanted, shape, mesh, needs_grad=grad)
+    layouts = [Layout(some) for some in itertools.product(placements, repeat=axes)]
+    return layouts[:: 1 + axes // 3], layouts[:: 1 + 2 * (axes // 3)]
+
+
+def check(
+    paths: Paths, sources: list[Layout], wanted: list[Layout], shape: tuple[int, ...], mesh: tuple[int, ...], grad: bool
+) -> None:
     found = 0
     for (i, source), (j, layout) in itertools.product(enumerate(sources), enumerate(wanted)):
         alone = one(source, layout, shape, mesh, grad)
