@@ -45,6 +45,7 @@ def _run(grid: Path, out: Path, *place: int) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_killed_runs_are_resumed_and_tables_are_made(tmp_path: Path) -> None:
     """After a kill between two runs, and with a line that was cut short, only what is missing is run."""
     measured = {"measured": ["overlap"], "model": "gpt2-tiny", "ranks": 2, "pairs": 2}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import transformers
 from small_models import MODELS, WORDS, _encoder, ready, toy_of
+from thinned import thinned
 from toys import Toy, firsts
 
 from autopar.cost.folds import MODEL
@@ -142,23 +143,20 @@ def _segments(toy: Toy, seed: int) -> Iterator[list[Segment]]:
         yield found
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions(name: str, micro_batches: int) -> None:
+@pytest.mark.parametrize(("name", "micro_batches", "seed"), thinned(3, NAMES, [1, 3], [0, 1]))
+def test_predictions(name: str, micro_batches: int, seed: int) -> None:
     asked = toy_of(ready(name, 4))
-    asked = replace(asked, memory=replace(asked.memory, micro_batches=micro_batches))
-    for seed in range(2):
-        toy = _few(asked, seed)
-        solution: Solution = toy.solve(gap=1e-2)
-        for segments in _segments(toy, seed):
-            plan = toy.cluster, solution.chosen, solution.parameters, segments, toy.repeats
-            for every, once in (_memories(toy), _memories(toy, train=False)):
-                one, its, buckets = predict(every, *plan)
-                other, collectives, same = predict(once, *plan)
-                assert [(m.name, list(m.parts.items())) for m in other.moments] == [
-                    (m.name, list(m.parts.items())) for m in one.moments
-                ]
-                assert (other, collectives, same) == (one, its, buckets)
+    toy = _few(replace(asked, memory=replace(asked.memory, micro_batches=micro_batches)), seed)
+    solution: Solution = toy.solve(gap=1e-2)
+    for segments in _segments(toy, seed):
+        plan = toy.cluster, solution.chosen, solution.parameters, segments, toy.repeats
+        for every, once in (_memories(toy), _memories(toy, train=False)):
+            one, its, buckets = predict(every, *plan)
+            other, collectives, same = predict(once, *plan)
+            assert [(m.name, list(m.parts.items())) for m in other.moments] == [
+                (m.name, list(m.parts.items())) for m in one.moments
+            ]
+            assert (other, collectives, same) == (one, its, buckets)
 
 
 def test_a_block_that_differs_in_its_plan_is_looked_at() -> None:

@@ -11,7 +11,7 @@ from autopar.errors import TimeLimitError
 from autopar.solver import smallest
 
 
-@pytest.fixture(params=[(2,), (2, 2)], ids=str)
+@pytest.fixture(params=[(2,), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
 def normed(request: pytest.FixtureRequest) -> Toy:
     return toy(on_meta(Normed, 3), torch.empty(256, 16, device="meta"), on=cluster(*request.param, seed=1))
 

@@ -1,0 +1,27 @@
+"""Grids of cases of which a part runs unmarked, so that each value of each parameter does, and the rest is slow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def thinned(one_of: int, *values: Sequence[Any]) -> list[Any]:
+    """All combinations of the parameters' values; one of so many is not slow, a diagonal (Latin squares).
+
+    Of all but one parameter there must be enough values for that.
+
+    >>> [(case.values, bool(case.marks)) for case in thinned(2, "ab", [1, 2])]
+    [(('a', 1), False), (('a', 2), True), (('b', 1), True), (('b', 2), False)]
+    """
+    steps = [len(some) - 1 for some in values]
+    assert sum(steps) - max(steps) >= one_of - 1, "some value would never run"
+    return [
+        pytest.param(*case, marks=[pytest.mark.slow] if sum(places) % one_of else [])
+        for case, places in zip(
+            itertools.product(*values), itertools.product(*(range(len(some)) for some in values)), strict=True
+        )
+    ]
