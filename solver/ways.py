@@ -71,7 +71,7 @@ class Ways:
 
 def few(problem: Problem, kept: Kept) -> Problem:
     """The problem of these choices."""
-    found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # ops that have the same choices of the same have the same
+    found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # shared as before
     ops = []
     for op, some in zip(problem.ops, kept, strict=True):
         key = id(op.choices), some.tobytes()
