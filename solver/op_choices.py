@@ -1,6 +1,6 @@
 """What each op of a problem chooses from: its strategies, with the seconds that they take.
 
-Deep graphs have many calls that are written alike, whose strategies and costs are the same objects. Their choices are
+Deep graphs have many calls that are written alike, of the same strategies and equal costs. Their choices are
 one tuple, so that what is worked out of it (`autopar.solver.costs`) is worked out once.
 """
 

@@ -41,13 +41,19 @@ def gpt2(layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def _sizes(layers: int, width: int, heads: int, inner: int | None = None) -> dict[str, int]:
+    """As most configs of transformers call them. `inner`: the width within feed-forward layers, if not 4 * `width`."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": inner or 4 * width,
+        "num_attention_heads": heads,
+    }
+
+
 def llama(layers: int, width: int, heads: int, vocabulary: int, inner: int | None = None) -> nn.Module:
-    """`inner`: the width within feed-forward layers; four times `width` where it is not given."""
     config = transformers.LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        intermediate_size=inner or 4 * width,
-        num_attention_heads=heads,
+        **_sizes(layers, width, heads, inner),
         num_key_value_heads=heads,
         vocab_size=vocabulary,
         use_cache=False,
@@ -57,10 +63,7 @@ def llama(layers: int, width: int, heads: int, vocabulary: int, inner: int | Non
 
 def bert(layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
     config = transformers.BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_attention_heads=heads,
+        **_sizes(layers, width, heads),
         vocab_size=vocabulary,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -70,10 +73,7 @@ def bert(layers: int, width: int, heads: int, vocabulary: int) -> nn.Module:
 
 def vit(layers: int, width: int, heads: int, image: int, patch: int, labels: int) -> nn.Module:
     config = transformers.ViTConfig(
-        num_hidden_layers=layers,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_attention_heads=heads,
+        **_sizes(layers, width, heads),
         image_size=image,
         patch_size=patch,
         num_labels=labels,

@@ -12,7 +12,7 @@ import pytest
 def thinned(one_of: int, *values: Sequence[Any]) -> list[Any]:
     """All combinations of the parameters' values; one of so many is not slow, a diagonal (Latin squares).
 
-    Of all but one parameter there must be enough values for that.
+    The parameters beside any one must have enough values for that.
 
     >>> [(case.values, bool(case.marks)) for case in thinned(2, "ab", [1, 2])]
     [(('a', 1), False), (('a', 2), True), (('b', 1), True), (('b', 2), False)]
