@@ -16,12 +16,13 @@ __all__ = ["LiveStorages", "PeakMemory"]
 class PeakMemory:
     """On a GPU the allocator's own counter; on CPU, which has none, the bytes of all tensors that are alive.
 
-    `peak_bytes` is 0 until a step was measured. Gradients must not be alive between steps (`zero_grad` at the end).
+    `peak_bytes` is 0 until a step was measured; `requested_bytes` are those that tensors asked for, without what the
+    allocator's blocks are larger by. Gradients must not be alive between steps (`zero_grad` at the end).
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.peak_bytes = 0
+        self.peak_bytes = self.requested_bytes = 0
 
     @contextmanager
     def measure(
@@ -39,8 +40,9 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
             yield
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            self.requested_bytes = torch.cuda.memory_stats(self.device)["requested_bytes.all.peak"]
         else:
             states = [value for state in optimizer.state.values() for value in state.values()]
             with LiveStorages([*model.parameters(), *model.buffers(), *states, *batch.values()]) as live:
                 yield
-            self.peak_bytes = live.peak_bytes
+            self.peak_bytes = self.requested_bytes = live.peak_bytes
