@@ -179,9 +179,7 @@ class _Lowering:
         given = [*(inside.values[ref] for ref in results), *(inside.converted[pair] for pair in shared), *written]
         inside.graph.output(tuple(given))
         call = self.outer.graph.call_function(
-            checkpoint,
-            (self.outer.attribute("segment", inside.module()), *inside.outer_inputs),
-            {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"},
+            recomputed, (self.outer.attribute("segment", inside.module()), *inside.outer_inputs)
         )
         outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(given))]
         self.outer.values.update(zip(results, outcomes, strict=False))
@@ -212,6 +210,12 @@ class _Lowering:
             if layout is not None and not layout.is_plain(self.rank.mesh.shape):
                 raise PlanMismatchError(f"an output lies as {layout}; outputs are whole or plain shards: plan again")
         self.outer.graph.output(self._arguments(tuple(leaves), inputs, self.outer))
+
+
+def recomputed(segment: fx.GraphModule, *inputs: Any) -> Any:
+    """Run a segment, and once more in backward."""
+    # Not by __call__: it takes the lines of a traceback apart whenever a replay ends early.
+    return checkpoint(segment.forward, *inputs, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
 
 def _segments_by_node(nodes: list[fx.Node], plan: Plan) -> dict[fx.Node, int]:
