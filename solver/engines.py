@@ -14,6 +14,8 @@ from autopar.solver.matrix import Part
 _HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
 # they solve smaller programs within this one, and take several times as long as finding a solution without
 
+_AGGREGATOR = 1 << 12  # its bit among HiGHS's rules of presolve
+
 
 class ListedProblem(pulp.LpProblem):
     """A problem to which all variables were added at first: pulp need not look for them, thrice, in its rows.
@@ -91,9 +93,11 @@ def engine(
     nodes: int | None = None,
     *,
     heuristics: bool = False,
+    aggregates: bool = True,
 ) -> pulp.LpSolver:
     """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`, and at no
-    more than so many nodes of its own search; with `heuristics` it looks for solutions in smaller programs too.
+    more than so many nodes of its own search; with `heuristics` it looks for solutions in smaller programs too; its
+    presolve `aggregates` variables.
 
     Raises InputError for any other name.
     """
@@ -103,5 +107,7 @@ def engine(
             options["mip_allow_restart"] = False
         if nodes is not None:
             options["mip_max_nodes"] = nodes
+        if not aggregates:
+            options["presolve_rule_off"] = _AGGREGATOR
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pulp
@@ -235,12 +236,11 @@ class Program:
         bounds: Bounds,
         *,
         cutoff: float = math.inf,
-        nodes: int | None = None,
-        heuristics: bool = False,
+        **options: Any,
     ) -> Outcome:
         """The best solution in whole numbers in which all variables outside `kept` are 0, up to the `cutoff`, above
-        which bound and solution say nothing, or what HiGHS has of it after so many `nodes`, with its `heuristics`."""
-        run = engine(solver, time_limit, gap, cutoff, nodes, heuristics=heuristics)
+        which bound and solution say nothing; `options` are those of `engine`."""
+        run = engine(solver, time_limit, gap, cutoff, **options)
         return self._optimise(run, kept, True, gap, bounds)
 
     def _optimise(self, run: pulp.LpSolver, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pulp
 import pytest
 from test_branches import four
 from test_relaxation import program
 
 from autopar.solver import wholes
+from autopar.solver.engines import engine
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
@@ -61,3 +64,12 @@ def test_a_search_that_time_ends_looks_near_its_best_solution_once(monkeypatch: 
     assert found.status == "feasible"
     assert found.objective == better.objective <= first.objective
     assert found.bound <= found.objective
+
+
+def test_windows_are_solved_without_the_aggregator(capfd: pytest.CaptureFixture[str]) -> None:
+    """Presolve's rules have numbers, which another HiGHS may give to others."""
+    problem, several = pulp.LpProblem("one"), [pulp.LpVariable(f"x{i}", 0, 2, "Integer") for i in range(3)]
+    problem += pulp.lpSum(several) >= 1
+    options = engine("highs", 60.0, 0.0, aggregates=False).optionsDict
+    pulp.HiGHS(msg=True, presolve_rule_logging=True, **options).solve(problem)
+    assert re.search(r"rules not allowed:\s+Rule \d+ .*: Aggregator\s", capfd.readouterr().out)
