@@ -37,7 +37,7 @@ from autopar.solver.windows import completed
 # Pairs of layouts, a flow each, up to which
 _ALL = 30_000  # a program without a budget has all ways at once
 _PAIRS = 60_000, 150_000, 600_000  # and one of few ways has few: at the first try, and at others
-_SURE = 2_000_000  # at the last one more, if its proof is then sure to be one of all
+_SURE = 4_500_000  # at the last one more, if its proof is then sure to be one of all (3 GiB)
 _PLAIN = 60_000  # one with a budget has all ways at once
 _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
 _MOST = 1_500_000  # with a budget all ways are looked at, after few: with more the program would be too large
