@@ -39,8 +39,8 @@ Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
 _SUMMANDS = (-1, -1)
 
 # What torch's allocator hands out beyond the tensors: on CUDA, the workspaces of cuBLAS (32 MiB on Hopper, for each of
-# forward's and backward's threads) and the rounding of every tensor to 512 bytes. It also hands out whole blocks, which
-# is not counted: up to 320 MiB of a step (docs/results/one_gpu.md).
+# forward's and backward's threads) and the rounding of every tensor to 512 bytes. Not counted: that it hands out whole
+# blocks, up to 190 MiB of a step, and what sums over many rows stage, 132 MiB on Hopper (docs/results/one_gpu.md).
 _ALLOCATOR_BYTES = {"cuda": 66 << 20}
 
 
