@@ -47,7 +47,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
             kept = _around(program, choices, best, window, bounds)
             cutoff = best.objective - gap * abs(best.objective)
             turn = min(left, seconds / _TURNS)
-            # HiGHS's aggregator looks at no clock, and took a minute of ALBERT's windows: few rows with many columns each
+            # HiGHS's aggregator looks at no clock, and took a minute of ALBERT's windows: few rows of many columns each
             found = program.integrate(solver, kept, turn, gap, bounds, cutoff=cutoff, aggregates=False)
             in_vain += 1
             if len(found.values) and found.objective < cutoff:
