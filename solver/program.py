@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as lists and arrays, and its solution by pulp: the one file that imports pulp."""
+"""A mixed-integer linear program as lists and arrays, and its solution by pulp, whose solvers are in `engines`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ import pytest
 from test_branches import four
 from test_relaxation import program
 
-from autopar.solver import wholes
+from autopar.solver import program as programs
+from autopar.solver import wholes, windows
 from autopar.solver.engines import engine
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
@@ -66,7 +67,21 @@ def test_a_search_that_time_ends_looks_near_its_best_solution_once(monkeypatch: 
     assert found.bound <= found.objective
 
 
-def test_windows_are_solved_without_the_aggregator(capfd: pytest.CaptureFixture[str]) -> None:
+def test_windows_are_solved_without_the_aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, seen = program(0.02, 2, 2), list[dict[str, Any]]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        seen.append(options)
+        return engine(*args, **options)
+
+    best = search(asked, time_limit=1e-3)
+    monkeypatch.setattr(programs, "engine", noted)
+    windows.improved(asked, "highs", 1e-4, best, 1.0)
+    assert seen
+    assert all(options["aggregates"] is False for options in seen)
+
+
+def test_the_rule_that_is_off_is_the_aggregator(capfd: pytest.CaptureFixture[str]) -> None:
     """Presolve's rules have numbers, which another HiGHS may give to others."""
     problem, several = pulp.LpProblem("one"), [pulp.LpVariable(f"x{i}", 0, 2, "Integer") for i in range(3)]
     problem += pulp.lpSum(several) >= 1
