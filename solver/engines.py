@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pulp
 
 from autopar.argument_checks import SOLVERS, solver_of
+from autopar.solver.held import pass_to
 from autopar.solver.matrix import Part
+from autopar.solver.outcome import NONE, Bounds, Outcome
+
+Engine: TypeAlias = pulp.LpSolver  # of pulp, as `engine` makes it
 
 _HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
 # they solve smaller programs within this one, and take several times as long as finding a solution without
 
 _AGGREGATOR = 1 << 12  # its bit among HiGHS's rules of presolve
+
+_KINDS = pulp.LpContinuous, pulp.LpInteger
+_ENDS = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}
 
 
 class ListedProblem(pulp.LpProblem):
@@ -51,30 +58,6 @@ class BulkHiGHS(pulp.HiGHS):
         return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
 
 
-def pass_to(highs: Any, part: Part, *, integer: bool) -> None:
-    """Give HiGHS some columns and rows of a program, as arrays that it reads without Python's lists between."""
-    import highspy  # here, since CBC does without
-
-    matrix, columns, rows = part.matrix, part.columns, part.rows
-    highs.passModel(
-        len(columns),
-        len(rows),
-        len(part.entries),
-        int(highspy.MatrixFormat.kRowwise),
-        int(highspy.ObjSense.kMinimize),
-        0.0,
-        matrix.cost[columns],
-        matrix.lower[columns],
-        matrix.upper[columns],
-        matrix.least[rows],
-        matrix.most[rows],
-        (np.cumsum(part.lengths) - part.lengths).astype(np.int32),
-        part.index.astype(np.int32),
-        matrix.value[part.entries],
-        (matrix.integer[columns] & integer).astype(np.int32),  # HiGHS's numbers: 0 continuous, 1 integer
-    )
-
-
 def is_highs(solver: str) -> bool:
     """Whether HiGHS is asked for and can be had."""
     return solver == "highs" and bool(pulp.HiGHS(msg=False).available())
@@ -94,7 +77,7 @@ def engine(
     *,
     heuristics: bool = False,
     aggregates: bool = True,
-) -> pulp.LpSolver:
+) -> Engine:
     """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`, and at no
     more than so many nodes of its own search; with `heuristics` it looks for solutions in smaller programs too; its
     presolve `aggregates` variables.
@@ -111,3 +94,51 @@ def engine(
             options["presolve_rule_off"] = _AGGREGATOR
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
+
+
+def optimise(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:
+    """The columns of a part at their best, in whole numbers or relaxed, all others being 0; `bounds` is what the part's
+    matrix was bounded by."""
+    matrix, kept = part.matrix, part.columns
+    problem = ListedProblem("plan", pulp.LpMinimize)
+    lower = [None if low == -math.inf else low for low in matrix.lower[kept].tolist()]
+    upper = [None if high == math.inf else high for high in matrix.upper[kept].tolist()]
+    whole = (integer & matrix.integer[kept]).tolist()
+    variables = [
+        pulp.LpVariable(f"v{i}", low, high, _KINDS[is_whole])
+        for i, low, high, is_whole in zip(kept.tolist(), lower, upper, whole, strict=True)
+    ]
+    problem.addVariables(variables)
+    prices = zip(variables, matrix.cost[kept].tolist(), strict=True)
+    problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in prices if c]))
+    if isinstance(run, BulkHiGHS):
+        problem.part = part
+    else:
+        for number, (columns, values, least, most) in enumerate(part.lines()):
+            sense = pulp.LpConstraintEQ if least == most else pulp.LpConstraintLE
+            sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
+            row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
+            problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
+    problem.solve(run)
+    status = _ENDS.get(problem.sol_status)
+    if status is None and problem.status == pulp.LpStatusInfeasible:
+        return Outcome("infeasible", NONE, math.inf, math.inf)
+    if status is None:
+        bound = _bound(problem, math.inf, gap, "stopped", integer) if integer else -math.inf
+        return Outcome("stopped", NONE, math.inf, bound)
+    found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
+    found[kept] = [v.varValue or 0.0 for v in variables]
+    if not integer:
+        reduced[kept] = [v.dj or 0.0 for v in variables]
+    value = float(matrix.cost @ found)
+    return Outcome(status, found, value, _bound(problem, value, gap, status, integer), reduced, counts=bounds)
+
+
+def _bound(problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:
+    """Of an answer of that value and status, what no answer is below."""
+    model = getattr(problem, "solverModel", None)
+    if not integer:
+        return value
+    if model is not None:
+        return min(value, float(model.getInfo().mip_dual_bound))
+    return value * (1 - gap) if status == "optimal" else 0.0

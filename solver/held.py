@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from autopar.solver.engines import pass_to
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix, Part
 
@@ -149,3 +148,27 @@ class Held:
         part = Part(self._matrix, inside, self._matrix.awake(inside))
         self._columns, self._rows = part.columns, part.rows
         pass_to(self._engine, part, integer=False)
+
+
+def pass_to(highs: Any, part: Part, *, integer: bool) -> None:
+    """Give HiGHS some columns and rows of a program, as arrays that it reads without Python's lists between."""
+    import highspy  # here, since CBC does without
+
+    matrix, columns, rows = part.matrix, part.columns, part.rows
+    highs.passModel(
+        len(columns),
+        len(rows),
+        len(part.entries),
+        int(highspy.MatrixFormat.kRowwise),
+        int(highspy.ObjSense.kMinimize),
+        0.0,
+        matrix.cost[columns],
+        matrix.lower[columns],
+        matrix.upper[columns],
+        matrix.least[rows],
+        matrix.most[rows],
+        (np.cumsum(part.lengths) - part.lengths).astype(np.int32),
+        part.index.astype(np.int32),
+        matrix.value[part.entries],
+        (matrix.integer[columns] & integer).astype(np.int32),  # HiGHS's numbers: 0 continuous, 1 integer
+    )

@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as lists and arrays, and its solution by pulp, whose solvers are in `engines`."""
+"""A mixed-integer linear program as lists and arrays, which `engines` solves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-import pulp
 
-from autopar.solver.engines import BulkHiGHS, ListedProblem, engine, is_highs
+from autopar.solver.engines import Engine, engine, is_highs, optimise
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array, Entries, Terms
 from autopar.solver.matrix import Matrix
@@ -21,8 +19,6 @@ from autopar.solver.relaxation import Relaxation
 
 Told = tuple[int, int, int]  # a row, the count that it is about, the variable that tells
 Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
-
-_KINDS = pulp.LpContinuous, pulp.LpInteger
 
 
 @dataclass
@@ -236,59 +232,20 @@ class Program:
         bounds: Bounds,
         *,
         cutoff: float = math.inf,
-        **options: Any,
+        nodes: int | None = None,
+        heuristics: bool = False,
+        aggregates: bool = True,
     ) -> Outcome:
         """The best solution in whole numbers in which all variables outside `kept` are 0, up to the `cutoff`, above
-        which bound and solution say nothing; `options` are those of `engine`."""
-        run = engine(solver, time_limit, gap, cutoff, **options)
+        which bound and solution say nothing; the rest is for `engine`."""
+        run = engine(solver, time_limit, gap, cutoff, nodes, heuristics=heuristics, aggregates=aggregates)
         return self._optimise(run, kept, True, gap, bounds)
 
-    def _optimise(self, run: pulp.LpSolver, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:
+    def _optimise(self, run: Engine, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:
         """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
         matrix = self.matrix()
         matrix.bound(bounds)
-        part = matrix.part(kept)
-        problem = ListedProblem("plan", pulp.LpMinimize)
-        lower = [None if low == -math.inf else low for low in matrix.lower[kept].tolist()]
-        upper = [None if high == math.inf else high for high in matrix.upper[kept].tolist()]
-        whole = (integer & matrix.integer[kept]).tolist()
-        variables = [
-            pulp.LpVariable(f"v{i}", low, high, _KINDS[is_whole])
-            for i, low, high, is_whole in zip(kept.tolist(), lower, upper, whole, strict=True)
-        ]
-        problem.addVariables(variables)
-        prices = zip(variables, matrix.cost[kept].tolist(), strict=True)
-        problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in prices if c]))
-        if isinstance(run, BulkHiGHS):
-            problem.part = part
-        else:
-            for number, (columns, values, least, most) in enumerate(part.lines()):
-                sense = pulp.LpConstraintEQ if least == most else pulp.LpConstraintLE
-                sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
-                row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
-                problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
-        problem.solve(run)
-        status = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}.get(problem.sol_status)
-        if status is None and problem.status == pulp.LpStatusInfeasible:
-            return Outcome("infeasible", NONE, math.inf, math.inf)
-        if status is None:
-            bound = self._bound(problem, math.inf, gap, "stopped", integer) if integer else -math.inf
-            return Outcome("stopped", NONE, math.inf, bound)
-        found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
-        found[kept] = [v.varValue or 0.0 for v in variables]
-        if not integer:
-            reduced[kept] = [v.dj or 0.0 for v in variables]
-        value = float(matrix.cost @ found)
-        bound = self._bound(problem, value, gap, status, integer)
-        return Outcome(status, found, value, bound, reduced, counts=bounds)
-
-    def _bound(self, problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:
-        model = getattr(problem, "solverModel", None)
-        if not integer:
-            return value
-        if model is not None:
-            return min(value, float(model.getInfo().mip_dual_bound))
-        return value * (1 - gap) if status == "optimal" else 0.0
+        return optimise(matrix.part(kept), run, integer=integer, gap=gap, bounds=bounds)
 
     def _row(self, name: str, terms: Terms, sense: int, right: float) -> int:
         self.rows.append((name, sense, right))
