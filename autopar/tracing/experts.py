@@ -21,8 +21,17 @@ from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-# What transformers sets on every class that it gives a choice of implementations.
-_MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm", "_is_expert_parallel")
+# What transformers sets on every class that it gives a choice of implementations, and what holds where a version of it
+# has no such word yet: of 5.3 all have the first two, of 5.20 all.
+_MARKS = {
+    "has_bias": None,
+    "is_transposed": None,
+    "has_gate": True,
+    "is_concatenated": True,
+    "has_post_expert_norm": False,
+    "_is_expert_parallel": False,
+}
+_SKIPS = (5, 17)  # the version from which its implementations leave routes to no expert out, in gradients too
 _NAMES = ("gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_proj", "down_proj_bias")
 
 
@@ -37,7 +46,7 @@ class Experts:
     def __init__(self, module: nn.Module, forward: Callable[..., Tensor], names: tuple[str, ...]) -> None:
         self.__name__ = self.__qualname__ = "experts"
         self.module, self.forward, self.names = module, forward, names
-        self.options = {mark: bool(getattr(module, mark)) for mark in _MARKS}
+        self.options = {mark: bool(getattr(module, mark, otherwise)) for mark, otherwise in _MARKS.items()}
 
     def __call__(
         self, hidden: Tensor, index: Tensor, weights: Tensor, *given: Tensor, held: int | None = None
@@ -47,9 +56,9 @@ class Experts:
             return self._data_free(hidden, index, weights, parameters)
         twin = self._twin(parameters)
         if held is not None:
-            skips = self.forward.__module__.startswith("transformers.integrations.")
+            skips = self.forward.__module__.startswith("transformers.integrations.") and _version() >= _SKIPS
             twin.__dict__.update(num_experts=held, _is_expert_parallel=skips)
-            if not skips:  # a model's own loop may not know routes to nowhere: they go to an expert, with no weight
+            if not skips:  # as a model's own loop, which may not know them: they go to an expert, with no weight
                 index = index.clamp(max=held - 1)
         return self.forward(twin, hidden, index, weights)
 
@@ -87,11 +96,11 @@ class Experts:
 def experts_as_one(recorder: Recorder) -> Iterator[None]:
     """While inside, calls of transformers' experts are one node each, where they are of the common form."""
     library = sys.modules.get("transformers.integrations.moe")
-    if library is None:
+    interface = getattr(library, "ExpertsInterface", None)
+    find = getattr(interface, "get_interface", None)
+    if interface is None or find is None:  # it is not there, or older than 5.3
         yield
         return
-    interface = library.ExpertsInterface
-    find = interface.get_interface
 
     def get_interface(self: Any, implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
         forward = find(self, implementation, default)
@@ -111,13 +120,18 @@ def experts_as_one(recorder: Recorder) -> Iterator[None]:
 
 def _parameter_names(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The module's parameters in order; None where the call is not of the common form."""
-    if not all(hasattr(module, mark) for mark in _MARKS) or kwargs or len(args) != 3:
+    if any(w is None and not hasattr(module, mark) for mark, w in _MARKS.items()) or kwargs or len(args) != 3:
         return None
     own = {name for name, _ in module.named_parameters()}
-    if not own <= set(_NAMES) or module._is_expert_parallel:
+    if not own <= set(_NAMES) or getattr(module, "_is_expert_parallel", False):
         return None
     if not all(isinstance(a, Tensor) and a.dim() == 2 for a in args):
         return None
     if args[0].shape[0] != args[1].shape[0] or args[1].shape != args[2].shape:
         return None
     return tuple(name for name in _NAMES if name in own)
+
+
+def _version() -> tuple[int, ...]:
+    """Of transformers, whose experts were traced: its first two numbers."""
+    return tuple(int(part) for part in sys.modules["transformers"].__version__.split(".")[:2])

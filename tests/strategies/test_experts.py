@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from autopar.graph import target_name
 from autopar.strategies import strategies_for
 from autopar.strategies.check import check
 from autopar.strategies.examples import example
-from autopar.tracing import trace
+from autopar.tracing import experts, trace
 
 TINY = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, vocab_size=32)
 MODELS: dict[str, Any] = {
@@ -51,10 +52,13 @@ MODELS: dict[str, Any] = {
 }
 
 
-def traced(name: str, implementation: str, dtype: torch.dtype) -> fx.Graph:
+def traced(name: str, implementation: str, dtype: torch.dtype, without: Sequence[str] = ()) -> fx.Graph:
+    """`without`: words that the module of experts does not have, as in older versions of transformers."""
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype)
     model.set_experts_implementation(implementation)
+    for word in without:
+        delattr(next(m for m in model.modules() if hasattr(m, word)), word)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     ids = torch.randint(0, 32, (4, 6))
@@ -71,13 +75,42 @@ def experts_of(graph: fx.Graph) -> fx.Node:
 @pytest.mark.parametrize("name", MODELS)
 def test_split_equals_whole(name: str, implementation: str, mesh_shape: tuple[int, ...], ranks: Any) -> None:
     dtype = torch.float32 if implementation == "grouped_mm" else torch.float64  # which has no float64 kernel
-    node = experts_of(traced(name, implementation, dtype))
+    _splits_equal_whole(experts_of(traced(name, implementation, dtype)), mesh_shape, ranks)
+
+
+def test_versions_that_leave_out_no_routes(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 5.17 routes to another rank's experts are given to an expert of this one, with no weight."""
+    monkeypatch.setattr(experts, "_version", lambda: (5, 8))
+    given = []
+    run = transformers.integrations.moe.grouped_mm_experts_forward
+
+    def seen(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> Any:
+        given.append((int(index.max()), module.num_experts))
+        return run(module, hidden, index, weights)
+
+    seen.__module__ = run.__module__
+    monkeypatch.setitem(transformers.integrations.moe.ExpertsInterface._global_mapping, "grouped_mm", seen)
+    _splits_equal_whole(experts_of(traced("gpt_oss", "grouped_mm", torch.float32)), (2,), ranks)
+    assert any(held == 2 for _, held in given), "no rank had half of the experts"
+    assert all(highest < held for highest, held in given)
+
+
+def test_versions_with_fewer_words(ranks: Any) -> None:
+    """As of 5.3, whose experts do not say whether they are on several devices already."""
+    words = ("is_concatenated", "has_post_expert_norm", "_is_expert_parallel")
+    node = experts_of(traced("mixtral", "eager", torch.float64, without=words))
+    assert node.target.options["is_concatenated"]
+    _splits_equal_whole(node, (2,), ranks)
+
+
+def _splits_equal_whole(node: fx.Node, mesh_shape: tuple[int, ...], ranks: Any) -> None:
+    dtype = node.args[0].meta["val"].dtype
     generator = torch.Generator().manual_seed(1)
     _, index, *_ = shapes = [tuple(source.meta["val"].shape) for source in node.args]
     given = [torch.randn(s, generator=generator, dtype=dtype).div(4).requires_grad_() for s in shapes]
     given[1] = torch.rand(index[0], 4, generator=generator).topk(index[1]).indices
     alone, tensors = example(node.target, *given)
-    assert check(alone, tensors, mesh_shape, ranks=ranks) > (2 if name == "gpt_oss" else 3)
+    assert check(alone, tensors, mesh_shape, ranks=ranks) > (2 if node.target.options["has_bias"] else 3)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
