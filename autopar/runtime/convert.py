@@ -7,6 +7,7 @@ only. `convert` is an autograd function: forward does the moves of the steps, ba
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -27,7 +28,11 @@ ActionKind = Literal[
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that one rank does to its local tensor over one axis; `cut` and `new_cut` as the kind needs them."""
+    """One thing that one rank does to its local tensor over one axis; `cut` and `new_cut` as the kind needs them.
+
+    `handed`: elements that the first rank hands in, which has the most where a dim is not divided evenly. What is
+    decided by sizes is decided by these, so that all ranks decide alike.
+    """
 
     kind: ActionKind
     group: str
@@ -36,6 +41,7 @@ class Action:
     cut: Cut | None = None
     new_cut: Cut | None = None
     op: ReduceOp = "sum"
+    handed: int = 0
 
     def apply(self, tensor: torch.Tensor) -> torch.Tensor:
         """The result lies in memory with its dims in the order of the tensor's, so that what would be a view of one
@@ -112,18 +118,28 @@ _APPLY = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Actions in the order in which they run; `extremum`: the forward is a maximum or minimum over an axis."""
+    """Actions in the order in which they run; `extremum`: the forward is a maximum or minimum over an axis; `read`:
+    elements that the forward makes on the first rank (`Action.handed`)."""
 
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
     reduction_dtype: torch.dtype | None = None
     dtype: torch.dtype | None = None
     extremum: bool = False
+    read: int = 0
 
     def gathered_bytes(self, shard: torch.Tensor) -> int:
-        """What the forward makes of a rank's part."""
-        ranks = math.prod(action.ranks for action in self.forward if action.kind == "all_gather")
-        return ranks * shard.numel() * (self.dtype or shard.dtype).itemsize
+        """What the forward makes of the first rank's part."""
+        return self.read * (self.dtype or shard.dtype).itemsize
+
+    def reduced_bytes(self, gradient: torch.Tensor) -> int:
+        """What the backward is given on the first rank."""
+        return handed(self.backward, gradient) * gradient.element_size()
+
+
+def handed(actions: Sequence[Action], tensor: torch.Tensor) -> int:
+    """How many elements of a tensor some actions are given on the first rank."""
+    return actions[0].handed if actions else tensor.numel()
 
 
 @dataclass(frozen=True)
@@ -161,10 +177,12 @@ def recipe(
             last = stages.pop()
             forward, backward = last.forward + forward, backward + last.backward
         if forward or backward:
-            stages.append(Stage(forward, backward if needs_grad else (), reduction_dtype, extremum=extremum))
+            read = math.prod(step.layout_after.local_shape(shape, mesh.shape))
+            stages.append(Stage(forward, backward if needs_grad else (), reduction_dtype, None, extremum, read))
     if dtype is not None:
         if not stages or stages[0].extremum:
-            stages.insert(0, Stage((), (), reduction_dtype))
+            read = math.prod(src.local_shape(shape, mesh.shape))
+            stages.insert(0, Stage((), (), reduction_dtype, read=read))
         stages[0] = replace(stages[0], dtype=dtype)
     return Recipe(tuple(stages))
 
@@ -172,6 +190,13 @@ def recipe(
 @lru_cache(maxsize=1 << 12)
 def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
     """Forward and backward of one step, as the table of `autopar.reshard` says."""
+    sizes = (math.prod(layout.local_shape(shape, mesh.shape)) for layout in (step.layout_before, step.layout_after))
+    ways = zip(_of_step(step, shape, mesh), sizes, strict=True)
+    forward, backward = (tuple(replace(action, handed=size) for action in some) for some, size in ways)
+    return forward, backward
+
+
+def _of_step(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
     axis, src, dst = step.axis, step.src, step.dst
     if mesh.shape[axis] == 1:
         return (), ()

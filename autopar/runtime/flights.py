@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from autopar.runtime import collectives
-from autopar.runtime.convert import Action
+from autopar.runtime.convert import Action, handed
 from autopar.runtime.cuts import Cut, Regrouping
 
 Landing = Callable[[], list[torch.Tensor]]
@@ -25,8 +25,8 @@ class Flight:
     """Tensors on their way through `actions` (a list for each), of which the next collective is under way.
 
     `dtype`: tensors travel in it from the start; `reduction_dtype`: sums over ranks are made in it. `handed_bytes`: of
-    the tensors at the start; `under_way_bytes`: that the collective under way was handed; `launched`: how many have
-    begun.
+    the tensors at the start; `under_way_bytes`: that the collective under way was handed (both on the first rank);
+    `launched`: how many have begun.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class Flight:
         reduction_dtype: torch.dtype | None = None,
     ) -> None:
         self._tensors = list(tensors)
-        self.handed_bytes = self.under_way_bytes = sum(tensor.nbytes for tensor in tensors)
+        sizes = (handed(some, tensor) * tensor.element_size() for some, tensor in zip(actions, tensors, strict=True))
+        self.handed_bytes = self.under_way_bytes = sum(sizes)
         self._left = [list(some) for some in actions]
         self._dtype, self._reduction_dtype = dtype, reduction_dtype
         self._landing: Landing | None = None
@@ -82,10 +83,10 @@ class Flight:
             reduces = self._reduction_dtype is not None and kind in _REDUCING
             dtype = self._reduction_dtype if reduces else self._dtype or self._tensors[0].dtype
             assert dtype is not None
-            handed, self._tensors = self._tensors, []
+            given, self._tensors = self._tensors, []
             self.launched += 1
-            self.under_way_bytes = dtype.itemsize * sum(tensor.numel() for tensor in handed)
-            self._landing, self._in_place = _BEGIN[kind](actions, handed, dtype), kind == "all_reduce"
+            self.under_way_bytes = dtype.itemsize * sum(action.handed for action in actions)
+            self._landing, self._in_place = _BEGIN[kind](actions, given, dtype), kind == "all_reduce"
 
 
 def _collectives(actions: Sequence[Action]) -> bool:

@@ -253,7 +253,8 @@ class Transit:
         if not there:
             return
         stages = [bucket.stages[i] for i, _ in there]
-        for one in due(self._reductions, sum(gradient.nbytes for _, gradient in there)):  # they had all the time since
+        size = sum(stage.reduced_bytes(gradient) for stage, (_, gradient) in zip(stages, there, strict=True))
+        for one in due(self._reductions, size):  # they had all the time since
             one.advance()
         with named(f"reduce {bucket.title}"):
             flight = Flight(
