@@ -211,7 +211,7 @@ def autoparallelize(
     `PlanMismatchError` (on every rank) when the plan belongs to another model, graph or mesh, or
     when the ranks disagree.
     """
-    from autopar.runtime import apply, check_unplanned
+    from autopar.runtime import apply, check_unplanned, check_world
     from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
 
     if not hasattr(device_mesh, "device_type"):
@@ -224,6 +224,7 @@ def autoparallelize(
     watch = Stopwatch()
     try:
         check_unplanned(module_of(model))
+        check_world(device_mesh)
         if plan is not None:
             _check_mesh(Plan.given(plan), device_mesh)
             micro_batches, inputs = plan.micro_batches, plan.inputs

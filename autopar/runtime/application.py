@@ -50,6 +50,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     Raises PlanMismatchError or InputError, on every rank, before anything is changed.
     """
     device = _device(device_mesh)
+    check_world(device_mesh)
     take_over_timeout(device_mesh)
     error: Exception | None = None
     try:
@@ -86,6 +87,12 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     return model
 
 
+def check_world(device_mesh: DeviceMesh) -> None:
+    """Raise InputError for a mesh that leaves ranks out: those would not have its groups."""
+    if device_mesh.size() != dist.get_world_size():
+        raise InputError(f"the mesh has {device_mesh.size()} ranks and there are {dist.get_world_size()}: use them all")
+
+
 def check_unplanned(model: nn.Module) -> None:
     """Raise InputError for a model that runs a plan already, or that something else has laid hands on."""
     if hasattr(model, ATTRIBUTE):
@@ -113,8 +120,6 @@ def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh
         )
     if tuple(plan.mesh_shape) != tuple(device_mesh.shape):
         raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, this one is {tuple(device_mesh.shape)}")
-    if device_mesh.size() != dist.get_world_size():
-        raise InputError(f"the mesh has {device_mesh.size()} ranks and there are {dist.get_world_size()}: use them all")
     if plan.fingerprints.get("graph", "") != fingerprint(traced.graph):
         raise PlanMismatchError(
             "the plan is for another graph than the model's: plan again with this model and these examples"

@@ -24,6 +24,7 @@ EXPECTED = {
     "different_values": ("InputError", r"ranks \d and \d make different calls.*values set on its modules"),
     "unknown_argument": ("InputError", r"labels"),
     "mesh_too_large": ("RuntimeError|InputError|ValueError", r"[Mm]esh"),
+    "mesh_too_small": ("InputError", r"the mesh has 1 ranks and there are 2: use them all"),
     "one_rank_differs": ("PlanMismatchError", r"rank"),
     "one_rank_fails": ("InputError|PlanMismatchError", r"rank|'y'"),
     "one_rank_has_other_code": ("PlanMismatchError", r"disagree about the code \(autopar, torch"),

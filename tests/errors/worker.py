@@ -130,6 +130,10 @@ def mesh_too_large(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Net(), {"x": X}, init_device_mesh("cpu", (2 * dist.get_world_size(),)))
 
 
+def mesh_too_small(mesh: DeviceMesh) -> None:
+    autopar.autoparallelize(Net(), {"x": X}, init_device_mesh("cpu", (1,)))
+
+
 def one_rank_differs(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(Net(16 * (1 + dist.get_rank())), {"x": X}, mesh)
 
@@ -251,6 +255,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     different_values,
     unknown_argument,
     mesh_too_large,
+    mesh_too_small,
     one_rank_differs,
     one_rank_fails,
     one_rank_has_other_code,
