@@ -28,8 +28,9 @@ from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import Conversions
 from autopar.runtime.emission import Modes, constant, emit
 from autopar.runtime.first_writes import writes_of
+from autopar.runtime.local.norms import write_statistics
 from autopar.runtime.refusion import find_fusions
-from autopar.runtime.scopes import Scope, readers, written_buffers
+from autopar.runtime.scopes import Scope, keeps_statistics, readers, written_buffers
 from autopar.runtime.transit import Route
 
 
@@ -175,7 +176,7 @@ class _Lowering:
         own = {node for node in members if node.op not in ("placeholder", "get_attr")}
         results = [ref for ref in inside.values if ref.node in own and not readers(ref) <= set(members)]
         shared = [pair for pair in inside.converted if planned.inner and self._shares(pair, own, members, inside)]
-        written = [new for _, new in inside.updates]
+        written = [new for _, new in inside.updates.values()]
         given = [*(inside.values[ref] for ref in results), *(inside.converted[pair] for pair in shared), *written]
         inside.graph.output(tuple(given))
         call = self.outer.graph.call_function(
@@ -184,8 +185,12 @@ class _Lowering:
         outcomes = [self.outer.pick(call, (pytree.SequenceKey(i),)) for i in range(len(given))]
         self.outer.values.update(zip(results, outcomes, strict=False))
         self.outer.converted.update(zip(shared, outcomes[len(results) :], strict=False))
-        for (buffer, _), new in zip(inside.updates, outcomes[len(results) + len(shared) :], strict=True):
-            self.outer.graph.call_method("copy_", (buffer, new))
+        for ref, new in zip(inside.updates, outcomes[len(results) + len(shared) :], strict=True):
+            buffer, _ = inside.updates[ref]
+            if all(keeps_statistics(node) for node in members if ref in written_buffers(node)):
+                self.outer.graph.call_function(write_statistics, (buffer, new))
+            else:
+                self.outer.graph.call_method("copy_", (buffer, new))
 
     def _shares(
         self, pair: tuple[TensorRef, Layout], own: set[fx.Node], members: Collection[fx.Node], inside: Scope

@@ -47,7 +47,7 @@ class Scope:
         self._key: fx.Node | None = None
         self._transit: fx.Node | None = None
         self._copied, self._updated = copied, updated
-        self.updates: list[tuple[fx.Node, fx.Node]] = []  # buffer outside, its new value inside
+        self.updates: dict[TensorRef, tuple[fx.Node, fx.Node]] = {}  # buffer outside, its new value inside
         self._last_placeholder: fx.Node | None = None
 
     def placeholder(self, name: str) -> fx.Node:
@@ -70,7 +70,7 @@ class Scope:
             self.values[ref] = self._input(outside)
             if ref in self._updated:
                 self.values[ref] = self.graph.call_method("clone", (self.values[ref],))
-                self.updates.append((original, self.values[ref]))
+                self.updates[ref] = original, self.values[ref]
         return self.values[ref]
 
     def takes_converted(self, ref: TensorRef) -> bool:
@@ -143,9 +143,14 @@ def written_buffers(node: fx.Node) -> list[TensorRef]:
     if isinstance(node.target, LeafCall):
         return [ref for ref in tensor_inputs(node) if ref.node.op == "get_attr" and not _is_parameter(ref)]
     name = target_name(node).rsplit(".", 1)[-1]
-    if name not in ("batch_norm", "instance_norm") and not (name.endswith("_") and not name.endswith("__")):
+    if not keeps_statistics(node) and not (name.endswith("_") and not name.endswith("__")):
         return []
     return [ref for ref in tensor_inputs(node) if ref.node.op == "get_attr" and not tensor_of(ref).requires_grad]
+
+
+def keeps_statistics(node: fx.Node) -> bool:
+    """Whether what a node writes are running statistics."""
+    return target_name(node).rsplit(".", 1)[-1] in ("batch_norm", "instance_norm")
 
 
 def _is_parameter(ref: TensorRef) -> bool:

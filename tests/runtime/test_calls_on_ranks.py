@@ -37,6 +37,7 @@ KINDS = {
     ),
     SETTINGS: (
         "synchronised_norms",
+        "norm_called_twice",
         "norms_updated",
         "numbers_set",
         "stages_that_come_in",

@@ -106,7 +106,15 @@ def _batch_norm(
     out, mean, variance = _Normalised.apply(input, weight, bias, eps, count, axes, ctx.mesh)
     with torch.no_grad():
         if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            write_statistics(running_mean, running_mean.lerp(mean.to(running_mean.dtype), momentum))
         if running_var is not None:
-            running_var.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
+            unbiased = variance * (count / (count - 1))
+            write_statistics(running_var, running_var.lerp(unbiased.to(running_var.dtype), momentum))
     return out
+
+
+def write_statistics(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Write running statistics as torch's own norms do, which autograd takes for no change: another call of the module
+    may have saved them for its backward, which does not read them."""
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
+        buffer.copy_(value)
