@@ -37,6 +37,7 @@ from autopar.solver.windows import completed
 # Pairs of layouts, a flow each, up to which
 _ALL = 30_000  # a program without a budget has all ways at once
 _PAIRS = 60_000, 150_000, 600_000  # and one of few ways has few: at the first try, and at others
+_READ = 60_000  # and a first plan is read from what is known of the ways, where the best alone are more than this
 _SURE = 4_500_000  # at the last one more, if its proof is then sure to be one of all (3 GiB)
 _PLAIN = 60_000  # one with a budget has all ways at once
 _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
@@ -72,13 +73,19 @@ class Fast:
         known: Kept = [some == some.min() for some in network.least]
         best: tuple[Model, Outcome] | None = None
         bound, highest = network.bound, math.inf
+        if ways.pairs(known) > _READ:
+            best = self._decoded(problem, network, max(end - cpu_seconds(), 0.0))
+            if best is not None:
+                known, highest = chosen(*best, problem), best[1].objective * (1 + _EPSILON)
         for most in _PAIRS:
-            if best is not None and cpu_seconds() > end:
+            if best is not None and (cpu_seconds() > end or self._is_near(best[1], bound)):
                 break
             kept, limit = ways.up_to(network.least, known, most, highest)
             if best is not None and most == _PAIRS[-1] and not self._is_near(best[1], limit):
                 sure = ways.up_to(network.least, known, _SURE, highest)
                 kept, limit = sure if self._is_near(best[1], sure[1]) else (kept, limit)
+            if best is not None and all(map(np.array_equal, kept, known)):
+                continue  # that plan again
             with suppress(InfeasibleError, *(_SHORT if best is not None else [])):
                 model = Model(few(problem, kept), tables=self._tables)
                 start = self._completed(model, *best) if best is not None else None
@@ -172,6 +179,14 @@ class Fast:
         model = self._with_rows(few(problem, kept), budget_bytes)
         best = self._completed(model, known, found)
         return (model, run_near(model, best, self.solver, self.gap, seconds)) if best is not None else None
+
+    def _decoded(self, problem: Problem, network: Network, seconds: float) -> tuple[Model, Outcome] | None:
+        """The plan that the network's messages tell; None where it runs an op on what it cannot get."""
+        with suppress(InfeasibleError, TimeLimitError):
+            model = Model(few(problem, network.decoded()), tables=self._tables)
+            outcome = run(model, self.solver, seconds, self.gap)
+            return (model, outcome) if len(outcome.values) else None
+        return None
 
     def _completed(self, model: Model, known: Model, found: Outcome) -> Outcome | None:
         """A plan that another model has found, as a solution of a model that has its choices too."""

@@ -35,6 +35,7 @@ from autopar.solver.stars import MOST, Arm, Star
 
 _ROUNDS = 40  # there and back
 _STILL = 3e-4  # of the bound: a round that raises it by less is the last
+_SWEEPS = 4  # of a plan that is read from the messages, at most
 
 Readers = Sequence[tuple[Tensor, Use]]
 
@@ -93,6 +94,35 @@ class Network:
             if self._bound - before <= _STILL * abs(self._bound):
                 break
         self._together()
+
+    def decoded(self) -> list[Array]:
+        """One plan, by op whether it makes each choice: of ops in order each the one that costs least with those that
+        are made, as far as the messages tell of those that are not; then with its neighbours', until none changes."""
+        messages = [[arm.message for arm in star.arms] for star in self._some]
+        made, groups = [-1] * len(self._own), {op.like for op in self.problem.ops}
+        forward = range(len(made))
+        for sweep in range(_SWEEPS):
+            before = list(made)
+            for number in reversed(forward) if sweep % 2 else forward:
+                decides = self.problem.decides(number)
+                if sweep and (decides != number or number in groups):
+                    continue
+                made[number] = made[decides] if decides != number else self._best(number)
+                for star, end in self._ends[number]:
+                    star.arms[end].fix(made[number])
+            if made == before:
+                break
+        for star, known in zip(self._some, messages, strict=True):
+            for arm, message in zip(star.arms, known, strict=True):
+                arm.message = message
+        return [np.arange(len(own)) == choice for own, choice in zip(self._own, made, strict=True)]
+
+    def _best(self, number: int) -> int:
+        """The choice that costs an op least, with what its tensors know of their other ends."""
+        total = self._own[number].copy()
+        for star, end in self._ends[number]:
+            total += star.arms[end].costs(star.least(end))
+        return int(total.argmin())
 
     def _together(self) -> None:
         """Ops that make one choice cost at least what the dearest of them does with it."""

@@ -46,6 +46,14 @@ class Arm:
         self.message = np.where(np.isneginf(self.message), -np.inf, np.minimum(least, _NEVER))
         return self.message[self.of]
 
+    def costs(self, least: Array) -> Array:
+        """By choice, what the star costs at least with it."""
+        return np.minimum(least, _NEVER)[self.of]
+
+    def fix(self, choice: int) -> None:
+        """Let the op make this choice."""
+        self.message = np.where(np.arange(len(self.message)) == self.of[choice], 0.0, -np.inf)
+
     def take(self, more: Array) -> None:
         """Hand an op's cost, by choice, to the star, as far as no choice has less."""
         least = np.full(len(self.message), np.inf)

@@ -28,6 +28,7 @@ from autopar.solver.ways import Ways
 from autopar.solver.ways import few as of_few
 
 GRAPHS, QUICK, MOST_PLANS = 200, 12, 400
+FAR = 1.05  # from the best, a plan that is read from messages alone
 SMALL = ["gpt2-4", "llama-6-grouped", "bert-4", "t5-4", "vit-4"]
 slow = pytest.mark.slow
 
@@ -132,6 +133,35 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
         assert found.bound >= found.objective * (1 - gap)
     else:
         assert found.objective <= whole.objective * 1.05
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), pytest.param((2, 2, 2), marks=slow)], ids=str)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_plan_is_read_from_what_is_known_of_ways(
+    name: str, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one that there is, with the bound that there is, where no larger program is solved in time."""
+    problem, network = problem_of(name, *mesh), Network(problem_of(name, *mesh))
+    network.climb()
+    read, before = network.decoded(), network.bound
+    assert all(some.sum() == 1 for some in read)
+    network.climb()
+    assert network.bound >= before, "reading it took something from the messages"
+    monkeypatch.setattr(fast, "_ALL", 0)
+    monkeypatch.setattr(fast, "_READ", 0)
+    monkeypatch.setattr(fast, "_PAIRS", (1,))
+    monkeypatch.setattr(fast, "_SURE", 0)
+    model, found = Fast("highs", 1e-9).free(problem, 60.0)
+    assert all(len(op.choices) == 1 for op in model.problem.ops)
+    assert chosen_alike(model.problem, of_few(problem, read))
+    assert before * (1 - 1e-9) <= found.bound <= found.objective
+    best = run(Model(problem), "highs", 60.0, 1e-4)
+    assert best.bound * (1 - 1e-7) <= found.objective <= FAR * best.objective
+    assert found.bound <= best.objective * (1 + 1e-7)
+
+
+def chosen_alike(one: Problem, other: Problem) -> bool:
+    return all(a.choices == b.choices for a, b in zip(one.ops, other.ops, strict=True))
 
 
 def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
