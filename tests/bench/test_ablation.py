@@ -79,6 +79,7 @@ def test_killed_runs_are_resumed_and_tables_are_made(tmp_path: Path) -> None:
     assert [(out / name).read_bytes() for name in ("features.svg", "measured.svg")] == images
 
 
+@pytest.mark.slow
 def test_workers_share_a_grid_and_off_is_never_faster(tmp_path: Path) -> None:
     """Each worker does its part, the last one writes the report; a choice less makes no plan better."""
     grid, out = _written(tmp_path / "grid.json", {**PLANNED, "features": RESTRICTED}), tmp_path / "out"

@@ -45,13 +45,15 @@ JOBS = [
 
 
 def _marked(job: planning.Job) -> Any:
-    """Unmarked: models in float64 on 2 ranks under all plans, and small ones on 4; the rest takes long.
+    """Unmarked: in float64 on 2 ranks two models under all plans, others under two, and small ones on 4; the rest takes
+    long.
 
     On GPUs and the other device, which have no CPU tensors in them, one kind of plan of most models.
     """
     small = job.model in ("mlp", "resnet", "gpt2") and job.kind in ("free", "tp")
     asked = job.kind == "asked" and job.model not in ("gpt2", "llama")
-    quick = job.dtype == "float64" and ((job.mesh == (2,) and not asked) or small)
+    few = job.model in ("gpt2", "llama") or job.kind in ("free", _KINDS_ELSEWHERE.get(job.model, "sharded"))
+    quick = job.dtype == "float64" and ((job.mesh == (2,) and not asked and few) or small)
     marks: list[Any] = []
     if job.device != "cpu":
         quick = _KINDS_ELSEWHERE.get(job.model) == job.kind

@@ -15,6 +15,8 @@ from autopar.reshard import Move, Step, steps
 
 VALUES = [R, P, shard(0), shard(1), shard(0, 2), Placement("partial", join="max")]
 
+SLOW = pytest.mark.slow
+
 
 def one(source: Layout, wanted: Layout, shape: tuple[int, ...], mesh: tuple[int, ...], grad: bool) -> list[Step] | None:
     try:
@@ -34,7 +36,14 @@ def sent(paths: Paths, number: int) -> tuple[int, Move | None, Move | None]:
 
 @pytest.mark.parametrize("grad", [True, False], ids=["gradient", "value"])
 @pytest.mark.parametrize(
-    ("shape", "mesh"), [((8, 6), (4,)), ((8, 6), (2, 3)), ((16, 8), (2, 4)), ((16, 3), (2, 2, 2)), ((8, 5), (1, 4, 2))]
+    ("shape", "mesh"),
+    [
+        ((8, 6), (4,)),
+        ((8, 6), (2, 3)),
+        ((16, 8), (2, 4)),
+        ((16, 3), (2, 2, 2)),
+        pytest.param((8, 5), (1, 4, 2), marks=SLOW),
+    ],
 )
 def test_they_are_the_steps_of_each_pair(shape: tuple[int, ...], mesh: tuple[int, ...], grad: bool) -> None:
     sources, wanted = layouts_of(len(mesh), grad)
@@ -48,8 +57,8 @@ def test_they_are_the_steps_of_each_pair(shape: tuple[int, ...], mesh: tuple[int
         ((8, 6), (40, 18), (4,)),
         ((8, 6), (24, 42), (2, 3)),
         ((16, 3), (80, 6), (2, 2, 2)),
-        ((16, 3), (80, 3), (2, 2, 2)),
-        ((8, 5), (88, 5), (1, 4, 2)),
+        pytest.param((16, 3), (80, 3), (2, 2, 2), marks=SLOW),
+        pytest.param((8, 5), (88, 5), (1, 4, 2), marks=SLOW),
     ],
 )
 def test_tensors_that_are_divided_alike_have_the_same_routes(

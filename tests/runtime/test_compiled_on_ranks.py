@@ -38,6 +38,7 @@ def test_models_that_lie_otherwise_and_under_a_default_device_compile_in_one_pro
             assert rank[case]["value"] < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++ here, and there is no compiler")
 def test_compiled_norms_have_the_gradients_of_one_process() -> None:
     for rank in launch("compile_cases.py", 2, environment={"CASES": "gradients_of_norms"}, timeout_seconds=800):

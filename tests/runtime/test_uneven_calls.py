@@ -56,7 +56,7 @@ def test_rows_that_change_on_both_ranks_are_compared_before_the_call() -> None:
         assert found is not None and [int(n) for n in found.groups()] == [1, 2, 0, 3], log
 
 
-@pytest.mark.parametrize("how", ["ends", "stays"])
+@pytest.mark.parametrize("how", [pytest.param("ends", marks=pytest.mark.slow), "stays"])
 def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
     """One that ended closes its connections; one that lives lets the other wait for the timeout."""
     with two_ranks("20", "4", how) as ranks:

@@ -53,7 +53,7 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("mesh", "flows"),  # 15,000: whole numbers; 0: choices, which take (2, 2) long
-    [((2,), 15_000), ((2,), 0), ((2, 2), 15_000), pytest.param((2, 2), 0, marks=pytest.mark.slow)],
+    [((2,), 15_000), ((2,), 0), *(pytest.param((2, 2), n, marks=pytest.mark.slow) for n in (15_000, 0))],
     ids=str,
 )
 def test_large_programs_have_the_same_optimum(
@@ -99,6 +99,7 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert at_once, "nothing was left to be solved at once"
 
 
+@pytest.mark.slow
 def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """HiGHS closes all of it, or the search goes on as it would have."""
     bounds: list[tuple[float, bool]] = []

@@ -120,7 +120,9 @@ def test_products_lie_between_both_ends_of_a_box() -> None:
     assert sum(asked.wrong_products(found.values).values()) < 1e-3
 
 
-@pytest.mark.parametrize("box", [None, (1.0, 3.0), (2.0, 2.0)])
+@pytest.mark.parametrize(
+    "box", [None, *(pytest.param(box, marks=pytest.mark.slow) for box in ((1.0, 3.0), (2.0, 2.0)))]
+)
 def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | None) -> None:
     asked = program(0.3, 2, 2)
     [(count, whether)] = asked.early

@@ -100,7 +100,9 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", cases(1))
-@pytest.mark.parametrize(("mesh", "micro_batches"), [((4,), 1), ((2, 2), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches"), [((4,), 1), pytest.param((2, 2), 2, marks=pytest.mark.slow)], ids=str
+)
 def test_rows_of_a_model(name: str, mesh: tuple[int, ...], micro_batches: int) -> None:
     asked = toy_of(ready(name, *mesh, micro_batches=micro_batches))
     for fold in (True, False):

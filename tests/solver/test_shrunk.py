@@ -18,8 +18,8 @@ from autopar.solver.shrunk import part_of, within
 
 
 @pytest.mark.parametrize(
-    ("mesh", "part"),  # the last takes CBC long
-    [((2,), 0.1), ((2,), 0.3), ((2, 2), 0.1), pytest.param((2, 2), 0.3, marks=pytest.mark.slow)],
+    ("mesh", "part"),  # the last two take CBC long
+    [((2,), 0.1), ((2,), 0.3), *(pytest.param((2, 2), part, marks=pytest.mark.slow) for part in (0.1, 0.3))],
     ids=str,
 )
 def test_the_part_has_the_optimum_of_the_whole(mesh: tuple[int, ...], part: float) -> None:

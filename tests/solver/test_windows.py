@@ -33,7 +33,7 @@ def _is_solution(model: Model, values: Array) -> bool:
     return bool(within.all() and (values[matrix.integer] == np.round(values[matrix.integer])).all())
 
 
-@pytest.mark.parametrize(("mesh", "part"), [((2,), 0.3), ((2, 2), 0.02)], ids=str)
+@pytest.mark.parametrize(("mesh", "part"), [((2,), 0.3), pytest.param((2, 2), 0.02, marks=pytest.mark.slow)], ids=str)
 def test_from_the_least_memory_to_nearly_the_best(mesh: tuple[int, ...], part: float) -> None:
     problem, least, most = four(*mesh)
     model = Model(problem.problem())
