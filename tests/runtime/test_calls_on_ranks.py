@@ -38,6 +38,7 @@ KINDS = {
     SETTINGS: (
         "synchronised_norms",
         "norm_called_twice",
+        "samples_normed",
         "norms_updated",
         "numbers_set",
         "stages_that_come_in",
