@@ -49,7 +49,7 @@ class _Functionalization:
         self.base: dict[int | None, fx.Node] = {}
         self.storage: dict[fx.Node, int | None] = {}  # of the aliases of dirty storages
         self.parent: dict[fx.Node, fx.Node | None] = {}  # alias -> the input it looks into
-        self.arguments: dict[fx.Node, tuple[Any, Any]] = {}  # as recorded, before rewriting
+        self.arguments: dict[fx.Node, tuple[Any, Any]] = {}  # with the parent as recorded, all else as it was then
         self.current: dict[fx.Node, fx.Node] = {}  # alias -> node that now holds its value
         self.fresh: dict[fx.Node, int] = {}  # alias -> version of the storage for which that is true
         for node in graph.nodes:
@@ -62,7 +62,6 @@ class _Functionalization:
             self.base.setdefault(storage, node)
             self.storage[node] = storage
             self.parent[node] = parent
-            self.arguments[node] = (node.args, node.kwargs)
 
     def run(self) -> None:
         self._check_parameters()
@@ -73,6 +72,8 @@ class _Functionalization:
                     continue
                 if node.op == "output":
                     self._copy_back()
+                if node in self.storage:
+                    self._note_arguments(node)
                 node.args = fx.map_arg(node.args, self.now)
                 node.kwargs = fx.map_arg(node.kwargs, self.now)
             if node in self.storage:
@@ -95,6 +96,11 @@ class _Functionalization:
                     where=writer.meta.get(PLACE, ""),
                 )
 
+    def _note_arguments(self, node: fx.Node) -> None:
+        """What a view is made again with: `self.queue[self.step]` is the same row when the step has gone on."""
+        parent = self.parent[node]
+        self.arguments[node] = fx.map_arg((node.args, node.kwargs), lambda n: n if n is parent else self.now(n))
+
     def now(self, node: fx.Node) -> fx.Node:
         """The node that at this point holds what `node` stands for."""
         if node not in self.storage or self.fresh[node] == self.version[self.storage[node]]:
@@ -111,8 +117,8 @@ class _Functionalization:
 
     def _again(self, node: fx.Node, parent: fx.Node, source: fx.Node) -> fx.Node:
         """The same view of the storage's new value."""
-        args, kwargs = self.arguments[node]
-        again = self.graph.create_node(node.op, node.target, fx.map_arg(args, self.now), fx.map_arg(kwargs, self.now))
+        args, kwargs = fx.map_arg(self.arguments[node], lambda n: source if n is parent else n)
+        again = self.graph.create_node(node.op, node.target, args, kwargs)
         again.meta = {k: v for k, v in node.meta.items() if k not in (WRITES, KNOWN)}
         new = output_tensors(source)[0]
 
@@ -160,21 +166,18 @@ class _Functionalization:
 
     def _through(self, node: fx.Node, parent: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node]:
         """The tensor that the view `node` looks into, and its value once the view has been written."""
-        args, kwargs = self.arguments[node]
         index = None
         if node.target is operator.getitem and not isinstance(parent.meta[VAL], Tensor):  # one of several views
-            several, index = parent, args[1]
-            parent = self.parent[several]  # type: ignore[assignment]
-            args, kwargs = self.arguments[several]
-            node = several
+            index = self.arguments[node][0][1]
+            node, parent = parent, self.parent[parent]  # type: ignore[assignment]
         whole = self.now(parent)
+        args, kwargs = fx.map_arg(self.arguments[node], lambda n: whole if n is parent else n)
         pure = Pure(self.graph, value, whole, _requiring(parent.meta[VAL], output_tensors(value)[0].requires_grad))
         if node.target is operator.getitem:
-            back = pure.function(functional.write, whole, fx.map_arg(args[1], self.now), value)
+            back = pure.function(functional.write, whole, args[1], value)
         else:
             name = node.target if isinstance(node.target, str) else node.target.__name__
-            rest = fx.map_arg((tuple(args[1:]), dict(kwargs)), self.now)
-            back = pure.function(functional.write_view, whole, value, name, *rest, index)
+            back = pure.function(functional.write_view, whole, value, name, tuple(args[1:]), dict(kwargs), index)
         back.meta[GRAD_MODE] = any(n.meta.get(GRAD_MODE, True) for n in (parent, value))  # a history goes on
         return parent, back
 

@@ -1,7 +1,8 @@
-"""Indexing by a mask: how many elements it picks depends on data.
+"""Indexing that has no kernel without data: by a mask, and by an integer that is a tensor without dims.
 
-`x[mask]` and `x[mask] = y` have no kernel without data. Where the mask is known, its indices are, and stand in for it
-in the data-free run; a leaf's trial run guesses how many there are.
+How many elements a mask picks depends on data. Where the mask is known, its indices are, and stand in for it in the
+data-free run of `x[mask]` and `x[mask] = y`; a leaf's trial run guesses how many there are. Which element a tensor
+without dims picks does not show in any shape: 0 stands in for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 Tensor = torch.Tensor
 INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 _MASKS = (torch.bool, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def masks_in(args: tuple[Any, ...]) -> list[Tensor]:
@@ -32,9 +34,24 @@ def with_indices(args: tuple[Any, ...], count: Callable[[Tensor], int]) -> tuple
     return (args[0], tuple(parts), *args[2:])
 
 
+def single_indices(args: tuple[Any, ...]) -> list[Tensor]:
+    """The integers in an index that are tensors without dims: `self.queue[self.step % 4] = x`."""
+    return [part for part in _parts(args[1]) if _is_single(part)]
+
+
+def at_zero(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same call with 0 in place of each of them, which torch reads alike: both leave a view without the dim."""
+    parts = tuple(0 if _is_single(part) else part for part in _parts(args[1]))
+    return (args[0], parts, *args[2:])
+
+
 def _parts(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
 def _is_mask(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dtype in _MASKS
+
+
+def _is_single(part: Any) -> bool:
+    return isinstance(part, Tensor) and not part.ndim and part.dtype in _INTEGERS

@@ -153,6 +153,8 @@ class _Guesses(TorchFunctionMode):
                 raise
             if func in masked.INDEXING and masked.masks_in(args):
                 return func(*masked.with_indices(args, lambda mask: int(self.answer)))
+            if func in masked.INDEXING and masked.single_indices(args):
+                return func(*masked.at_zero(args))
             if getattr(func, "__name__", "") == "nonzero" and not kwargs:
                 return torch.empty((int(self.answer), args[0].ndim), dtype=torch.int64, device="meta")
             return _run_op_for_real(func, args, kwargs, int(self.answer))

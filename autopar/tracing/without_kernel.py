@@ -43,6 +43,8 @@ def run_without_kernel(
 ) -> tuple[Any, Any]:
     """The data-free result and, if there is one, the real one; raises Again, or UnknownDataError from `error`."""
     known = recorder.known
+    if func in masked.INDEXING and _is_open(recorder, masked.single_indices(args)):
+        return func(*seen.data_free(masked.at_zero(args))), None
     real = None if seen.unknown else known.run(func, args, kwargs, seen.tensors, None, [])
     if real is not None:
         return pytree.tree_map_only(Tensor, data_free_like, real), real
@@ -78,6 +80,12 @@ def run_without_kernel(
     if "torch.nonzero()" in reason:
         reason = "how many elements it picks depends on data"
     raise recorder.unknown(f"{name} could not be computed on data-free tensors ({reason})") from error
+
+
+def _is_open(recorder: Recorder, indices: list[Tensor]) -> bool:
+    """Whether some of them are not constants: the graph indexes by the tensor, whatever it holds at the next call."""
+    known = recorder.known
+    return any(id(index) in known.guarded or not known.knows([index]) for index in indices)
 
 
 def _picked(recorder: Recorder, mask: Tensor) -> int:

@@ -23,6 +23,8 @@ class Writing(nn.Module):
         super().__init__()
         self.w = nn.Parameter(torch.randn(4, 6))
         self.register_buffer("seen", torch.zeros(6))
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(4, 6))
         self.write = write
 
     def forward(self, x):
@@ -111,9 +113,40 @@ def without_gradient(m, y):
     return z, z * m.w, half.sum(), before, (last * y).sum()
 
 
+def at_a_step(m, y):
+    m.step += 1
+    m.queue[m.step % 4] = y.detach().mean(0)
+    m.queue[m.step].mul_(2)
+    return y * m.queue.mean(0)
+
+
+def at_a_step_that_goes_on(m, y):
+    row = m.queue[m.step]
+    m.queue[m.step, 1:3] = 7
+    m.step.copy_((m.step + 1) % 4)
+    row.add_(y.detach().sum(0))  # of the step before
+    m.queue[m.step] = y.detach()[0]
+    return y * m.queue, row * y
+
+
+def at_steps_beside_other_indices(m, y):
+    z = y.clone()
+    m.step += 1
+    z[:, m.step] = y[:, 0] * m.w[:, 1]
+    z[None, m.step, ..., 2:4] = 3.0
+    z[m.step.int(), torch.tensor([0, 5])] += 1
+    z[1, m.step] = m.w[0, 0]
+    z[m.step] = y[:1] * 2
+    z[torch.tensor(3)] -= 1
+    return z * z, z[m.step], z[..., m.step]
+
+
 @pytest.mark.parametrize(
     "write",
     [
+        at_a_step,
+        at_a_step_that_goes_on,
+        at_steps_beside_other_indices,
         by_operators,
         without_gradient,
         written_views,
@@ -132,8 +165,10 @@ def test_writes_in_place_become_pure_with_the_same_values_and_gradients(write):
     assert not [n for n in writers if not str(n.target).startswith("__")]
     assert not [n for n in traced.graph.nodes if str(n.target).startswith("__i")]
     state = copy.deepcopy(model.state_dict())
-    for a, b in zip(run(lambda: traced.gm(x), model, state), run(lambda: model(x), model, state), strict=True):
-        assert len(a) == len(b) and all(map(torch.equal, a, b))
+    for step in (0, 1):
+        state["step"].fill_(step)
+        for a, b in zip(run(lambda: traced.gm(x), model, state), run(lambda: model(x), model, state), strict=True):
+            assert len(a) == len(b) and all(map(torch.equal, a, b))
 
 
 @pytest.mark.parametrize("functional", [True, False])
