@@ -11,6 +11,7 @@ from autopar.errors import UntraceableError
 from autopar.graph import VAL
 from autopar.tracing import histories
 from autopar.tracing.asking import ask
+from autopar.tracing.covariance import COVARIANCES, covariances
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
@@ -252,6 +253,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(LOOKED_INTO, look_into),
     **dict.fromkeys((torch.nn.functional.embedding, torch.nn.functional.embedding_bag), _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
+    **dict.fromkeys(COVARIANCES, covariances),
     torch._VF._pack_padded_sequence: _packed,
     Tensor.register_hook: _hooked,
     **dict.fromkeys(DATA_QUESTIONS, ask),

@@ -81,6 +81,16 @@ class Counting(Net):
         return (result**2 * (0.1 * count[kind] + 0.1 * held[kind]).unsqueeze(1)).mean()
 
 
+class Decorrelated(Net):
+    """Its hidden values are to vary, each by itself, as in VICReg and Barlow Twins; rows are weighted, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        covered = torch.cov(hidden.T, aweights=torch.sigmoid(x[:, 0]))
+        plain, correlated = torch.cov(hidden.T), self.down(hidden).T.corrcoef()
+        return (covered.triu(1) + plain).square().mean() + correlated.square().mean()
+
+
 ROWS = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
 Prepare = Callable[[nn.Module], nn.Module]
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -234,5 +244,6 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         layers_under_vmap=plainly(Batched),
         weights_written_first=plainly(Clamped),
         counts_of_kinds=plainly(Counting),
+        covariances=plainly(Decorrelated),
     )
 }

@@ -31,6 +31,7 @@ KINDS = {
         "dataclass_returned",
         "layers_under_vmap",
         "counts_of_kinds",
+        "covariances",
         "weights_written_first",
         "adafactor",
         "step_before_backward",
@@ -58,7 +59,7 @@ KINDS = {
         "one_model_after_another",
     ),
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
-    WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room"),
+    WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room", "written_at_a_step"),
 }
 Two = Callable[[str], list[dict[str, Any]]]
 

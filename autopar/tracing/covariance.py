@@ -1,0 +1,87 @@
+"""`torch.cov` and `torch.corrcoef` as the ops that they are made of.
+
+torch asks whether its divisor, a number of observations, is above zero of a tensor, which data-free tensors have no
+answer to; here it is a traced size. With weights it asks whether they are below zero or sum to zero: they are taken to
+be as it wants them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.tracing.targets import methods
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+COVARIANCES = methods("cov", "corrcoef")
+
+
+def covariances(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The call's result, of ops that are recorded; what torch refuses is left to torch."""
+    given = {"input": args[0], **kwargs} if args else kwargs
+    own = given["input"]
+    if own.ndim > 2 or own.dtype == torch.bool or not _weights_fit(own, **kwargs):
+        return recorder.record(func, *args, **kwargs)
+    function = correlation if func.__name__ == "corrcoef" else covariance
+    with recorder:
+        return function(**given)
+
+
+def _weights_fit(own: Tensor, fweights: Tensor | None = None, aweights: Tensor | None = None, **others: Any) -> bool:
+    observations = own.shape[-1] if own.ndim else 1
+    for weights, is_count in ((fweights, True), (aweights, False)):
+        if weights is None:
+            continue
+        is_number = not weights.is_complex() and weights.dtype != torch.bool
+        if not is_number or weights.is_floating_point() is is_count:
+            return False
+        if weights.ndim > 1 or weights.numel() != observations:
+            return False
+    return True
+
+
+def covariance(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """`torch.cov`, step by step as torch computes it.
+
+    >>> covariance(torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    rows = input if input.ndim == 2 else input.reshape(1, -1)
+    weights = aweights if fweights is None else fweights if aweights is None else fweights * aweights
+    if weights is None:
+        total: Any = rows.shape[1]
+        divisor: Any = torch.sym_max(total - correction, 0)
+    else:
+        total = divisor = weights.sum()
+        if correction:
+            spread = 1 if aweights is None else (weights * aweights).sum() / total
+            divisor = total - correction * spread
+        divisor = divisor.clamp(min=0)
+    mean = (rows if weights is None else rows * weights).sum(1) / total
+    rows = rows - mean.unsqueeze(1)
+    others = (rows if weights is None else rows * weights).t()
+    result = torch.mm(rows, others.conj() if rows.is_complex() else others) / divisor
+    return result.reshape(()) if rows.shape[0] == 1 else result
+
+
+def correlation(input: Tensor) -> Tensor:
+    """`torch.corrcoef`, likewise.
+
+    >>> correlation(torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
+    found = covariance(input)
+    if not found.ndim:
+        return found / found
+    variance = torch.einsum("ii->i", found)
+    deviation = (variance.real if variance.is_complex() else variance).sqrt()
+    found = found / deviation.unsqueeze(1) / deviation
+    if found.is_complex():
+        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
+    return found.clamp(-1, 1)
