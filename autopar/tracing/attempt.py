@@ -105,7 +105,7 @@ class Attempt:
             left = LeftBehind(self.model)
             with reads.noted(), draws_refused(self.model):
                 returned = self._call(placeholders)
-            left.write_buffers()
+            left.write_buffers(self.options.policy)
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error

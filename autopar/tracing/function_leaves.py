@@ -127,17 +127,27 @@ def _call(
     path = ".".join(filter(None, [recorder.scope[-1][0] if recorder.scope else "", _name(function)]))
     try:
         outputs, flops, read = _tried(recorder, path, originals[function], leaves, spec)
+        may_read = {id(tensor) for tensor in (*read, *reachable(function, leaves[0] if leaves else None, originals))}
+        own = (*root.named_parameters(), *root.named_buffers())
+        names = {name: tensor for name, tensor in own if id(tensor) in may_read}
+        _check_own(recorder, path, names)
     except TraceError as error:
         raise TraceError(f"{reason}. Nor can it be one op: {error.message}", where=error.where) from error
-    may_read = {id(tensor) for tensor in (*read, *reachable(function, leaves[0] if leaves else None, originals))}
-    own = (*root.named_parameters(), *root.named_buffers())
-    names = {name: tensor for name, tensor in own if id(tensor) in may_read}
     held = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, _PASSING)}
     flat = tuple(None if i in held else leaf for i, leaf in enumerate(leaves))
     target = FunctionLeaf(function, root, path, tuple(names), spec, held, reason)
     result = recorder.record_call(target, lambda *_: outputs, (list(names.values()), flat, {}), {})
     next(n for n in reversed(recorder.graph.nodes) if n.target is target).meta[TRIAL_FLOPS] = flops
     return result
+
+
+def _check_own(recorder: Recorder, path: str, names: Mapping[str, Tensor]) -> None:
+    """Raise TraceError where the trial bound one of the model's names to a tensor of its own: calls would lose it."""
+    for name, tensor in names.items():
+        try:
+            recorder.node_of(tensor)
+        except TraceError as error:
+            raise TraceError(f"{path} binds '{name}' to another tensor", where=recorder.where()) from error
 
 
 def _name(function: FunctionType) -> str:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from autopar.tracing import places
+from autopar.tracing.errors import TraceError
+from autopar.tracing.leaves import LeafPolicy
 
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
 
@@ -29,18 +31,27 @@ class LeftBehind:
     def __init__(self, model: nn.Module) -> None:
         self._before = [_Before(p, m, dict(vars(m)), dict(m._buffers)) for p, m in model.named_modules()]
 
-    def write_buffers(self) -> None:
+    def write_buffers(self, policy: LeafPolicy) -> None:
         """Write what a buffer was bound to into the buffer, as the last ops of the call.
 
-        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes.
+        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes. What
+        a leaf has bound is lost with its trial: then the error tells why `policy` has that leaf.
         """
         for one in self._before:
             for name, old in one.buffers.items():
                 new = one.module._buffers.get(name)
                 if old is None or new is None or new is old or (new.shape, new.dtype) != (old.shape, old.dtype):
                     continue
-                with torch.no_grad():
-                    old.copy_(new)
+                try:
+                    with torch.no_grad():
+                        old.copy_(new)
+                except TraceError as error:
+                    reason = _why_leaf(one.module, policy)
+                    if reason is None:
+                        raise
+                    full = f"{one.path}.{name}" if one.path else name
+                    message = f"{reason}. Nor can it be one op: it binds '{full}' to another tensor"
+                    raise TraceError(message, where=error.where) from error
                 one.module._buffers[name] = old
 
     def attributes(self, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
@@ -63,6 +74,12 @@ class LeftBehind:
                 if tensors or (type(old) in _PLAIN and (type(new) is not type(old) or new != old)):
                     found.append(f"{one.path}.{name}" if one.path else name)
         return tuple(found)
+
+
+def _why_leaf(module: nn.Module, policy: LeafPolicy) -> str | None:
+    """Why the module is (in) a leaf, or else the last function that became one; None where there are no such."""
+    around = [why for leaf, why in policy.failed.items() if any(module is inner for inner in leaf.modules())]
+    return next(iter(around), next(reversed(policy.functions.values()), None))
 
 
 def _is_installed(kind: type) -> bool:

@@ -188,7 +188,9 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
 
 def _tell_of_leaves(error: Exception, policy: LeafPolicy) -> None:
     """Why there are leaves, whose guessed outputs may be what broke the rest, as notes."""
-    for note in dict.fromkeys(f"{type(m).__name__} is a leaf, because {why}" for m, why in policy.failed.items()):
+    leaves = [(type(module).__name__, why) for module, why in policy.failed.items()]
+    leaves += [(function.__name__, why) for function, why in policy.functions.items() if why not in str(error)]
+    for note in dict.fromkeys(f"{name} is a leaf, because {why}" for name, why in leaves):
         error.add_note(note)
 
 

@@ -207,3 +207,23 @@ def test_what_breaks_behind_a_leaf_tells_why_it_is_one() -> None:
     [note] = broken.value.__notes__
     assert note.startswith("Dropped is a leaf, because")
     assert "random number (LayerDrop does)" in note
+
+
+class Averaging(Branching):
+    """It binds a buffer anew, which calls of a leaf would not leave in the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        return super().forward(x) - self.seen
+
+
+def test_a_buffer_that_a_leaf_binds_tells_why_it_is_one() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Averaging())
+    with pytest.raises(
+        TraceError, match=r"bool\(\) asks.*at 1, .*test_leaf_fallback.*Nor can it be one op: .*'1.seen'"
+    ):
+        trace(model, {"input": torch.randn(2, 4)}, unsupported="leaf")

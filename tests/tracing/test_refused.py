@@ -27,6 +27,7 @@ class Net(nn.Module):
         super().__init__()
         self.embed, self.frozen = nn.Embedding(32, 16, max_norm=1.0), nn.Parameter(torch.ones(16), requires_grad=False)
         self.bag, self.linear, self.lstm = nn.EmbeddingBag(32, 16, max_norm=1.0), nn.Linear(16, 4), nn.LSTM(16, 4)
+        self.register_buffer("seen", torch.zeros(16))
         self.way = way
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -53,6 +54,11 @@ def packed(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 def in_numpy(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sin(x.numpy()))
+
+
+def bound_anew(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    net.seen = 0.9 * net.seen + 0.1 * x.detach().mean((0, 1))
+    return x * 2 if x.sum() > 0 else x - net.seen
 
 
 def drawn(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -87,6 +93,10 @@ def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         (drawn_by_name, r"draws a number by uniform\(\)"),
         (drawn_by_numpy, r"draws a number by permutation\(\)"),
         (hooked, r"register_hook\(\) in forward.* torch.autograd.Function"),
+        (
+            bound_anew,
+            r"bool\(\) asks for the contents.*Nor can it be one op: bound_anew binds 'seen' to another tensor",
+        ),
         (in_numpy, r"numpy\(\) asks for the contents.*Nor can it be one op"),
     ],
 )
