@@ -43,6 +43,18 @@ def qualified_name(node: fx.Node) -> str:
     return target_name(node)
 
 
+def user_name(node: fx.Node) -> str:
+    """The op's name for messages: of a write in place what the user wrote, not what stands in the graph for it."""
+    name = op_name(node)
+    if name == "apply_inplace":
+        return f"Tensor.{node.args[0]}"
+    if name == "write":
+        return "Tensor.__setitem__"
+    if name == "write_view":
+        return f"a write into what Tensor.{node.args[2]} returned"
+    return target_name(node)
+
+
 def value(argument: Any) -> Any:
     """An argument as the trace saw it: nodes, also in tuples and lists, become their data-free values."""
     return fx.node.map_aggregate(argument, lambda a: a.meta.get(VAL) if isinstance(a, fx.Node) else a)

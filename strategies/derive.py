@@ -25,7 +25,7 @@ from autopar.graph import (
 )
 from autopar.leaf_calls import LeafCall
 from autopar.strategies import ends
-from autopar.strategies.arguments import output_shapes, qualified_name, tensors
+from autopar.strategies.arguments import output_shapes, qualified_name, tensors, user_name
 from autopar.strategies.bind import Bound, bind
 from autopar.strategies.blocks import members_with_blocks
 from autopar.strategies.discovery import Found, discover
@@ -220,7 +220,7 @@ def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
             return bind(parse(found.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
         except RuleError as error:
             found = Found(None, f"what was discovered does not fit it ({error})")
-    name = target_name(node)
+    name = user_name(node)
     if name not in warned:
         warned.add(name)
         place = _place(node)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,6 +95,30 @@ def test_an_op_without_a_rule_is_replicated_with_one_warning(monkeypatch: pytest
     assert len(caught) == 1
     assert layouts(ways) == ["R"]
     assert ways[0].inputs[0].is_replicated
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (lambda x: x.fill_diagonal_(0.5), r"Tensor\.fill_diagonal_"),
+        (lambda x: x.diagonal().fill_(0.5), r"a write into what Tensor\.diagonal returned"),
+        (lambda x: x.__setitem__(([0, 1], [1, 2]), 0.5), r"Tensor\.__setitem__"),
+    ],
+)
+def test_an_op_without_a_rule_is_called_what_the_user_wrote(
+    write: Callable[[torch.Tensor], Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Writing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            write(y)
+            return y
+
+    monkeypatch.setenv("AUTOPAR_DISCOVERY", "0")
+    graph = trace(Writing(), {"x": meta(4, 6)}, remove_inplace=True).graph
+    with pytest.warns(NoRuleWarning) as caught:
+        strategies_for(graph, (2,))
+    assert re.match(rf"{name} has no sharding rule", str(caught[-1].message))
 
 
 def test_what_is_written_into_a_buffer_is_held_whole_without_a_warning() -> None:
