@@ -199,7 +199,6 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (write, x(6, 4, 12), (Ellipsis, 0), x(4)),
         (write, x(6, 4, 12), (slice(None), slice(1, None)), x(3, 12)),
         (write, x(6, 12), (slice(None), slice(0, 6)), 1.0),
-        (write, x(6, 4, 12), torch.tensor(2), x(12)),
         (write, x(6, 4, 12), (slice(None), torch.tensor(2)), x(6, 1)),
         (write, x(6, 4, 12), mask(6, 4), x(12)),
         (write, x(6, 4, 12), mask(6), 0.0),
