@@ -78,6 +78,17 @@ def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.record(Tensor.permute, args[0], *reversed(range(rank)))
 
 
+def _squeezed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Dims of length 1 are named, and no others: of a longer one a rank may hold 1."""
+    tensor, *given = args or (kwargs["input"],)
+    rank, asked = tensor.ndim, given[0] if given else kwargs.get("dim", range(tensor.ndim))
+    dims = [int(d) for d in (asked if isinstance(asked, (tuple, list, range)) else (asked,))]
+    lengths = [tensor.shape[d] for d in dims if -rank <= d < rank]
+    if len(lengths) < len(dims) or any(type(n) is not int for n in lengths) or (type(asked) is int and lengths == [1]):
+        return recorder.record(func, *args, **kwargs)  # an error, symbols, what is named already
+    return recorder.record(Tensor.squeeze, tensor, tuple(d for d, n in zip(dims, lengths, strict=True) if n == 1))
+
+
 def _moved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`to`, `cpu`, `cuda`: data-free tensors stay where they are."""
     if func.__name__ in ("cpu", "cuda"):
@@ -244,6 +255,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     getter("data"): _as(Tensor.detach),
     **dict.fromkeys(methods("detach_"), histories.detached_in_place),
     Tensor.data.__set__: histories.data_assigned,  # type: ignore[attr-defined]
+    **dict.fromkeys(methods("squeeze"), _squeezed),
     Tensor.to: _moved,
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,

@@ -223,6 +223,18 @@ def samples_normed(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS), Sampled)
 
 
+class Pooled(Net):
+    """Two means, of which each of two ranks has one: that dim is not of length 1 for that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = torch.tanh(self.up(x)).view(2, 4, 32).mean(1, keepdim=True)
+        return self.down(mean.squeeze() + mean.squeeze(1).squeeze(0)).square().mean()
+
+
+def lone_dims_dropped(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Pooled)
+
+
 def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
     """After stochastic weight averaging; it sets their momentum to None for a while."""
     torch.manual_seed(3)
@@ -236,6 +248,7 @@ KINDS = (
     synchronised_norms,
     norm_called_twice,
     samples_normed,
+    lone_dims_dropped,
     norms_updated,
     numbers_set,
     stages_that_come_in,

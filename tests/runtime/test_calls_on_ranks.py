@@ -40,6 +40,7 @@ KINDS = {
         "synchronised_norms",
         "norm_called_twice",
         "samples_normed",
+        "lone_dims_dropped",
         "norms_updated",
         "numbers_set",
         "stages_that_come_in",
