@@ -40,7 +40,7 @@ def instance_norm(node: fx.Node) -> str | None:
     channel, notes = ("c!", " | b @instance_norm") if kept else ("c", "")
     signature = "input running_mean running_var weight bias use_input_stats momentum eps"
     channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), channel)
-    dims = f"b {channel} ...!"
+    dims = f"b {channel} {'...!' if training else '...'}"
     return by_name(signature, dims + notes, input=dims, **channels)(node)
 
 
