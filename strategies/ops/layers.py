@@ -33,17 +33,6 @@ def batch_norm(node: fx.Node) -> str | None:
     return by_name(signature, dims + notes, input=dims, **channels)(node)
 
 
-def instance_norm(node: fx.Node) -> str | None:
-    """Each sample's channels by themselves; running statistics are means over all samples, and as in `batch_norm`."""
-    training = argument(node, "use_input_stats", 5, True)
-    kept = training and argument(node, "running_mean", 1) is not None
-    channel, notes = ("c!", " | b @instance_norm") if kept else ("c", "")
-    signature = "input running_mean running_var weight bias use_input_stats momentum eps"
-    channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), channel)
-    dims = f"b {channel} {'...!' if training else '...'}"
-    return by_name(signature, dims + notes, input=dims, **channels)(node)
-
-
 def group_norm(node: fx.Node) -> str | None:
     """Each sample by itself."""
     signature = "input num_groups weight bias eps"
@@ -123,7 +112,7 @@ RULES: dict[str, str | Writer] = {
     "rms_norm": over_last_dims("input normalized_shape weight eps"),
     "batch_norm": batch_norm,
     "group_norm": group_norm,
-    "instance_norm": instance_norm,
+    "instance_norm": "b c ...!, [c]?, [c]?, [c]?, [c]? -> b c ...!",
     "embedding": embedding,
     "conv1d": convolution(1),
     "conv2d": convolution(2),

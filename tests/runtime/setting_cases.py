@@ -208,21 +208,6 @@ def norm_called_twice(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS), Prototypes)
 
 
-class Sampled(Net):
-    """Each sample is normed by itself; what is kept for `eval()` is the mean over all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sample_norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.tanh(self.sample_norm(self.up(x).view(-1, 4, 8)).flatten(1))).square().mean()
-
-
-def samples_normed(prepare: Prepare) -> list[torch.Tensor]:
-    return trained(prepare, lambda model: model(ROWS), Sampled)
-
-
 class Pooled(Net):
     """Two means, of which each of two ranks has one: that dim is not of length 1 for that."""
 
@@ -247,7 +232,6 @@ def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
 KINDS = (
     synchronised_norms,
     norm_called_twice,
-    samples_normed,
     lone_dims_dropped,
     norms_updated,
     numbers_set,

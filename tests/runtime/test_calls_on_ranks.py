@@ -39,7 +39,6 @@ KINDS = {
     SETTINGS: (
         "synchronised_norms",
         "norm_called_twice",
-        "samples_normed",
         "lone_dims_dropped",
         "norms_updated",
         "numbers_set",

@@ -130,7 +130,6 @@ NAMED: dict[str, list[Case]] = {
     ],
     "layers": [
         (F.instance_norm, x(6, 4, 5), None, None, x(4), x(4)),
-        (F.instance_norm, x(6, 4, 5), const(4), const(4).exp(), None, None, False),
         (torch.conv_transpose1d, x(6, 4, 5), x(4, 6, 3)),
         (torch.conv_transpose3d, x(2, 4, 3, 3, 3), x(4, 6, 2, 2, 2)),
         (F.max_pool1d, x(6, 4, 6), 2),

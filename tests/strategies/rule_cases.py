@@ -245,7 +245,6 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.batch_norm, x(6, 4, 3, 3), const(4), positive(4).detach(), x(4), x(4), True),
         (F.batch_norm, x(6, 4, 3, 3), const(4), positive(4).detach(), x(4), x(4), False),
         (F.batch_norm, x(6, 4), None, None, None, None, True),
-        (F.instance_norm, x(6, 4, 3, 3), const(4), positive(4).detach(), x(4), x(4), True, 0.2),
         (F.max_pool2d, x(6, 4, 6, 6), 3, 2, 1),
         (F.avg_pool2d, x(6, 4, 6, 6), 2),
         (F.adaptive_avg_pool2d, x(6, 4, 6, 6), 1),

@@ -113,35 +113,6 @@ def _batch_norm(
     return out
 
 
-def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.instance_norm`, training: each sample by itself; running statistics are moved by the mean over all samples of
-    the batch, alike on every rank."""
-    return _instance_norm(ctx, target, *args, **kwargs)
-
-
-def _instance_norm(
-    ctx: LocalContext,
-    op: Any,
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None = None,
-    running_var: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> torch.Tensor:
-    with torch.no_grad():
-        wide = torch.promote_types(input.dtype, torch.float32)
-        moments = torch.stack(torch.var_mean(input.to(wide), list(range(2, input.ndim)))).double().sum(1)
-        axes = ctx.axes_that_shard(ctx.inputs[0], 0)
-        variance, mean = reduced(moments, "sum", axes, ctx.mesh) / ctx.input_shapes[0][0]
-        for running, found in ((running_mean, mean), (running_var, variance)):
-            if running is not None:
-                write_statistics(running, running.lerp(found.to(running.dtype), momentum))
-    return op(input, None, None, weight, bias, use_input_stats, momentum, eps)
-
-
 def write_statistics(buffer: torch.Tensor, value: torch.Tensor) -> None:
     """Write running statistics as torch's own norms do, which autograd takes for no change: another call of the module
     may have saved them for its backward, which does not read them."""
