@@ -80,6 +80,15 @@ def _batch_norm(
     return tuple(found)
 
 
+def _instance_norm(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
+    """Over axes that split the batch: two running statistics a channel in float64."""
+    channels = facts[0].shape[1]
+    axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded and p.dim == 0]
+    return tuple(InnerCollective("all_reduce", axis, 2 * 8 * channels, 0) for axis in axes)
+
+
 def _exchanged(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
@@ -110,5 +119,6 @@ _INNER: dict[str, Callable[[Bound, Facts, Sequence[Layout], tuple[int, ...]], tu
     "cross_entropy": _cross_entropy,
     "log_softmax": _log_softmax,
     "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
     "experts_exchanged": _exchanged,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import fx
 
 from autopar.strategies.arguments import Writer, argument, by_name, integers, letters, tensors
@@ -31,6 +32,19 @@ def batch_norm(node: fx.Node) -> str | None:
     signature = "input running_mean running_var weight bias training momentum eps"
     channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), channel)
     return by_name(signature, dims + notes, input=dims, **channels)(node)
+
+
+def instance_norm(node: fx.Node) -> str:
+    """Each channel of each sample by itself.
+
+    Running statistics are written in training, as the mean over the whole batch, and stay whole for it as those of
+    `batch_norm`. `torch.instance_norm` has them behind weight and bias.
+    """
+    place = 1 if node.target is F.instance_norm else 3
+    written = argument(node, "use_input_stats", 5, True) and argument(node, "running_mean", place) is not None
+    channel = "c!" if written else "c"
+    dims, notes = f"b {channel} ...!", " | b @instance_norm" if written else ""
+    return f"{dims}{f', [{channel}]?' * 4} -> {dims}{notes}"
 
 
 def group_norm(node: fx.Node) -> str | None:
@@ -112,7 +126,7 @@ RULES: dict[str, str | Writer] = {
     "rms_norm": over_last_dims("input normalized_shape weight eps"),
     "batch_norm": batch_norm,
     "group_norm": group_norm,
-    "instance_norm": "b c ...!, [c]?, [c]?, [c]?, [c]? -> b c ...!",
+    "instance_norm": instance_norm,
     "embedding": embedding,
     "conv1d": convolution(1),
     "conv2d": convolution(2),

@@ -172,6 +172,13 @@ def _norms(mesh: tuple[int, ...]) -> Iterator[Case]:
     yield Case("batch_norm bare", "batch_norm", F.batch_norm, (x,), plain, plain, (..., None, None), {"training": True})
     inputs = (plain[0], per_rank, per_rank)
     yield Case("batch_norm eval", "batch_norm", F.batch_norm, (x, weight, bias), inputs, plain, (*running, False))
+    for second in ("R", "S0@2") if len(mesh) == 2 else ("R",):
+        layout, affine = _on(mesh, "S0", second), _on(mesh, "R+", "R" if second == "R" else "R+")
+        name, inputs = f"instance_norm {layout}", (layout, affine, affine)
+        own = (*running, True, 0.3)
+        yield Case(name, "instance_norm", F.instance_norm, (x, weight, bias), inputs, (layout,), own)
+    own = (..., None, None, *running[1:3], True, 0.3, 1e-5, True)
+    yield Case("instance_norm built in", "instance_norm", torch.instance_norm, (x,), plain, plain, own)
 
 
 def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:

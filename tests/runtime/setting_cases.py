@@ -220,6 +220,41 @@ def lone_dims_dropped(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS), Pooled)
 
 
+class Tracked(nn.Module):
+    """Norms of each channel of each row, which keep what they saw on the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread, self.down = nn.Conv1d(1, 4, 3, padding=1), nn.Conv1d(4, 2, 1)
+        self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.norm(self.spread(x.unsqueeze(1))))).square().mean()
+
+
+def norms_of_rows(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS), Tracked)
+
+
+def norms_of_local_micro_batches() -> float:
+    """What the norms keep of two micro-batches, of which each rank passes its rows; and what they make of it."""
+    torch.manual_seed(3)
+    alone, ranks = Tracked().double(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    options: Any = {"constraints": "ddp", "inputs": "local", "micro_batches": 2}
+    model = autopar.autoparallelize(copy.deepcopy(alone), {"x": ROWS[:4]}, mesh, **options)
+    for rows in ROWS.split(4):
+        model(rows.chunk(ranks)[dist.get_rank()]).backward()
+        alone(rows).backward()
+    pairs = zip(model.buffers(), alone.buffers(), strict=True)
+    worst = [(whole(mine) - right).abs().max().item() for mine, right in pairs]
+    for each in (model, alone):
+        each.eval()
+    with torch.no_grad():
+        local = model(ROWS[:4].chunk(ranks)[dist.get_rank()])
+        return max(*worst, (whole(local) - alone(ROWS[:4])).abs().item())
+
+
 def norms_updated(prepare: Prepare) -> list[torch.Tensor]:
     """After stochastic weight averaging; it sets their momentum to None for a while."""
     torch.manual_seed(3)
@@ -233,6 +268,7 @@ KINDS = (
     synchronised_norms,
     norm_called_twice,
     lone_dims_dropped,
+    norms_of_rows,
     norms_updated,
     numbers_set,
     stages_that_come_in,
@@ -240,10 +276,11 @@ KINDS = (
     tensors_set,
     layers_set,
 )
-CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: in_presets(*KINDS)
-    | {
-        case.__name__: case
-        for case in (set_to_and_fro, plans_of_recurrent_layers, checkpointing_enabled_late, late_rank_told)
-    }
-}
+ALONE = (
+    set_to_and_fro,
+    plans_of_recurrent_layers,
+    checkpointing_enabled_late,
+    late_rank_told,
+    norms_of_local_micro_batches,
+)
+CASES: dict[int, dict[str, Callable[[], Any]]] = {2: in_presets(*KINDS) | {case.__name__: case for case in ALONE}}

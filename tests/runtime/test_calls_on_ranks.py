@@ -40,6 +40,7 @@ KINDS = {
         "synchronised_norms",
         "norm_called_twice",
         "lone_dims_dropped",
+        "norms_of_rows",
         "norms_updated",
         "numbers_set",
         "stages_that_come_in",
@@ -88,6 +89,13 @@ def test_values_set_back_are_not_planned_again(two: Two) -> None:
         found = rank["set_to_and_fro"]["value"]
         assert found["plans"] == 2
         assert len(found["told"]) == 1 and "'factor' (now 0.5)" in found["told"][0]
+
+
+def test_norms_keep_what_all_ranks_saw_of_micro_batches(two: Two) -> None:
+    for rank in two(SETTINGS):
+        found = rank["norms_of_local_micro_batches"]
+        assert "error" not in found, found["traceback"]
+        assert found["value"] < 1e-12
 
 
 def test_who_waits_for_a_rank_to_plan_says_so(two: Two) -> None:

@@ -21,7 +21,7 @@ from autopar.strategies.check import LocalRun
 from autopar.strategies.examples import callable_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "experts_exchanged"}
+EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "instance_norm", "experts_exchanged"}
 Coordinate = tuple[int, ...]
 
 

@@ -34,6 +34,7 @@ from autopar.strategies.strategy import Strategy
 
 _PASSING = r".*\bP\b.* -> P|.* -> R\+"  # a partial value or a partial gradient goes through
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+_NORMS = "batch_norm instance_norm"
 _POOLS = "max_pool1d max_pool3d avg_pool1d avg_pool2d avg_pool3d"
 # ops, the ways of theirs that the table leaves out on purpose (as a pattern), and why
 LEFT_OUT = (
@@ -45,8 +46,8 @@ LEFT_OUT = (
     (_CONVOLUTIONS, _PASSING, "partial values through convolutions: of use to adapters of low rank alone"),
     (_CONVOLUTIONS, r"S1@\d+, S1 -> P|R\+, S1(@\d+)? -> S1@\d+", "channels within a group: whole groups are split"),
     ("masked_scatter", r"(S\d(@\d+|)), (R|S0\2), (R\+|S1) -> \1", "dims of which the mask knows none or all alike"),
-    ("batch_norm", r"S1(@\d+|)(, S0\1)+ -> S1\1", "in training it writes the running statistics, which stay whole"),
-    ("batch_norm", r"(S[23](@\d+)?), R.* -> \1", "spatial dims stay whole, as for the convolutions around"),
+    (_NORMS, r"S1(@\d+|)(, S0\1)+ -> S1\1", "in training it writes the running statistics, which stay whole"),
+    (_NORMS, r"(S[23](@\d+)?), R.* -> \1", "spatial dims stay whole, as for the convolutions around"),
     (_POOLS, r"(S[234](@\d+|)) -> \1", "spatial dims stay whole, as for the convolutions around"),
     (
         "scaled_dot_product_attention",

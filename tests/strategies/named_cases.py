@@ -130,6 +130,9 @@ NAMED: dict[str, list[Case]] = {
     ],
     "layers": [
         (F.instance_norm, x(6, 4, 5), None, None, x(4), x(4)),
+        (F.instance_norm, x(6, 4, 5), const(4), positive(4).detach(), x(4), x(4), True, 0.3),
+        (F.instance_norm, x(6, 4, 5), const(4), positive(4).detach(), {"use_input_stats": False}),
+        (torch.instance_norm, x(5, 4, 3), None, None, const(4), positive(4).detach(), True, 0.3, 1e-5, True),
         (torch.conv_transpose1d, x(6, 4, 5), x(4, 6, 3)),
         (torch.conv_transpose3d, x(2, 4, 3, 3, 3), x(4, 6, 2, 2, 2)),
         (F.max_pool1d, x(6, 4, 6), 2),

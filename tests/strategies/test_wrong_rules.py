@@ -37,6 +37,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "a mean of two dims joined by the wrong one": ("a b -> b | a mean", torch.sum, x(6, 12), 0),
     "a cut across units": ("a b -> a (c=2! k=3)", operator.getitem, x(6, 12), (slice(None), slice(0, 6))),
     "batch norm from the local batch": ("b c, [c]?, [c]? -> b c", F.batch_norm, x(6, 4), None, None, x(4), x(4), True),
+    "instance norm keeps statistics of the local batch": (
+        "b c ...!, [c]?, [c]? -> b c ...!", F.instance_norm, x(6, 4, 3), x(4).detach(), x(4).detach(),
+    ),
     "causal attention by local positions": (
         "b h q e!, b h k! e!, b h k! e! -> b h q e!",
         F.scaled_dot_product_attention, x(2, 2, 6, 2), x(2, 2, 6, 2), x(2, 2, 6, 2), None, 0.0, True,

@@ -14,6 +14,7 @@ cross_entropy     rows sharded: local sum over the global count (output P); clas
                   all ranks (output R), or picked by each rank from its own (`nll_loss`, output P)
 log_softmax       classes sharded: normalised over all ranks
 batch_norm        statistics over all axes that shard the batch or space; running statistics alike everywhere
+instance_norm     running statistics, which training writes, alike everywhere: means over all axes that shard the batch
 dropout           mask from a counter over global indices
 sdpa_dropout      attention with such a mask
 drawn             other random numbers, from such a counter or seeded by the step's key
@@ -45,6 +46,7 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "cross_entropy": losses.cross_entropy,
     "log_softmax": classes.log_softmax,
     "batch_norm": norms.batch_norm,
+    "instance_norm": norms.instance_norm,
     "dropout": masks.dropout,
     "sdpa_dropout": masks.attention_dropout,
     "drawn": draws.drawn,

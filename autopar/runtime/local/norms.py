@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of the global batch."""
+"""Batch normalisation with the statistics of the global batch; running statistics of instance normalisation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.compiled_outputs import as_output
@@ -110,6 +111,30 @@ def _batch_norm(
         if running_var is not None:
             unbiased = variance * (count / (count - 1))
             write_statistics(running_var, running_var.lerp(unbiased.to(running_var.dtype), momentum))
+    return out
+
+
+_RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
+
+
+def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`F.instance_norm` or `torch.instance_norm`, training, with running statistics, which all rows move.
+
+    They move towards the mean of the rows' statistics: with a momentum of 1 the op gives that of this rank's rows, of
+    which those of all ranks are joined, weighted by their numbers of rows.
+    """
+    # the two name their arguments alike and order them differently
+    first, second = (_RUNNING, _AFFINE) if target is F.instance_norm else (_AFFINE, _RUNNING)
+    names = ("input", *first, *second, "use_input_stats", "momentum", "eps", "cudnn_enabled")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    own = {name: torch.zeros_like(given[name]) for name in _RUNNING}
+    out = target(**{**given, **own, "momentum": 1.0})
+    with torch.no_grad():
+        part = given["input"].shape[0] / ctx.input_shapes[0][0]  # of the global batch
+        axes = ctx.axes_that_shard(ctx.inputs[0], 0)
+        joined = reduced(torch.stack([own[name] for name in _RUNNING]).double() * part, "sum", axes, ctx.mesh)
+        for buffer, value in zip([given[name] for name in _RUNNING], joined, strict=True):
+            write_statistics(buffer, buffer.lerp(value.to(buffer.dtype), given.get("momentum", 0.1)))
     return out
 
 
