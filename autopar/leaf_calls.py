@@ -13,8 +13,9 @@ from torch.func import functional_call
 class LeafCall:
     """Runs `module` with other tensors in place of its parameters and buffers; stands in a graph as a function.
 
-    `names`: those tensors, by their names in the module. `path`: the module's name in the model. Equality is identity,
-    as graphs need it; leaves that cost the same share their `kind`. `title`: what it is, for people.
+    `names`: those tensors, by their names in the module; a buffer that it binds to another tensor is written. `path`:
+    the module's name in the model. Equality is identity, as graphs need it; leaves that cost the same share their
+    `kind`. `title`: what it is, for people.
 
     >>> call = LeafCall(nn.Linear(2, 1, bias=False), "head", ["weight"])
     >>> call([torch.tensor([[1.0, 2.0]])], (torch.tensor([3.0, 4.0]),), {})
@@ -31,7 +32,14 @@ class LeafCall:
         self.__name__ = self.__qualname__ = f"leaf_{type(module).__name__}"
 
     def __call__(self, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return functional_call(self.module, dict(zip(self.names, tensors, strict=True)), args, dict(kwargs))
+        bound = dict(zip(self.names, tensors, strict=True))
+        result = functional_call(self.module, bound, args, dict(kwargs))
+        for name, given in zip(self.names, tensors, strict=True):
+            new = bound[name]  # `self.mean = 0.9 * self.mean + ...` leaves it there
+            if new is not given and (new.shape, new.dtype) == (given.shape, given.dtype):
+                with torch.no_grad():
+                    given.copy_(new)
+        return result
 
     @property
     def kind(self) -> Hashable:

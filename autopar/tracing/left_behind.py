@@ -34,25 +34,22 @@ class LeftBehind:
     def write_buffers(self, policy: LeafPolicy) -> None:
         """Write what a buffer was bound to into the buffer, as the last ops of the call.
 
-        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes. What
-        a leaf has bound is lost with its trial: then the error tells why `policy` has that leaf.
+        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes. A leaf
+        that is a module does so at each call (`LeafCall`); what a function has bound that is one is lost with its
+        trial, and the error tells why `policy` has it.
         """
         for one in self._before:
             for name, old in one.buffers.items():
                 new = one.module._buffers.get(name)
                 if old is None or new is None or new is old or (new.shape, new.dtype) != (old.shape, old.dtype):
                     continue
-                try:
-                    with torch.no_grad():
-                        old.copy_(new)
-                except TraceError as error:
-                    reason = _why_leaf(one.module, policy)
-                    if reason is None:
-                        raise
-                    full = f"{one.path}.{name}" if one.path else name
-                    message = f"{reason}. Nor can it be one op: it binds '{full}' to another tensor"
-                    raise TraceError(message, where=error.where) from error
+                if not self._is_in_leaf(one.module, policy):
+                    _write(one, name, old, new, policy)
                 one.module._buffers[name] = old
+
+    def _is_in_leaf(self, module: nn.Module, policy: LeafPolicy) -> bool:
+        leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))
+        return any(module is inner for leaf in leaves for inner in leaf.modules())
 
     def attributes(self, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
         """Names of numbers and tensors that were there before and are others now: a graph has what they were.
@@ -76,10 +73,17 @@ class LeftBehind:
         return tuple(found)
 
 
-def _why_leaf(module: nn.Module, policy: LeafPolicy) -> str | None:
-    """Why the module is (in) a leaf, or else the last function that became one; None where there are no such."""
-    around = [why for leaf, why in policy.failed.items() if any(module is inner for inner in leaf.modules())]
-    return next(iter(around), next(reversed(policy.functions.values()), None))
+def _write(one: _Before, name: str, old: torch.Tensor, new: torch.Tensor, policy: LeafPolicy) -> None:
+    try:
+        with torch.no_grad():
+            old.copy_(new)
+    except TraceError as error:
+        reason = next(reversed(policy.functions.values()), None)
+        if reason is None:
+            raise
+        full = f"{one.path}.{name}" if one.path else name
+        message = f"{reason}. Nor can it be one op: it binds '{full}' to another tensor"
+        raise TraceError(message, where=error.where) from error
 
 
 def _is_installed(kind: type) -> bool:

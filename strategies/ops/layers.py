@@ -25,22 +25,28 @@ def batch_norm(node: fx.Node) -> str | None:
     The running statistics are written in training, and stay whole for it: channels split only where there are none.
     The spatial dims stay whole as for the convolutions around.
     """
-    training = argument(node, "training", 5, False) or argument(node, "use_input_stats", 5, False)
-    channel = "c!" if training and argument(node, "running_mean", 1) is not None else "c"
+    training, place = argument(node, "training", 5, False), _place(node, F.batch_norm)
+    channel = "c!" if training and argument(node, "running_mean", place) is not None else "c"
     dims = f"b {channel} ...!"
     notes = " | b @batch_norm" if training else ""
-    signature = "input running_mean running_var weight bias training momentum eps"
+    kept, given = ("running_mean running_var", "weight bias")[:: 1 if place == 1 else -1]
+    signature = f"input {kept} {given} training momentum eps"
     channels = dict.fromkeys(("running_mean", "running_var", "weight", "bias"), channel)
     return by_name(signature, dims + notes, input=dims, **channels)(node)
+
+
+def _place(node: fx.Node, function: object) -> int:
+    """Where a norm has its running statistics: torch's own, other than its functional ones, behind weight and bias."""
+    return 1 if node.target is function else 3
 
 
 def instance_norm(node: fx.Node) -> str:
     """Each channel of each sample by itself.
 
     Running statistics are written in training, as the mean over the whole batch, and stay whole for it as those of
-    `batch_norm`. `torch.instance_norm` has them behind weight and bias.
+    `batch_norm`.
     """
-    place = 1 if node.target is F.instance_norm else 3
+    place = _place(node, F.instance_norm)
     written = argument(node, "use_input_stats", 5, True) and argument(node, "running_mean", place) is not None
     channel = "c!" if written else "c"
     dims, notes = f"b {channel} ...!", " | b @instance_norm" if written else ""

@@ -18,7 +18,7 @@ from autopar.leaf_requests import LeafWarning
 
 
 class Gate(nn.Module):
-    """A branch on the whole batch, and a running mean in a buffer."""
+    """A branch on the whole batch, a running mean in a buffer, and one that is bound anew."""
 
     seen: torch.Tensor
 
@@ -26,11 +26,13 @@ class Gate(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
         self.register_buffer("seen", torch.zeros(width))
+        self.register_buffer("spread", torch.zeros(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
         with torch.no_grad():
             self.seen.lerp_(y.mean(0), 0.1)
+            self.spread = 0.9 * self.spread + 0.1 * y.square().mean(0)
         return y * 2 if (y * x).sum() > 0 else y - self.seen
 
 

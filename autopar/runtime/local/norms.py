@@ -79,28 +79,37 @@ def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return channels.view(1, -1, *(1,) * (x.ndim - 2))
 
 
+_RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
+
+
+def _named(is_function: bool, flag: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A norm's arguments: torch's functional ones and its own name them alike and order them differently."""
+    first, second = (_RUNNING, _AFFINE) if is_function else (_AFFINE, _RUNNING)
+    return dict(zip(("input", *first, *second, flag, "momentum", "eps", "cudnn_enabled"), args, strict=False)) | kwargs
+
+
 def batch_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.batch_norm`, training: statistics over all axes that shard x on another dim than the channels.
+    """`F.batch_norm` or `torch.batch_norm`, training: statistics over all axes that shard x on another dim than the
+    channels.
 
     Running statistics are updated alike on every rank. Without training it is the op itself.
     """
-    return _batch_norm(ctx, target, *args, **kwargs)
+    given = _named(target is F.batch_norm, "training", args, kwargs)
+    return _batch_norm(ctx, **given) if given.get("training") else target(*args, **kwargs)
 
 
 def _batch_norm(
     ctx: LocalContext,
-    op: Any,
     input: torch.Tensor,
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
-    training: bool = False,
+    training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> torch.Tensor:
-    if not training:
-        return op(input, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = [d for d in range(input.ndim) if d != 1]
     count = math.prod([ctx.input_shapes[0][d] for d in dims])
     axes = ctx.axes_that_shard(ctx.inputs[0], *dims)
@@ -114,19 +123,13 @@ def _batch_norm(
     return out
 
 
-_RUNNING, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
-
-
 def instance_norm(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """`F.instance_norm` or `torch.instance_norm`, training, with running statistics, which all rows move.
 
     They move towards the mean of the rows' statistics: with a momentum of 1 the op gives that of this rank's rows, of
     which those of all ranks are joined, weighted by their numbers of rows.
     """
-    # the two name their arguments alike and order them differently
-    first, second = (_RUNNING, _AFFINE) if target is F.instance_norm else (_AFFINE, _RUNNING)
-    names = ("input", *first, *second, "use_input_stats", "momentum", "eps", "cudnn_enabled")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = _named(target is F.instance_norm, "use_input_stats", args, kwargs)
     own = {name: torch.zeros_like(given[name]) for name in _RUNNING}
     out = target(**{**given, **own, "momentum": 1.0})
     with torch.no_grad():
