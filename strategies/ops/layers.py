@@ -70,6 +70,19 @@ def embedding(node: fx.Node) -> str | None:
     return by_name(signature, "... d | v @embedding_vocab plain ragged idle", input="...", weight="v d")(node)
 
 
+def embedding_bag(node: fx.Node) -> str | None:
+    """Bags of rows of a table. Where offsets say which ids are a bag, ids and bags stay whole: a part of them would
+    need other offsets."""
+    if argument(node, "sparse", 7, False):
+        return None
+    signature = "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights"
+    bags = "b!" if argument(node, "scale_grad_by_freq", 5, False) else "b"
+    if argument(node, "offsets", 2) is not None:
+        return by_name(signature, "_ d", input="n!", weight="v! d", offsets="o!", per_sample_weights="n!")(node)
+    ids = f"{bags} l!"
+    return by_name(signature, f"{bags} d", input=ids, weight="v! d", per_sample_weights=ids)(node)
+
+
 def convolution(spatial: int, *, transposed: bool = False) -> Writer:
     """Batch, output and input channels split (input channels leave a partial sum), groups where there are several.
 
@@ -134,6 +147,7 @@ RULES: dict[str, str | Writer] = {
     "group_norm": group_norm,
     "instance_norm": instance_norm,
     "embedding": embedding,
+    "embedding_bag": embedding_bag,
     "conv1d": convolution(1),
     "conv2d": convolution(2),
     "conv3d": convolution(3),

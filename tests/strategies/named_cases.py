@@ -130,6 +130,10 @@ NAMED: dict[str, list[Case]] = {
     ],
     "layers": [
         (F.instance_norm, x(6, 4, 5), None, None, x(4), x(4)),
+        (F.embedding_bag, ids(12, 6, 4), x(12, 6)),
+        (F.embedding_bag, ids(12, 6, 4), x(12, 6), {"mode": "sum", "per_sample_weights": x(6, 4)}),
+        (F.embedding_bag, ids(12, 6, 4), x(12, 6), {"mode": "sum", "scale_grad_by_freq": True}),
+        (F.embedding_bag, ids(12, 8), x(12, 6), torch.tensor([0, 5]), {"mode": "sum"}),
         (F.instance_norm, x(6, 4, 5), const(4), positive(4).detach(), x(4), x(4), True, 0.3),
         (F.instance_norm, x(6, 4, 5), const(4), positive(4).detach(), {"use_input_stats": False}),
         (torch.instance_norm, x(5, 4, 3), None, None, const(4), positive(4).detach(), True, 0.3, 1e-5, True),
