@@ -129,6 +129,8 @@ def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int
                 shape = [sizes.get(n, n) for n in item.shape]
                 if math.prod(shape) > _MOST_ELEMENTS:
                     raise NotTiny("it runs only on tensors that are too large to try")
+                if limit < 2 and not item.is_floating_point() and item.dtype != torch.bool:
+                    raise NotTiny("its integers could be tried as zeros alone, which tell nothing")
                 return _drawn(item, shape, dtype, limit, generator, positive=seed % 2 == 0)
             if isinstance(item, int) and not isinstance(item, bool):
                 return sizes.get(int(item), int(item)) if shrinking.ints and item > _COUNTS else int(item)

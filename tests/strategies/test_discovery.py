@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,10 @@ def mixed(a: torch.Tensor) -> torch.Tensor:
     return WrongBackward.apply(a)
 
 
+def bagged(index: torch.Tensor, table: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return F.embedding_bag(index, table, offsets, mode="sum")
+
+
 RULES: dict[str, tuple[Any, ...]] = {
     "a b d, c d -> a b c | linear:0 linear:1": (product, x(16, 512, 768), x(1024, 768)),
     "a b _, _ -> a b _ | linear:1": (root_norm, x(16, 512, 768), x(768)),
@@ -164,13 +169,12 @@ NONE: dict[str, tuple[Any, ...]] = {
     "no way to split it was found by running it": (torch.prod, x(16, 512)),
     "no way to split it was found by running it on": (F.cosine_embedding_loss, x(8, 6), x(8, 6), torch.ones(8)),
     "no way to split it was found by running it on small": (spread, x(1, 0, 8)),
+    "its integers could be tried as zeros alone": (bagged, ids(12, 8), x(12, 6), torch.tensor([0, 5])),
 }
 
 
 @pytest.mark.parametrize("why", NONE)
 def test_there_is_no_rule_because(why: str, request: pytest.FixtureRequest) -> None:
-    import re
-
     target, *args = NONE[why]
     found = discover(example(target, *args)[0])
     assert found.rule is None
