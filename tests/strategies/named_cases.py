@@ -130,6 +130,7 @@ NAMED: dict[str, list[Case]] = {
     ],
     "layers": [
         (F.instance_norm, x(6, 4, 5), None, None, x(4), x(4)),
+        (torch.batch_norm, x(6, 4, 3, 3), x(4), x(4), const(4), const(4).exp(), True, 0.2, 1e-5, False),
         (F.embedding_bag, ids(12, 6, 4), x(12, 6)),
         (F.embedding_bag, ids(12, 6, 4), x(12, 6), {"mode": "sum", "per_sample_weights": x(6, 4)}),
         (F.embedding_bag, ids(12, 6, 4), x(12, 6), {"mode": "sum", "scale_grad_by_freq": True}),
