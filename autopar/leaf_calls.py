@@ -32,10 +32,14 @@ class LeafCall:
         self.__name__ = self.__qualname__ = f"leaf_{type(module).__name__}"
 
     def __call__(self, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        bound = dict(zip(self.names, tensors, strict=True))
+        return self._called(dict(zip(self.names, tensors, strict=True)), args, kwargs)
+
+    def _called(self, tensors: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The call with these tensors, by name; what it binds anew (`self.mean = 0.9 * self.mean`) is written."""
+        bound = dict(tensors)
         result = functional_call(self.module, bound, args, dict(kwargs))
-        for name, given in zip(self.names, tensors, strict=True):
-            new = bound[name]  # `self.mean = 0.9 * self.mean + ...` leaves it there
+        for name, given in tensors.items():
+            new = bound[name]
             if new is not given and (new.shape, new.dtype) == (given.shape, given.dtype):
                 with torch.no_grad():
                     given.copy_(new)

@@ -189,7 +189,7 @@ def recipe(
 
 @lru_cache(maxsize=1 << 12)
 def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-    """Forward and backward of one step, as the table of `autopar.reshard` says."""
+    """Forward and backward of one step, with what the first rank hands in."""
     sizes = (math.prod(layout.local_shape(shape, mesh.shape)) for layout in (step.layout_before, step.layout_after))
     ways = zip(_of_step(step, shape, mesh), sizes, strict=True)
     forward, backward = (tuple(replace(action, handed=size) for action in some) for some, size in ways)
@@ -197,6 +197,7 @@ def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple
 
 
 def _of_step(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+    """As the table of `autopar.reshard` says."""
     axis, src, dst = step.axis, step.src, step.dst
     if mesh.shape[axis] == 1:
         return (), ()

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from autopar.graph import TRIAL_FLOPS
@@ -59,7 +58,7 @@ class FunctionLeaf(LeafCall):
         leaves = [self.held.get(i, value) for i, value in enumerate(args)]
         given, named = pytree.tree_unflatten(leaves, self.spec)
         values = {f"root.{name}": tensor for name, tensor in zip(self.names, tensors, strict=True)}
-        return functional_call(self.module, values, given, named)
+        return self._called(values, given, named)
 
     @property
     def kind(self) -> Any:

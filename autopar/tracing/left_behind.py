@@ -43,8 +43,12 @@ class LeftBehind:
                 new = one.module._buffers.get(name)
                 if old is None or new is None or new is old or (new.shape, new.dtype) != (old.shape, old.dtype):
                     continue
-                if not self._is_in_leaf(one.module, policy):
-                    _write(one, name, old, new, policy)
+                try:
+                    with torch.no_grad():
+                        old.copy_(new)
+                except TraceError as error:
+                    if not self._is_in_leaf(one.module, policy):
+                        raise TraceError(_untold(error, one, name, policy), where=error.where) from error
                 one.module._buffers[name] = old
 
     def _is_in_leaf(self, module: nn.Module, policy: LeafPolicy) -> bool:
@@ -73,17 +77,11 @@ class LeftBehind:
         return tuple(found)
 
 
-def _write(one: _Before, name: str, old: torch.Tensor, new: torch.Tensor, policy: LeafPolicy) -> None:
-    try:
-        with torch.no_grad():
-            old.copy_(new)
-    except TraceError as error:
-        reason = next(reversed(policy.functions.values()), None)
-        if reason is None:
-            raise
-        full = f"{one.path}.{name}" if one.path else name
-        message = f"{reason}. Nor can it be one op: it binds '{full}' to another tensor"
-        raise TraceError(message, where=error.where) from error
+def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> str:
+    """The error's message, or why there is a function that is a leaf, which most likely bound the buffer."""
+    reason = next(reversed(policy.functions.values()), None)
+    full = f"{one.path}.{name}" if one.path else name
+    return error.message if reason is None else f"{reason}. Nor can it be one op: it binds '{full}' to another tensor"
 
 
 def _is_installed(kind: type) -> bool:

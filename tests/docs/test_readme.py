@@ -32,7 +32,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "README.md").write_text(text)
     monkeypatch.chdir(tmp_path)
     blocks, printed = run_page(tmp_path / "README.md")
-    assert blocks == text.count("```bash\n") + 2 == 5  # and what skips two of them
+    assert blocks == text.count("```bash\n") + text.count("```text\n") + 2 == 7  # and what skips two of them
     assert len(printed) >= 9
     for file in ("plan.json", "report.html", "cluster.json", "step.json"):
         assert (tmp_path / file).is_file()
