@@ -211,8 +211,8 @@ def autoparallelize(
     `PlanMismatchError` (on every rank) when the plan belongs to another model, graph or mesh, or
     when the ranks disagree.
     """
-    from autopar.runtime import apply, check_unplanned, check_world
     from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
+    from autopar.runtime.application import apply, check_unplanned, check_world
 
     if not hasattr(device_mesh, "device_type"):
         raise InputError(

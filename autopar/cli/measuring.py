@@ -15,7 +15,6 @@ import torch.distributed as dist
 import typer
 from rich.status import Status
 
-from autopar.calibrate import measure_as_rank
 from autopar.cli.output import check_folder, progress, say, say_json
 from autopar.cli.question import axis_words, mesh_shape
 from autopar.cluster import Axis, Cluster
@@ -46,6 +45,8 @@ def profile(
     shape, names = mesh_shape(mesh), axis_words(axis_names)
     Cluster.preset("cpu", shape, names)  # raises for what is no mesh
     if under_torchrun:
+        from autopar.calibrate import measure_as_rank  # which imports what runs plans, after DTensor
+
         measured = measure_as_rank(shape, names, seconds, _announce)
         if int(os.environ["RANK"]) == 0:
             measured.save(out)

@@ -1,5 +1,4 @@
-"""Running a plan: the only part of autopar that touches `torch.distributed`."""
+"""Running a plan: the only part of autopar that touches `torch.distributed`.
 
-from autopar.runtime.application import apply, check_unplanned, check_world
-
-__all__ = ["apply", "check_unplanned", "check_world"]
+Nothing is imported here: planning asks for some of its files, and does without DTensor, which takes long to import.
+"""

@@ -12,9 +12,9 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: 
 from autopar.graph import AUTOCAST, GRAD_MODE, output_tensors, tensor_inputs, tensor_of
 from autopar.leaf_calls import LeafCall
 from autopar.plans import NodePlan
+from autopar.random_ops import draws
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
-from autopar.runtime.local.draws import draws
 from autopar.runtime.randomness import seeded
 from autopar.runtime.scopes import Scope
 

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "fault_run.py"
 
 CASES = [
-    pytest.param(["--ranks=2", "--runs=1", "--kills=3"], 3, id="two ranks"),
+    pytest.param(["--ranks=2", "--runs=1", "--kills=2"], 2, id="two ranks"),
     # the third run restarts with half of the ranks after half of the kills
     pytest.param(["--ranks=4", "--only=2", "--kills=4"], 4, id="four ranks, then two", marks=pytest.mark.slow),
 ]

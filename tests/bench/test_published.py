@@ -26,6 +26,7 @@ def test_a_run_is_its_row(row: dict[str, str]) -> None:
     assert published.published_seconds(row, run) > 0
 
 
+@pytest.mark.slow
 def test_layers_of_22b_under_five_plans() -> None:
     """2205.05198, table 4, from the preset alone."""
     found = published.layer_times([row for row in ROWS if row["id"].startswith("kor22-t4")])

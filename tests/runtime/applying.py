@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from autopar.plans import Plan
-from autopar.runtime import apply
+from autopar.runtime.application import apply
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
 from counting import CollectiveCounter

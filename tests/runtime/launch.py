@@ -19,12 +19,13 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -49,12 +50,14 @@ def launch(
     worker: str,
     ranks: int,
     *,
+    cases: Iterable[str] | None = None,
     backends: str = "gloo",
     environment: Mapping[str, str] | None = None,
     timeout_seconds: float = 300,
 ) -> list[dict[str, Any]]:
     """Run `worker` (a file in this folder with a dict CASES) on `ranks` processes; each rank's results by case.
 
+    `cases`: those that run, or all.
     Where the process group has a backend for GPUs or the other device (`tests/other_device`), these stand in for CPUs.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +67,7 @@ def launch(
         shared = {
             **os.environ,
             **(environment or {}),
+            "CASES": "" if cases is None else json.dumps(list(cases)),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
@@ -92,6 +96,12 @@ def launch(
         return results
 
 
+def selected(request: pytest.FixtureRequest, parameter: str = "case") -> list[str]:
+    """The values of this parameter in those tests of the module that are to run: the others' cases need not."""
+    calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return list(dict.fromkeys(call.params[parameter] for call in calls if parameter in call.params))
+
+
 def _run(environment: Mapping[str, str], folder: Path, worker: str, backends: str) -> None:
     """One rank, in a process of its own."""
     os.environ.clear()
@@ -109,10 +119,10 @@ def _run(environment: Mapping[str, str], folder: Path, worker: str, backends: st
 
         stand_in_for_the_cpu("cuda" if "cuda" in backends else NAME)
     dist.init_process_group(backends, timeout=timedelta(seconds=180))
-    chosen = os.environ.get("CASES")
+    chosen = json.loads(os.environ["CASES"] or "null")
     report: dict[str, Any] = {}
     for name, case in _cases(worker).items():
-        if chosen and name not in chosen.split(","):
+        if chosen is not None and name not in chosen:
             continue
         torch.manual_seed(0)
         try:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from autopar.fingerprint import fingerprint
 from autopar.graph import VAL, output_tensors, target_name
 from autopar.plans import Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
-from autopar.runtime import apply
+from autopar.runtime.application import apply
 from autopar.strategies import strategies_for
 from autopar.tracing import trace
 

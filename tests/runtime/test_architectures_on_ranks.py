@@ -1,33 +1,30 @@
 """Many architectures, small, on four real ranks: one process' loss and gradients under three kinds of plans.
 
-One launch runs them all; `CASES=llama,t5` in the environment chooses some, `-rA` shows the errors that were met.
+One launch runs those that are chosen (`-k "llama or t5"`), `-rA` shows the errors that were met.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, selected
 
 sys.path.insert(0, str(Path(__file__).parent))
 from architecture_plans import EXACT, kinds_of
 from small_architectures import MODELS
 
-CHOSEN = os.environ.get("CASES", "")
-
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return launch("architecture_cases.py", 4, timeout_seconds=5400)
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("architecture_cases.py", 4, cases=selected(request, "name"), timeout_seconds=5400)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("name", CHOSEN.split(",") if CHOSEN else list(MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_architecture_on_four_ranks(name: str, ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert "error" not in rank[name], rank[name]["traceback"]

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, ranks: int, cases: list[str]) -> Ranks:
-    return launch("checkpoint_cases.py", ranks, environment={"FOLDER": str(folder), "CASES": ",".join(cases)})
+    return launch("checkpoint_cases.py", ranks, cases=cases, environment={"FOLDER": str(folder)})
 
 
 @pytest.fixture(scope="module")

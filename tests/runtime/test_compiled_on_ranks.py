@@ -26,13 +26,13 @@ def check(found: dict[str, Any], tolerance: float) -> None:
 
 
 def test_compiled_is_eager() -> None:
-    for rank in launch("compile_cases.py", 2, environment={"CASES": QUICK}, timeout_seconds=800):
+    for rank in launch("compile_cases.py", 2, cases=[QUICK], timeout_seconds=800):
         check(rank[QUICK], tolerance=1e-6)
 
 
 def test_models_that_lie_otherwise_and_under_a_default_device_compile_in_one_process() -> None:
     cases = "models_in_one_process", "default_device"
-    for rank in launch("compile_cases.py", 2, environment={"CASES": ",".join(cases)}, timeout_seconds=800):
+    for rank in launch("compile_cases.py", 2, cases=cases, timeout_seconds=800):
         for case in cases:
             assert "error" not in rank[case], rank[case]["traceback"]
             assert rank[case]["value"] < 1e-12
@@ -41,14 +41,14 @@ def test_models_that_lie_otherwise_and_under_a_default_device_compile_in_one_pro
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++ here, and there is no compiler")
 def test_compiled_norms_have_the_gradients_of_one_process() -> None:
-    for rank in launch("compile_cases.py", 2, environment={"CASES": "gradients_of_norms"}, timeout_seconds=800):
+    for rank in launch("compile_cases.py", 2, cases=["gradients_of_norms"], timeout_seconds=800):
         assert "error" not in rank["gradients_of_norms"], rank["gradients_of_norms"]["traceback"]
         assert rank["gradients_of_norms"]["value"] < 1e-12
 
 
 @pytest.mark.slow
 def test_a_kind_of_call_that_was_not_planned_is_told() -> None:
-    for rank in launch("compile_cases.py", 2, environment={"CASES": "another_kind_of_call"}, timeout_seconds=800):
+    for rank in launch("compile_cases.py", 2, cases=["another_kind_of_call"], timeout_seconds=800):
         found = rank["another_kind_of_call"]
         assert "error" not in found, found["traceback"]
         assert "make one such call of the model before compiling it" in found["value"]
@@ -62,7 +62,7 @@ def test_every_kind_of_plan_compiled_is_eager(ranks: int, backend: str) -> None:
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor compiles C++ here, and there is no compiler")
     cases = ALL[ranks, backend] + (["dropout"] if (ranks, backend) == (2, "aot_eager") else [])
-    found = launch("compile_cases.py", ranks, environment={"CASES": ",".join(cases)}, timeout_seconds=2900)
+    found = launch("compile_cases.py", ranks, cases=cases, timeout_seconds=2900)
     for rank in found:
         for case in cases:
             check(rank[case], tolerance=1e-6 if backend == "aot_eager" else 1e-4)

@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from check_peak import check_peak
 from forward_peak_cases import CASES
-from launch import launch
+from launch import launch, selected
+from thinned import every
 
 UNDER, OVER = 0.001, 0.01  # what a call may need beyond the prediction, and the prediction beyond a call
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return launch("forward_peak_cases.py", 2)
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("forward_peak_cases.py", 2, cases=selected(request))
 
 
-@pytest.mark.parametrize("case", CASES[2])
+@pytest.mark.parametrize("case", every(2, CASES[2]))
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     for rank in ranks:
         check_peak(rank[case], under=UNDER, over=OVER)

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 from check_peak import check_peak
 from frozen_peak_cases import CASES, LAYERS, RECOMPUTING
-from launch import launch
+from launch import launch, selected
+from thinned import every
 
 UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+TRAINED = [case for case in CASES[2] if "trained" in case]
 OVER_IN_PARTS = 0.08  # where an embedding is one bucket, and adapters beside it others that are taken for as large
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return launch("frozen_peak_cases.py", 2, timeout_seconds=600)
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("frozen_peak_cases.py", 2, cases=[*TRAINED, *selected(request)], timeout_seconds=600)
 
 
 def test_frozen_weights_are_gathered_again_and_train_the_same(ranks: list[dict[str, Any]]) -> None:
@@ -43,7 +45,7 @@ def _trained(found: dict[str, Any]) -> dict[str, Any]:
     return dict(found["value"])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES[2] if "trained" not in case])
+@pytest.mark.parametrize("case", every(2, [case for case in CASES[2] if case not in TRAINED]))
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     over = OVER_IN_PARTS if "words, adapters" in case else OVER
     for rank in ranks:

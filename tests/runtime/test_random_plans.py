@@ -18,7 +18,7 @@ def check(report: list[dict[str, Any]], case: str) -> None:
 
 
 def run(ranks: int, cases: list[str]) -> None:
-    report = launch("random_plans.py", ranks, environment={"CASES": ",".join(cases)}, timeout_seconds=800)
+    report = launch("random_plans.py", ranks, cases=cases, timeout_seconds=800)
     for case in cases:
         check(report, case)
 

@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 from check_peak import check_peak
-from launch import launch
+from launch import launch, selected
 from recompute_peak_cases import CASES
 
 UNDER, OVER = 0.003, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return launch("recompute_peak_cases.py", 2, timeout_seconds=300)
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("recompute_peak_cases.py", 2, cases=selected(request), timeout_seconds=300)
 
 
-@pytest.mark.parametrize("case", CASES[2])
+SLOW = "llama, ddp, few rows", "llama, tp", "llama, ddp, adapters", "gpt2, ddp", "llama, parts of blocks"
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else []) for c in CASES[2]])
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     for rank in ranks:
         check_peak(rank[case], under=UNDER, over=OVER)

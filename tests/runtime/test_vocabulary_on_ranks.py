@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, selected
 from vocabulary_cases import CASES
 
+QUICK = "gpt2-2", "wide-2", "llama-2x2"
 EXACT = 1e-8  # float64, after AdamW steps
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("vocabulary")
     found = {}
-    for ranks, cases in CASES.items():
-        report = launch("vocabulary_cases.py", ranks, environment={"FOLDER": str(folder)}, timeout_seconds=600)
+    for ranks, every in CASES.items():
+        cases = [case for case in every if case in selected(request)]
+        given = {"FOLDER": str(folder)}
+        report = launch("vocabulary_cases.py", ranks, cases=cases, environment=given, timeout_seconds=600)
         for case in cases:
             for rank in report:
                 assert "error" not in rank[case], rank[case]["traceback"]
@@ -25,7 +28,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize("case", [case for cases in CASES.values() for case in cases])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for cases in CASES.values() for case in cases],
+)
 def test_equals_one_process(case: str, reports: dict[str, dict[str, Any]]) -> None:
     found = reports[case]
     assert "Shard(dim=2)" in found["logits"]

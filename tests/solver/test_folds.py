@@ -77,8 +77,7 @@ def _unordered(point: Point) -> tuple[object, ...]:
     return point.node, point.backward, set(point.passing), point.made
 
 
-@pytest.mark.parametrize("mesh_shape", [(2,), (2, 4)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "mesh_shape"), thinned(2, NAMES, [(2,), (2, 4)]), ids=str)
 def test_strategies(name: str, mesh_shape: tuple[int, ...]) -> None:
     asked = ready(name, 2)
     graph = asked.traced.graph
@@ -86,8 +85,7 @@ def test_strategies(name: str, mesh_shape: tuple[int, ...]) -> None:
     assert list(once.items()) == list(strategies_for(graph, mesh_shape).items())
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "train"), thinned(2, NAMES, [True, False]))
 def test_what_lives_at_every_point(name: str, train: bool) -> None:
     asked = ready(name, 2)
     every, once = _memories(toy_of(asked), train)

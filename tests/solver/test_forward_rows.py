@@ -9,6 +9,7 @@ import torch
 from random_graphs import Fixed
 from small_models import MODELS, ready, toy_of
 from test_rows import drawn_choices
+from thinned import thinned
 from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
@@ -17,6 +18,7 @@ from autopar.solver.stage_bytes import UNIT
 
 PLANS, MOST = 4, 1.1  # choices for all ops; of the prediction, that rows may have
 BUCKETS = [64 << 20, 20 << 10, 1 << 10]  # one for all blocks, one for few of them, several for a block
+GRID = thinned(2, [(2,), (2, 2)], [True, False], BUCKETS)  # meshes, folded or not
 
 
 class Shared(nn.Module):
@@ -50,18 +52,14 @@ def check(asked: Toy, seed: int, *, fold: bool) -> None:
         assert counted <= peak * MOST, f"{peak} bytes, rows say {counted:.0f}"
 
 
-@pytest.mark.parametrize("bucket_bytes", BUCKETS)
-@pytest.mark.parametrize("fold", [True, False], ids=["folded", "unfolded"])
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize(("mesh", "fold", "bucket_bytes"), GRID, ids=str)
 def test_rows_of_a_stack(mesh: tuple[int, ...], fold: bool, bucket_bytes: int) -> None:
     with torch.no_grad():
         asked = toy(on_meta(Stack, 6), torch.empty(64, 16, device="meta"), on=cluster(*mesh, seed=0))
     check(without_backward(asked, bucket_bytes), 0, fold=fold)
 
 
-@pytest.mark.parametrize("bucket_bytes", BUCKETS)
-@pytest.mark.parametrize("fold", [True, False], ids=["folded", "unfolded"])
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize(("mesh", "fold", "bucket_bytes"), GRID, ids=str)
 def test_rows_of_parameters_that_several_blocks_read(mesh: tuple[int, ...], fold: bool, bucket_bytes: int) -> None:
     with torch.no_grad():
         ids = torch.empty(64, dtype=torch.long, device="meta")
@@ -70,7 +68,7 @@ def test_rows_of_parameters_that_several_blocks_read(mesh: tuple[int, ...], fold
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n != "gpt2-4" else []) for n in MODELS])
-@pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(4,), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
 def test_rows_of_a_model(name: str, mesh: tuple[int, ...]) -> None:
     with torch.no_grad():
         asked = toy_of(ready(name, *mesh))

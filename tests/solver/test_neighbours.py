@@ -125,7 +125,7 @@ def test_what_two_blocks_keep_counts_once(step: Step, blocks: int, beside: int) 
 FEW = 8  # rows of activations: what moves of the weights decides
 
 
-@pytest.mark.parametrize("step", [plain, late])
+@pytest.mark.parametrize("step", [plain, pytest.param(late, marks=pytest.mark.slow)])
 def test_rows_count_what_divided_buckets_leave_behind(step: Step) -> None:
     """Of blocks that share a bucket, each recomputed one has its own, and the next one's is there in its turn."""
     x = torch.empty(FEW, WIDTH, device="meta")
@@ -151,7 +151,7 @@ def test_rows_count_what_divided_buckets_leave_behind(step: Step) -> None:
         assert counted >= plan.predicted.peak_bytes * (1 - 1e-6), f"rows say {counted:.0f}: {plan}"
 
 
-GRAPHS, QUICK = 200, (0, 1, 2, 161)  # in 161, what the first block reads lies otherwise than what the others do
+GRAPHS, QUICK = 200, (0, 161)  # in 161, what the first block reads lies otherwise than what the others do
 
 
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=[] if i in QUICK else pytest.mark.slow) for i in range(GRAPHS)])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from random_graphs import every_plan
+from thinned import thinned
 from toys import Beside, Random, Stack, Toy, cluster, on_meta, toy
 
 from autopar.plans import Prediction
@@ -45,8 +46,7 @@ def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) 
         assert solution.seconds == pytest.approx(fits, rel=1e-6)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "mesh"), thinned(2, range(6), MESHES), ids=str)
 def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[int, ...]) -> None:
     """One result is read by the output alone, one by the loss as well."""
     x = torch.empty(4, 8, device="meta")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from thinned import thinned
 from torch import nn
 from toys import Stack, Toy, cluster, on_meta, planned, stack, toy
 
@@ -74,17 +75,16 @@ def test_a_part_of_a_part() -> None:
     assert not plan.recompute
 
 
-@pytest.mark.parametrize("budgets", [1.0, 1.2])
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["recompute:blocks.*.up = full"],
-        ["recompute:blocks.[12].up = full", "recompute:blocks.*.norm = never"],
-        ["recompute:blocks.0 = full"],
-        ["recompute:blocks.3 = selective"],
-        ["param:blocks.1.up.weight = S0"],
-    ],
-)
+PINNED = [
+    ["recompute:blocks.*.up = full"],
+    ["recompute:blocks.[12].up = full", "recompute:blocks.*.norm = never"],
+    ["recompute:blocks.0 = full"],
+    ["recompute:blocks.3 = selective"],
+    ["param:blocks.1.up.weight = S0"],
+]
+
+
+@pytest.mark.parametrize(("texts", "budgets"), thinned(2, PINNED, [1.0, 1.2]))
 def test_what_the_program_counts_is_what_is_predicted(texts: list[str], budgets: float) -> None:
     problem = stack(2, blocks=4)
     left = restrict(problem.restricted.strategies, problem.memory, texts, problem.cluster.axis_names)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from random_graphs import Fixed, every_count, recomputable
 from small_models import MODELS, ready, toy_of
+from thinned import thinned
 from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar.solver.linear import Linear
@@ -56,9 +57,7 @@ def check(asked: Toy, seed: int, *, fold: bool, most: float = MOST) -> None:
             assert counted <= peak * most, f"{counts}: {peak} bytes, rows say {counted:.0f}"
 
 
-@pytest.mark.parametrize("fold", [True, False], ids=["folded", "unfolded"])
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize(("mesh", "micro_batches", "fold"), thinned(2, [(2,), (2, 2)], [1, 2], [True, False]), ids=str)
 def test_rows_of_a_stack(mesh: tuple[int, ...], micro_batches: int, fold: bool) -> None:
     x = torch.empty(64, 16, device="meta")
     for seed in range(2):

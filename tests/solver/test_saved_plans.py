@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import MODELS, inputs_of
+from thinned import thinned
 from torch import nn
 
 import autopar
@@ -29,18 +30,20 @@ def _same(made: Plan, path: Path) -> None:
     assert again.to_json() == made.to_json()
 
 
-@pytest.mark.parametrize("name", ["gpt2-4", "llama-4", "vit-4"])
+OPTIONS: list[dict[str, Any]] = [
+    {"cluster": autopar.Cluster.preset("h100", (8,))},
+    {"constraints": "fsdp+tp(zero=2, sequence=split, recompute=full)"},
+    {"constraints": ["axis:0 = fsdp", "param:* ~ S0", "recompute:* = selective"], "precision": torch.bfloat16},
+    {"micro_batches": [1, 2], "compiled": True, "optimizer": "adafactor"},
+    {"inputs": "local", "constraints": "output:* = R", "optimizer": "sgd"},
+    {"micro_batches": 4, "memory_budget": "2GiB", "precision": autopar.Precision(compute=torch.float16)},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"cluster": autopar.Cluster.preset("h100", (8,))},
-        {"constraints": "fsdp+tp(zero=2, sequence=split, recompute=full)"},
-        {"constraints": ["axis:0 = fsdp", "param:* ~ S0", "recompute:* = selective"], "precision": torch.bfloat16},
-        {"micro_batches": [1, 2], "compiled": True, "optimizer": "adafactor"},
-        {"inputs": "local", "constraints": "output:* = R", "optimizer": "sgd"},
-        {"micro_batches": 4, "memory_budget": "2GiB", "precision": autopar.Precision(compute=torch.float16)},
-    ],
-    ids=lambda options: ",".join(options),
+    ("name", "options"),
+    thinned(3, ["gpt2-4", "llama-4", "vit-4"], OPTIONS),
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_a_loaded_plan_is_the_one_that_was_saved(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     cluster = options.get("cluster", autopar.Cluster.preset("a100", [2, 4], axis_names=("dp", "tp")))

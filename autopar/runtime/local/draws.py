@@ -10,24 +10,12 @@ import math
 from typing import Any
 
 import torch
-from torch import fx
 
+from autopar.random_ops import BY_COUNTER
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.randomness import bits, seeded
 
-_BY_COUNTER = {"rand", "rand_like", "uniform", "bernoulli", "randn", "randn_like", "normal"}
-_SEEDED = {"randint", "randint_like", "randperm", "multinomial", "poisson", "binomial", "exponential", "geometric"}
-_SEEDED |= {"log_normal", "cauchy", "random", "rrelu", "gumbel_softmax", "alpha_dropout", "feature_alpha_dropout"}
-_SEEDED |= {"fractional_max_pool2d", "fractional_max_pool3d"}
 _MANTISSA_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}  # so many, and 1 is never drawn
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether an op draws random numbers and is no dropout or attention, which have local code of their own."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if name == "apply_inplace":
-        name = str(node.args[0])
-    return name.strip("_") in _BY_COUNTER | _SEEDED
 
 
 def drawn(
@@ -37,7 +25,7 @@ def drawn(
     assert key is not None
     in_place = target.__name__ == "apply_inplace"
     name, rest = (args[0].strip("_"), args[1:]) if in_place else (target.__name__, args)
-    if name not in _BY_COUNTER or (name == "normal" and not in_place):
+    if name not in BY_COUNTER or (name == "normal" and not in_place):
         return _seeded(target, args, kwargs, ctx, key)
     like = rest[0] if rest and isinstance(rest[0], torch.Tensor) else torch.empty(0, device=kwargs.get("device"))
     dtype = kwargs.get("dtype") or like.dtype

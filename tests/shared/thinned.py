@@ -1,9 +1,9 @@
-"""Grids of cases of which a part runs unmarked, so that each value of each parameter does, and the rest is slow."""
+"""Cases of which a part runs unmarked and the rest is slow: of a grid so that each value of each parameter runs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -25,3 +25,8 @@ def thinned(one_of: int, *values: Sequence[Any]) -> list[Any]:
             itertools.product(*values), itertools.product(*(range(len(some)) for some in values)), strict=True
         )
     ]
+
+
+def every(one_of: int, cases: Iterable[Any]) -> list[Any]:
+    """All cases; every so many-th is not slow."""
+    return [pytest.param(case, marks=[pytest.mark.slow] if i % one_of else []) for i, case in enumerate(cases)]

@@ -1,0 +1,18 @@
+"""What `import autopar` brings with it: commands that only read a plan, and planning, begin soon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SAID = "import sys, {what}; print(*sorted(name for name in sys.modules if name.startswith({names})))"
+
+
+@pytest.mark.parametrize("what", ["autopar", "autopar.cli"])
+def test_what_takes_long_to_import_waits_until_it_is_needed(what: str) -> None:
+    names = ("torch.distributed.tensor", "torch._dynamo", "sympy", "transformers", "pulp", "highspy", "lightning")
+    code = SAID.format(what=what, names=names)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
