@@ -7,6 +7,7 @@ if [ -n "${VIRTUAL_ENV:-}" ]; then
     PATH=$(printf '%s' "$PATH" | tr ':' '\n' | grep -vxF "$VIRTUAL_ENV/bin" | paste -sd: -)
 fi
 unset VIRTUAL_ENV PYTHONHOME PYTHONPATH
+unset PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile the same files
 
 venv=.venv${AUTOPAR_TORCH:+-torch-$AUTOPAR_TORCH}
 python=$venv/bin/python

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import materialise
+import pytest
 
 
+@pytest.mark.slow
 def test_rows_of_a_small_model(tmp_path: Path) -> None:
     script = Path(materialise.__file__)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -86,6 +86,7 @@ def torchrun(*words: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*launch, script, *words], env=env, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow  # one file of the two ranks: tests/cli measures them too
 def test_two_ranks_get_the_same_cluster(tmp_path: Path) -> None:
     out = tmp_path / "cluster.json"
     done = torchrun("--mesh", "1x2", "--axis-names", "dp,tp", "--seconds", "0.5", "--out", str(out))

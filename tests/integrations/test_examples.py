@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 sys.path.insert(0, str(Path(__file__).parent))
 from running import run_alone, run_example
 
+TRAINER, SAVES = "with_trainer.py", ["--save-steps", "4"]
 CASES = [
     pytest.param("with_accelerate.py", "tp", "", id="accelerate"),
-    pytest.param("with_trainer.py", "fsdp", "trained/model.safetensors", id="trainer"),
+    pytest.param(TRAINER, "fsdp", "trained/model.safetensors", id="trainer"),
     pytest.param("with_lora.py", "fsdp", "adapters/adapter_model.safetensors", id="lora"),
     pytest.param("from_folder.py", "fsdp", "trained/model.safetensors", id="folder"),
     pytest.param("with_lightning.py", "fsdp", "step=6.ckpt", id="lightning"),
@@ -32,15 +35,32 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder, run_alone([str(case.values[0]) for case in CASES] + [LOGGED], folder)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, dict[str, Any]]]:
+    """A folder with what an example wrote on two processes, and what it reports; each runs once."""
+
+    @functools.cache
+    def run(name: str, scheme: str) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("two")
+        words = [*(["--constraint", scheme] if scheme else []), *(SAVES if name == TRAINER else [])]
+        return folder, run_example(name, folder, *words, processes=2)
+
+    return run
+
+
 @pytest.mark.parametrize(("name", "scheme", "saved"), CASES)
 def test_two_processes_are_one(
-    name: str, scheme: str, saved: str, alone: tuple[Path, dict[str, Any]], tmp_path: Path
+    name: str,
+    scheme: str,
+    saved: str,
+    alone: tuple[Path, dict[str, Any]],
+    trained: Callable[[str, str], tuple[Path, dict[str, Any]]],
 ) -> None:
     folder, one = alone[0] / name, alone[1][name]
-    two = run_example(name, tmp_path, *(("--constraint", scheme) if scheme else ()), processes=2)
+    where, two = trained(name, scheme)
     _check_same(one, two)
     if saved:
-        ours, theirs = (_weights(where / saved) for where in (tmp_path, folder))
+        ours, theirs = (_weights(place / saved) for place in (where, folder))
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
             torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=1e-5)
@@ -73,13 +93,15 @@ def test_tensorboard_has_what_was_logged(alone: tuple[Path, dict[str, Any]], tmp
         assert measured == pytest.approx(told["predicted/peak_bytes"][0], rel=0.1)
 
 
-def test_the_trainer_resumes_where_it_was(tmp_path: Path) -> None:
-    words = ("--constraint", "fsdp", "--save-steps", "4")
-    through = run_example("with_trainer.py", tmp_path / "through", *words, processes=2)
-    checkpoint = tmp_path / "through" / "checkpoint-4"
-    resumed = run_example("with_trainer.py", tmp_path / "resumed", *words, "--resume", str(checkpoint), processes=2)
+def test_the_trainer_resumes_where_it_was(
+    trained: Callable[[str, str], tuple[Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, through = trained(TRAINER, "fsdp")
+    checkpoint = folder / "checkpoint-4"
+    words = ("--constraint", "fsdp", *SAVES, "--resume", str(checkpoint))
+    resumed = run_example(TRAINER, tmp_path, *words, processes=2)
     assert resumed["losses"] == pytest.approx(through["losses"], rel=1e-6)  # the log goes on too
-    files = [tmp_path / run / "trained" / "model.safetensors" for run in ("through", "resumed")]
+    files = [where / "trained" / "model.safetensors" for where in (folder, tmp_path)]
     first, second = map(load_file, files)
     for key, tensor in first.items():
         torch.testing.assert_close(second[key], tensor, rtol=1e-5, atol=1e-7)

@@ -56,7 +56,7 @@ def test_they_are_the_steps_of_each_pair(shape: tuple[int, ...], mesh: tuple[int
     [
         ((8, 6), (40, 18), (4,)),
         ((8, 6), (24, 42), (2, 3)),
-        ((16, 3), (80, 6), (2, 2, 2)),
+        pytest.param((16, 3), (80, 6), (2, 2, 2), marks=SLOW),
         pytest.param((16, 3), (80, 3), (2, 2, 2), marks=SLOW),
         pytest.param((8, 5), (88, 5), (1, 4, 2), marks=SLOW),
     ],
