@@ -12,6 +12,7 @@ from typing import Any
 
 from autopar.argument_checks import count_of, path_of
 from autopar.errors import InputError
+from autopar.figure_checks import check_spreads
 from autopar.hardware import Axis, Device, Node
 from autopar.presets import ALIASES, PRESETS, network, preset_of_device_name
 
@@ -29,6 +30,15 @@ class Cluster:
     axes: tuple[Axis, ...]
     source: str = field(default="", compare=False)
     spreads: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, Device):
+            raise InputError(f"the device of a cluster is of {type(self.device).__name__}: it must be a Device")
+        axes = self.axes
+        if not isinstance(axes, (tuple, list)) or not axes or not all(isinstance(axis, Axis) for axis in axes):
+            raise InputError(f"the axes of a cluster are {axes!r:.60}: they must be a tuple of one Axis or more")
+        _checked_mesh(self.shape, self.axis_names)
+        check_spreads("cluster", self.spreads)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -101,10 +111,11 @@ class Cluster:
 
     @staticmethod
     def load(path: str | Path) -> Cluster:
-        """Read a cluster that `save` wrote; InputError for a file that is missing or is none."""
+        """Read a cluster that `save` wrote; InputError, which names the file, where it is missing or none."""
+        file = path_of("a cluster", path)
         try:
-            return Cluster.from_dict(json.loads(path_of("a cluster", path).read_text()))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            return Cluster.from_dict(json.loads(file.read_text()))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, InputError) as error:
             raise InputError(f"no cluster can be read from {path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,19 +124,30 @@ class Cluster:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cluster:
-        """
+        """The cluster that `to_dict` gave; InputError for what is none, or has figures that none can have.
+
         >>> cluster = Cluster.preset("cpu", (2, 2))
         >>> Cluster.from_dict(cluster.to_dict()) == cluster
         True
         """
+        if not isinstance(data, Mapping) or not isinstance(data.get("device"), Mapping):
+            raise InputError("not a cluster: it has no device; it needs a device and axes, as in Cluster.save")
+        if not isinstance(data.get("axes"), list) or not all(isinstance(axis, Mapping) for axis in data["axes"]):
+            raise InputError("not a cluster: it has no list of axes; it needs a device and axes, as in Cluster.save")
         try:
-            device = Device(**{**data["device"], "flops_per_s": dict(data["device"]["flops_per_s"])})
-            axes = tuple(Axis(**axis) for axis in data["axes"])
-            cluster = Cluster(device, axes, source=str(data.get("source", "")), spreads=dict(data.get("spreads", {})))
-        except (TypeError, KeyError, AttributeError) as error:
+            device, axes = Device(**_in_whole(data["device"])), tuple(Axis(**_in_whole(axis)) for axis in data["axes"])
+        except TypeError as error:  # a field is missing, or unknown
             raise InputError(f"not a cluster: {error}; it needs a device and axes, as in Cluster.save") from error
-        _checked_mesh(cluster.shape, cluster.axis_names)
-        return cluster
+        return Cluster(device, axes, source=str(data.get("source", "")), spreads=data.get("spreads", {}))
+
+
+def _in_whole(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts as whole numbers where they are written as others: JSON has no kinds of numbers, and 8e10 is one."""
+    counts = ("memory_bytes", "processors", "size")
+    return {
+        name: int(value) if name in counts and isinstance(value, float) and value.is_integer() else value
+        for name, value in figures.items()
+    }
 
 
 def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.figure_checks import check_counts, check_device, check_flag, check_rates, check_seconds, check_text
+
 
 @dataclass(frozen=True)
 class Device:
@@ -33,6 +35,15 @@ class Device:
     attention: float = 0.65
     update_bytes_per_s: float | None = None
     parameter_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_text("device", "name", self.name)
+        where = f"device '{self.name}'"
+        check_device(where, self.kind, self.overlap, self.flops_per_s)
+        check_counts(where, self, ("memory_bytes", "processors"))
+        check_rates(where, self, ("bytes_per_s", "efficiency", "attention"))
+        check_rates(where, self, ("update_bytes_per_s",), optional=True)
+        check_seconds(where, self, ("launch_seconds", "parameter_seconds"))
 
     def __hash__(self) -> int:  # the mapping has no hash of its own; equality still compares it
         return hash((self.name, self.kind, self.memory_bytes, self.bytes_per_s, self.efficiency, self.launch_seconds))
@@ -63,6 +74,9 @@ def usable_bytes(kind: str, memory_bytes: int) -> int:
     return memory_bytes - memory_bytes // 20 if kind == "cuda" else memory_bytes
 
 
+_OWN_RATES = ("all_to_all_bytes_per_s", "gather_bytes_per_s", "scatter_bytes_per_s")
+
+
 @dataclass(frozen=True)
 class Axis:
     """One mesh axis: its size, and what one device reaches over it.
@@ -76,6 +90,7 @@ class Axis:
     `tree_seconds` is the way up a tree over a group's nodes (all-reduce goes up and down); `gather_tree_seconds` the
     latency of the trees by which a group with one device in each node gathers or scatters. None: there are rings alone.
     `low_latency`: small messages may go by a protocol with quicker hops and a lower rate (`autopar.cost.collectives`).
+    A rate may be infinite. Raises InputError for figures that no axis has.
     """
 
     name: str
@@ -89,6 +104,16 @@ class Axis:
     tree_seconds: float | None = None
     gather_tree_seconds: float | None = None
     low_latency: bool = False
+
+    def __post_init__(self) -> None:
+        check_text("axis", "name", self.name)
+        where = f"axis '{self.name}'"
+        check_counts(where, self, ("size",))
+        check_rates(where, self, ("bytes_per_s",))
+        check_rates(where, self, _OWN_RATES, optional=True)
+        check_seconds(where, self, ("latency_seconds", "launch_seconds"))
+        check_seconds(where, self, ("tree_seconds", "gather_tree_seconds"), optional=True)
+        check_flag(where, "low_latency", self.low_latency)
 
 
 @dataclass(frozen=True)
@@ -105,6 +130,12 @@ class Node:
     network_latency_seconds: float
     launch_seconds: float = 0.0
     low_latency: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts("node", self, ("devices",))
+        check_rates("node", self, ("bytes_per_s", "network_bytes_per_s"))
+        check_seconds("node", self, ("latency_seconds", "network_latency_seconds", "launch_seconds"))
+        check_flag("node", "low_latency", self.low_latency)
 
     def axes(self, shape: Sequence[int], names: Sequence[str], ranks: Sequence[int] | None = None) -> tuple[Axis, ...]:
         """What each axis of a mesh reaches, from where its ranks lie (rank r lies in node r // devices).

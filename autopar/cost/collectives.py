@@ -30,6 +30,7 @@ fastest, reduce_scatter <= all_reduce. Over hundreds of nodes a small all_reduce
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -76,7 +77,14 @@ def gather_fills(axis: Axis) -> float:
     10.2
     """
     ways = [_ring("all_gather", axis), *_trees("all_gather", axis)]
-    return min((axis.launch_seconds + hops) / (_LATENCY * per_byte / axis.size) for hops, per_byte, _ in ways)
+    return min(_outweighing(axis.launch_seconds + hops, _LATENCY * per_byte / axis.size) for hops, per_byte, _ in ways)
+
+
+def _outweighing(seconds: float, per_byte: float) -> float:
+    """How many bytes take so many seconds; over a link of infinite rate none do."""
+    if not seconds:
+        return 0.0
+    return seconds / per_byte if per_byte else math.inf
 
 
 @lru_cache(maxsize=256)

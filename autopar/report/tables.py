@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -74,9 +75,11 @@ def show_amount(value: float, unit: str) -> str:
 
     >>> show_amount(2.8e13, "FLOP"), show_amount(1.5e6, "FLOP"), show_amount(12, "FLOP"), show_amount(4e19, "FLOP")
     ('28.0 TFLOP', '1.50 MFLOP', '12.0 FLOP', '40.0 EFLOP')
+    >>> show_amount(float("inf"), "B/s")
+    'inf B/s'
     """
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(value) >= 10**power:
+        if 10**power <= abs(value) < math.inf:
             return f"{significant(value / 10**power)} {prefix}{unit}"
     return f"{significant(value)} {unit}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from commands import GOOD, refused, with_option
 from commands import run as _run
 
 from autopar.cli import app
+from autopar.cluster import Cluster
 from autopar.errors import InputError
 
 _with = with_option
@@ -63,6 +65,14 @@ _with = with_option
 )
 def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     refused(capsys, arguments, words)
+
+
+def test_a_wrong_figure_of_a_profile_is_told_with_its_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Cluster.preset("cpu", (2,)).to_dict()
+    data["axes"][0]["bytes_per_s"] = "fast"
+    Path("ours.json").write_text(json.dumps(data))
+    command = ["plan", "users_models:with_inputs", "--mesh", "2", "--cluster", "ours.json"]
+    refused(capsys, command, "no cluster can be read from ours.json: axis 'axis0': bytes_per_s is 'fast', and must be")
 
 
 def test_what_nobody_foresaw_is_told_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,9 @@
 """Buckets grow with the latency of the axes that they can move over, and plans are made of such buckets."""
 
+import math
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
@@ -21,6 +25,29 @@ def test_latency_is_a_third_at_most_of_a_full_bucket_that_memory_has_room_for() 
 
 def test_buckets_stay_small_where_one_axis_is_quick() -> None:
     assert {bucket_bytes(Cluster.preset("h100", shape)) for shape in [(1,), (8,), (2048, 8)]} == {BUCKET_BYTES}
+
+
+@pytest.mark.parametrize(("latency", "size"), [(0.0, BUCKET_BYTES), (1e-6, None)])
+def test_over_links_of_infinite_rate_hops_alone_count(latency: float, size: int | None) -> None:
+    cluster = Cluster.preset("h100", (8,))
+    (axis,) = cluster.axes
+    free = replace(axis, bytes_per_s=math.inf, latency_seconds=latency, launch_seconds=latency)
+    cluster = replace(cluster, axes=(free,))
+    assert bucket_bytes(cluster) == (size or cluster.device.memory_bytes // 128)
+
+
+def test_links_of_infinite_rate_are_the_limit_of_quick_ones() -> None:
+    cluster = Cluster.preset("h100", (4,))
+    model, batch = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.empty(64, 64)
+
+    def made(rate: float) -> Plan:
+        axis = replace(cluster.axes[0], bytes_per_s=rate)
+        return plan(model, {"input": batch}, replace(cluster, axes=(axis,)), constraints="fsdp", loss_fn=torch.sum)
+
+    quick, infinite = made(1e18), made(math.inf)
+    assert infinite.collectives and infinite.certificate.status == "optimal"
+    assert infinite.predicted.step_seconds == pytest.approx(quick.predicted.step_seconds, rel=1e-6)
+    assert Plan.from_json(infinite.to_json()) == infinite
 
 
 def _of_many_layers(shape: tuple[int, ...]) -> Plan:

@@ -1,6 +1,9 @@
 """Clusters: presets, where a mesh's ranks lie, JSON, and the errors of bad meshes."""
 
 import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.cluster import Cluster, Node
+from autopar.cluster import Axis, Cluster, Device, Node
 from autopar.errors import InputError
 from autopar.presets import PRESETS
 
@@ -157,3 +160,80 @@ def test_a_damaged_file_is_a_clear_error(text: str, tmp_path: Path) -> None:
 def test_neither_mesh_nor_cluster() -> None:
     with pytest.raises(InputError, match="DeviceMesh or a Cluster"):
         Cluster.of((4, 8))
+
+
+WHOLE = Cluster.preset("h100", (2, 4), ("dp", "tp"))
+MORE = "must be a number of more than 0"
+WRONG: list[tuple[str, str, Any, str]] = [
+    *[("axis", "bytes_per_s", value, MORE) for value in (-1.0, 0, math.nan, "fast", None, True)],
+    ("axis", "all_to_all_bytes_per_s", 0.0, f"{MORE}, or None"),
+    ("axis", "gather_bytes_per_s", -1.0, f"{MORE}, or None"),
+    ("axis", "scatter_bytes_per_s", "1", f"{MORE}, or None"),
+    *[("axis", "latency_seconds", value, "of seconds, 0 or more") for value in (-1.0, math.inf, math.nan, "0")],
+    ("axis", "launch_seconds", -1e-9, "a number of seconds, 0 or more"),
+    ("axis", "tree_seconds", -1e-9, "a number of seconds, 0 or more, or None"),
+    ("axis", "gather_tree_seconds", [], "a number of seconds, 0 or more, or None"),
+    *[("axis", "size", value, "a whole number, 1 or more") for value in (0, -2, 2.5, "2", True)],
+    ("axis", "low_latency", "yes", "must be True or False"),
+    *[("device", "memory_bytes", value, "a whole number, 1 or more") for value in (0, -5, "80GiB", math.inf)],
+    ("device", "processors", 0, "a whole number, 1 or more"),
+    *[("device", name, 0.0, MORE) for name in ("bytes_per_s", "efficiency", "attention", "update_bytes_per_s")],
+    *[("device", name, -1.0, "0 or more") for name in ("launch_seconds", "parameter_seconds")],
+    *[("device", "overlap", value, "must be a number from 0 to 1") for value in (-0.1, 2.0, math.nan)],
+    ("device", "kind", "tpu", "must be one of cuda, cpu"),
+    ("device", "flops_per_s", {}, "with one of float32"),
+    ("device", "flops_per_s", {"bfloat16": 1e15}, "with one of float32"),
+    ("device", "flops_per_s", "fast", "with one of float32"),
+]
+
+
+@pytest.mark.parametrize(("part", "name", "value", "message"), WRONG)
+def test_a_figure_that_none_can_have_is_named(part: str, name: str, value: Any, message: str, tmp_path: Path) -> None:
+    where = "axis 'tp'" if part == "axis" else "device 'h100-80'"
+    pattern = rf"{where}: {name} is .*, and .*{message}"
+    with pytest.raises(InputError, match=pattern):
+        replace(WHOLE.axes[1] if part == "axis" else WHOLE.device, **{name: value})
+    data = WHOLE.to_dict()
+    (data["axes"][1] if part == "axis" else data["device"])[name] = value
+    (tmp_path / "profile.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=rf"no cluster can be read from .*profile\.json: {pattern}"):
+        Cluster.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: replace(WHOLE, axes=()), "axes of a cluster are"),
+        (lambda: replace(WHOLE, axes=[1, 2]), "axes of a cluster are"),
+        (lambda: replace(WHOLE, axes=WHOLE.axes[:1] * 2), "repeat"),
+        (lambda: replace(WHOLE, device=None), "must be a Device"),
+        (lambda: replace(WHOLE, spreads="x"), "spreads is 'x', and must be numbers by"),
+        (lambda: replace(WHOLE, spreads={"launch": "x"}), "spread of launch is 'x'"),
+        (lambda: replace(WHOLE.axes[0], name=3), "axis: name is 3, and must be text"),
+        (lambda: replace(WHOLE.device, flops_per_s={"float32": 0.0}), "flops_per_s of float32 is 0"),
+        (lambda: Node(0, 1e9, 0.0, 1e9, 0.0), "node: devices is 0"),
+        (lambda: Node(8, 1e9, 0.0, -1e9, 0.0), "node: network_bytes_per_s is -1"),
+        (lambda: Cluster.from_dict([1]), "it has no device"),  # type: ignore[arg-type]
+        (lambda: Cluster.from_dict({**WHOLE.to_dict(), "axes": "dp"}), "it has no list of axes"),
+        (lambda: Cluster.from_dict({**WHOLE.to_dict(), "device": {"name": "x"}}), "missing .* 'kind'"),
+    ],
+)
+def test_parts_of_no_cluster_are_clear_errors(wrong: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        wrong()
+
+
+def test_a_count_may_be_written_as_any_whole_number() -> None:
+    data = WHOLE.to_dict()
+    data["device"]["memory_bytes"] = 8e10
+    read = Cluster.from_dict(data).device.memory_bytes
+    assert read == 80_000_000_000 and isinstance(read, int)
+
+
+def test_what_costs_nothing_is_a_figure_too(tmp_path: Path) -> None:
+    free = Cluster(
+        Device("free", "cpu", 1, {"float32": math.inf}, math.inf, launch_seconds=0.0, overlap=1.0),
+        (Axis("x", 2, 0.0, math.inf), Axis("y", 2, 1e-12, 1e15, tree_seconds=0.0)),
+    )
+    free.save(tmp_path / "free.json")
+    assert Cluster.load(tmp_path / "free.json") == free
