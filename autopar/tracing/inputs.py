@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +15,7 @@ from autopar.tracing.containers import flattened
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.known import Known
+from autopar.tracing.names import check_names
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,12 @@ def gather(
     forward = model.forward
     signature = inspect.signature(forward)
     parameters = signature.parameters
-    accepted = _extra_names(model, parameters)
     loss_names = loss_names_of(loss_fn)
     for kind, given in (("meta_args", meta_args), ("concrete_args", concrete_args)):
         if not isinstance(given, Mapping):
             names = ", ".join(f"{name!r}: ..." for name in list(parameters)[:3])
             raise ArgumentError(f"{kind} is of {type(given).__name__}: give values by name, as in {{{names}}}")
-        for name in given:
-            named = name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
-            if not named and name not in loss_names and accepted is not None and name not in accepted:
-                known = ", ".join(n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD)
-                raise ArgumentError(f"{kind} names {name!r}, but {type(model).__name__}.forward takes {known}")
+        check_names(kind, given, model, parameters, loss_names)
     for name in meta_args.keys() & concrete_args.keys():
         raise ArgumentError(f"{name!r} is both an example (meta_args) and fixed (concrete_args): choose one")
     inputs = Inputs(signature, {}, {}, loss_names, modules=tuple(model.modules()))
@@ -182,17 +177,3 @@ def loss_names_of(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
 def _loss_default(loss_fn: Any, name: str) -> Any:
     target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     return inspect.signature(target).parameters[name].default
-
-
-def _extra_names(model: nn.Module, parameters: Mapping[str, inspect.Parameter]) -> frozenset[str] | None:
-    """Names that `**kwargs` takes: those of its TypedDict, and what the modules take that it is handed on to; none
-    without `**kwargs`; None is any.
-    """
-    for parameter in parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            declared = typing.get_args(parameter.annotation)  # Unpack[SomeTypedDict]
-            if declared and typing.is_typeddict(declared[0]):
-                inner = (n for child in model.children() for n in inspect.signature(child.forward).parameters)
-                return frozenset(declared[0].__required_keys__ | declared[0].__optional_keys__ | {*inner})
-            return None
-    return frozenset()

@@ -1,4 +1,4 @@
-"""`generate` of a planned GPT-2 on real ranks, with a cache that grows and with one of a fixed size."""
+"""`generate` of planned models on real ranks, with a cache that grows and with one of a fixed size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import autopar
 from autopar.runtime.model_class import ATTRIBUTE
@@ -24,30 +24,38 @@ def built() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).double()
 
 
-def planned(**options: Any) -> nn.Module:
+def llama() -> LlamaForCausalLM:
+    """Its forward declares what its `**kwargs` take, and a decorator takes `return_dict` out of them."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0)).double()
+
+
+def planned(model: nn.Module, **options: Any) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return autopar.autoparallelize(built(), {"input_ids": IDS, "labels": IDS}, mesh, constraints="tp", **options).eval()
+    return autopar.autoparallelize(model, {"input_ids": IDS, "labels": IDS}, mesh, constraints="tp", **options).eval()
 
 
-def generated(model: Any, cache: str) -> list[list[int]]:
-    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
+def generated(model: Any, cache: str, **settings: Any) -> list[list[int]]:
+    settings |= {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
     return model.generate(IDS[:2, :6], **settings).tolist()
 
 
-def twice(cache: str) -> dict[str, Any]:
+def twice(build: Callable[[], PreTrainedModel], cache: str, **settings: Any) -> dict[str, Any]:
     """The tokens of two runs, those of one process, and the graphs that the model had after each run."""
-    model, alone = planned(), built().eval()
+    model, alone = planned(build()), build().eval()
     programs = getattr(model, ATTRIBUTE).programs
-    found: dict[str, Any] = {"alone": generated(alone, cache), "tokens": [], "graphs": []}
+    found: dict[str, Any] = {"alone": generated(alone, cache, **settings), "tokens": [], "graphs": []}
     for _ in range(2):
-        found["tokens"].append(generated(model, cache))
+        found["tokens"].append(generated(model, cache, **settings))
         found["graphs"].append(len(programs))
     return found
 
 
 def with_local_inputs() -> str:
     try:
-        generated(planned(inputs="local"), "dynamic")
+        generated(planned(built(), inputs="local"), "dynamic")
     except autopar.InputError as refused:
         return str(refused)
     return "no error"
@@ -55,8 +63,10 @@ def with_local_inputs() -> str:
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
-        "dynamic": lambda: twice("dynamic"),
-        "static": lambda: twice("static"),
+        "dynamic": lambda: twice(built, "dynamic"),
+        "static": lambda: twice(built, "static"),
+        "llama": lambda: twice(llama, "dynamic"),
+        "llama_beams": lambda: twice(llama, "dynamic", num_beams=2),
         "local": with_local_inputs,
     }
 }

@@ -8,7 +8,7 @@ import pytest
 from generation_cases import NEW_TOKENS
 from launch import launch
 
-GRAPHS = {"dynamic": 1 + NEW_TOKENS, "static": 1 + 2}
+GRAPHS = {"dynamic": 1 + NEW_TOKENS, "static": 1 + 2, "llama": 1 + NEW_TOKENS, "llama_beams": 1 + NEW_TOKENS}
 """The one of training; then one for each length of the cache, or one for the prompt and one for a token."""
 
 
@@ -17,13 +17,13 @@ def two() -> list[dict[str, Any]]:
     return launch("generation_cases.py", 2)
 
 
-@pytest.mark.parametrize("cache", GRAPHS)
-def test_tokens_are_those_of_one_process(cache: str, two: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("case", GRAPHS)
+def test_tokens_are_those_of_one_process(case: str, two: list[dict[str, Any]]) -> None:
     for rank in two:
-        assert "error" not in rank[cache], rank[cache]["traceback"]
-        found = rank[cache]["value"]
+        assert "error" not in rank[case], rank[case]["traceback"]
+        found = rank[case]["value"]
         assert found["tokens"] == [found["alone"]] * 2
-        assert found["graphs"] == [GRAPHS[cache]] * 2
+        assert found["graphs"] == [GRAPHS[case]] * 2
 
 
 def test_prompts_must_be_the_same_on_every_rank(two: list[dict[str, Any]]) -> None:

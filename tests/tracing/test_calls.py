@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,11 +71,45 @@ def test_a_loss_is_traced_in_and_its_targets_are_inputs():
 
 @pytest.mark.parametrize(
     ("examples", "fixed", "name"),
-    [({**TEXT, "input_idz": IDS}, {}, "input_idz"), (TEXT, {"use_cash": False}, "use_cash"), ({}, {}, "input")],
+    [
+        ({**TEXT, "input_idz": IDS}, {}, "input_idz"),
+        (TEXT, {"use_cash": False}, "use_cash"),
+        (TEXT, {"return_dikt": False}, "did you mean 'return_dict'"),
+        ({}, {}, "input"),
+    ],
 )
 def test_arguments_that_do_not_fit_are_named(examples, fixed, name):
     with pytest.raises(InputError, match=name):
         trace(llama() if examples else mlp(), examples, fixed)
+
+
+@pytest.mark.parametrize("given", [{"return_dict": False}, {"output_attentions": True, "return_dict": False}])
+def test_a_name_that_a_decorator_takes_fits_though_forward_does_not_declare_it(given):
+    model = llama().eval()
+    model.set_attn_implementation("eager")
+    traced = trace(model, TEXT, given)
+    found, expected = traced.gm(*traced.bind((), {**TEXT, **given})), model(**TEXT, **given)
+    assert type(found) is tuple and len(found) == len(expected)
+    assert torch.allclose(found[0], expected[0]) and torch.allclose(found[1], expected[1])
+
+
+class Declared(TypedDict, total=False):
+    scale: float
+
+
+class Sum(nn.Module):
+    def forward(self, x, **kwargs: Unpack[Declared]):
+        return (x * kwargs.get("scale", 1.0) + kwargs.get("shift", 0.0)).sum()
+
+    forward.__annotations__["kwargs"] = Unpack[Declared]  # not a string, as annotations of this file are
+
+
+def test_a_name_that_nothing_declares_is_passed_on_with_a_warning():
+    x = torch.ones(3)
+    with pytest.warns(UserWarning, match=r"names 'shift', which Sum\.forward does not declare"):
+        assert trace(Sum(), dict(x=x, shift=x), {"scale": 2.0}).gm(x, x) == 9
+    with pytest.raises(InputError, match="'scales'"):
+        trace(Sum(), dict(x=x, scales=x))
 
 
 def test_another_call_is_an_input_error_and_another_key():

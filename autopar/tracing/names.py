@@ -1,0 +1,88 @@
+"""Names of arguments: those that a forward takes, also by `**kwargs`, and those that are likely misspelt."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from autopar.tracing.errors import ArgumentError
+
+_ALIKE = 0.8  # "use_cash" is use_cache misspelt; "shift_labels" is not labels
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def check_names(
+    kind: str,
+    names: Iterable[str],
+    model: nn.Module,
+    parameters: Mapping[str, inspect.Parameter],
+    others: Collection[str],
+) -> None:
+    """ArgumentError for a name that forward does not take, or that is nearly one that it takes.
+
+    `**kwargs` take any name, whatever is declared of them: one that nothing declares is let through with a warning.
+    `kind`: which argument of ours holds the names; `others`: names that are not for forward.
+    """
+    own = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    declared = _declared(model, parameters)
+    if declared is None:
+        return
+    known = {*own, *declared}
+    for name in names:
+        if name in known or name in others:
+            continue
+        forward = f"{type(model).__name__}.forward"
+        close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=_ALIKE)
+        if close or len(own) == len(parameters) or not isinstance(name, str):
+            meant = f": did you mean {close[0]!r}?" if close else ""
+            raise ArgumentError(f"{kind} names {name!r}, but {forward} takes {', '.join(own)}{meant}")
+        warnings.warn(
+            f"{kind} names {name!r}, which {forward} does not declare: its **kwargs take it, and it has no effect "
+            "unless something inside reads it",
+            stacklevel=4,
+        )
+
+
+def _declared(model: nn.Module, parameters: Mapping[str, inspect.Parameter]) -> set[str] | None:
+    """Names that `**kwargs` takes: those of its TypedDict, of decorators around forward, and of the modules that it is
+    handed on to; none without `**kwargs`; None is any.
+    """
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            declared = typing.get_args(parameter.annotation)  # Unpack[SomeTypedDict]
+            if not declared or not typing.is_typeddict(declared[0]):
+                return None
+            inner = (n for child in model.children() for n in inspect.signature(child.forward).parameters)
+            wrapped = (n for module in (model, *model.children()) for n in _of_decorators(module.forward))
+            return {*declared[0].__required_keys__, *declared[0].__optional_keys__, *inner, *wrapped}
+    return set()
+
+
+def _of_decorators(forward: Callable[..., Any]) -> Iterator[str]:
+    """What the decorators of a forward can take out of the keywords before it sees them.
+
+    They name it: as a parameter, or by a string in their code or among what they were made with.
+    """
+    function: Any = getattr(forward, "__func__", forward)
+    while (inner := getattr(function, "__wrapped__", None)) is not None:
+        if isinstance(function, FunctionType):
+            own = inspect.signature(function, follow_wrapped=False).parameters
+            yield from (n for n, p in own.items() if p.kind in _BY_NAME)
+            yield from _strings(function.__code__)
+            yield from (v for v in inspect.getclosurevars(function).nonlocals.values() if isinstance(v, str))
+        function = inner
+
+
+def _strings(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _strings(constant)
