@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.patching import attributes_set
+from autopar.tracing.sizes import Traced
 
 
 @contextlib.contextmanager
@@ -100,7 +101,12 @@ def _unflatten(children: Any, skeleton: _Skeleton) -> Any:
 
 
 def _is_filled(value: Any) -> bool:
-    """Whether tensors are in it, or layers of a cache that a trace would fill: these must not be shared by copies."""
+    """Whether tensors are in it, or layers of a cache that a trace would fill: these must not be shared by copies.
+
+    A traced size counts, too (how many tokens a window has seen): each call computes its own.
+    """
+    if isinstance(value, Traced):
+        return True
     _, spec = pytree.tree_flatten(value)
     return _holds_layers(spec) or any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(value))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from autopar.cluster import Cluster
@@ -47,6 +47,22 @@ def test_what_a_sliding_window_has_seen_tells_calls_apart() -> None:
     assert [t.shape for t in before[0]] == [t.shape for t in after[0]], "the shapes alone do not tell"
     assert before[1] != after[1]
     assert str(before[1]) != str(after[1])
+
+
+def test_what_a_sliding_window_has_seen_is_a_plain_number_for_the_next_call() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(**sizes, vocab_size=32, num_hidden_layers=1, sliding_window=4)
+    model = MistralForCausalLM(config).eval()
+    first = trace(model, {"input_ids": IDS, "past_key_values": DynamicCache(config=config)})
+    call = {"input_ids": IDS, "past_key_values": DynamicCache(config=config)}
+    cache = first.gm(*first.bind((), call)).past_key_values
+    assert type(cache.layers[0].cumulative_length) is int
+    assert cache.get_seq_length() == 6
+    call = {"input_ids": IDS[:, :1], "past_key_values": cache}
+    traced = trace(model, call)
+    found = traced.gm(*traced.bind((), call))
+    assert torch.equal(found.logits, model(IDS[:, :1], past_key_values=cache).logits)
+    assert found.past_key_values.get_seq_length() == 7
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
