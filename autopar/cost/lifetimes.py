@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cost.folds import MODEL, Fold
+from autopar.cost.local_workspace import workspace_bytes
 from autopar.cost.memory import Copy, StepMemory
 from autopar.cost.traffic import conversion_moves, gradient_enters, in_segment, needs_grad
 from autopar.graph import COST, TensorRef, is_getitem, output_tensors
@@ -175,12 +176,12 @@ class Lifetimes:
 
     def own_bytes(self, point: Point, strategy: Strategy) -> int:
         """What the op itself has alive at a point for a moment."""
-        memory, cost, fold = self.memory, point.node.meta.get(COST), self._fold_of(point.node)
+        memory, fold = self.memory, self._fold_of(point.node)
         node = fold[0].model_of(point.node) if fold else point.node
         inputs = self._inputs(node)
         if point.backward:
             made = sum(memory.local_bytes(inputs[j], strategy.inputs[j]) for j in point.made)
-            return made + round(cost.workspace_backward_bytes * strategy.work if cost else 0)
+            return made + workspace_bytes(point.node, strategy, memory.mesh_shape, backward=True)
         unsaved: dict[Copy, int] = {}
         at = self.position[node]
         layouts = [*zip(inputs, strategy.inputs, strict=True)]
@@ -190,7 +191,7 @@ class Lifetimes:
             if self._first_saver.get(root, len(self._all)) > at and not memory.is_parameter(root.node):
                 copy = memory.copy(ref, layout)
                 unsaved[copy] = memory.copy_bytes(copy)
-        return sum(unsaved.values()) + round(cost.workspace_forward_bytes * strategy.work if cost else 0)
+        return sum(unsaved.values()) + workspace_bytes(point.node, strategy, memory.mesh_shape, backward=False)
 
     def conversion_bytes(self, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
         """An input as its maker has it, beside the same as the op wants it, where collectives make one of the other."""

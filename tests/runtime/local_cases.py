@@ -150,6 +150,20 @@ def _losses(mesh: tuple[int, ...]) -> Iterator[Case]:
     pixels = (numbers(4, 6, 8), ignoring_unevenly(labels(6, 4, 8)))
     yield case("pixels", pixels, (_on(mesh, "S2", "S1"), _on(mesh, "S1")), _on(mesh, "P"))
     yield case("one row", (numbers(7), torch.tensor(4)), (_on(mesh, "S0"), whole), whole)
+    split, first = _on(mesh, "S1"), _on(mesh, "S0")
+    for classes in (7, 3):
+        logits, each, ids = numbers(8, classes), numbers(classes).abs() + 0.1, ignoring_unevenly(labels(classes, 8))
+        soft = numbers(8, classes + 1)[:, 1:].softmax(1)
+        for kwargs in ({}, {"label_smoothing": 0.3}, {"reduction": "sum"}):
+            yield case("classes' weight", (logits, ids, each), (split, whole, first), whole, **kwargs)
+            yield case("soft", (logits, soft), (split, split), whole, **kwargs)
+            yield case("soft, weight", (logits, soft, each), (split, split, first), whole, **kwargs)
+        pixels = (numbers(4, classes, 8), ignoring_unevenly(labels(classes, 4, 8)))
+        yield case("classes of pixels", pixels, (split, whole), whole, reduction="sum", label_smoothing=0.1)
+        name, inputs = f"nll_loss {classes}", (split, whole)
+        yield Case(name, "cross_entropy", F.nll_loss, (logits, ids), inputs, (_on(mesh, "P"),))
+        yield Case(f"log_softmax {classes}", "log_softmax", F.log_softmax, (logits,), (split,), (split,), (1,))
+        yield Case(f"log_softmax 0, {classes}", "log_softmax", F.log_softmax, (logits.mT,), (first,), (first,), (0,))
 
 
 def _norms(mesh: tuple[int, ...]) -> Iterator[Case]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from autopar.runtime.local import classes
+from autopar.runtime.local.class_part import Part
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
 
@@ -49,7 +50,7 @@ def _cross_entropy(
     class_axes = ctx.axes_that_shard(ctx.inputs[0], dim)
     row_axes = ctx.axes_that_shard(ctx.inputs[0], *(d for d in range(input.ndim) if d != dim))
     if class_axes:
-        part = classes.Part.of(ctx, ctx.inputs[0], dim, ctx.input_shapes[0][dim])
+        part = Part.of(ctx, ctx.inputs[0], dim, ctx.input_shapes[0][dim])
         if function.__name__ == "nll_loss":
             loss = classes.picked(part, input, target, weight, ignore_index)
         else:

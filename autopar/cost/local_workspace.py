@@ -1,0 +1,54 @@
+"""Temporaries of ops beside what is kept: as measured, or of the code that stands for an op where it is split.
+
+Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
+float32 at least; the ops themselves make a second one, that of the logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from autopar.graph import COST, tensor_inputs, tensor_of
+from autopar.strategies.strategy import Strategy
+
+_NUMBERS_A_ROW = 8  # sums of exponentials, what labels pick, their gradients, and where labels are
+
+
+def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
+    """Bytes of temporaries that live at once on a device, forward or `backward`."""
+    cost = node.meta.get(COST)
+    if cost is None:
+        return 0
+    if _splits_classes(node, strategy, mesh_shape):
+        return _of_classes(node, strategy, mesh_shape)
+    return round((cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes) * strategy.work)
+
+
+def _splits_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> bool:
+    if strategy.local == "log_softmax":
+        return True
+    if strategy.local != "cross_entropy" or node.target is not F.cross_entropy:
+        return False  # of `nll_loss` each rank runs what the op does
+    classes = _class_dim(node)
+    placements = zip(strategy.inputs[0].placements, mesh_shape, strict=True)
+    return any(size > 1 and p.is_sharded and p.dim == classes for p, size in placements)
+
+
+def _class_dim(node: fx.Node) -> int:
+    return 1 if tensor_of(tensor_inputs(node)[0]).dim() > 1 else 0
+
+
+def _of_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> int:
+    """What is computed of logits of half precision in float32, before it is rounded; and some numbers a row."""
+    logits = tensor_of(tensor_inputs(node)[0])
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    local = strategy.inputs[0].local_shape(tuple(logits.shape), mesh_shape)
+    values = math.prod(local) * wide.itemsize if wide != logits.dtype else 0
+    if strategy.local == "log_softmax":
+        return values
+    rows = math.prod(length for dim, length in enumerate(local) if dim != _class_dim(node))
+    return values + _NUMBERS_A_ROW * rows * wide.itemsize

@@ -1,0 +1,159 @@
+"""What a loss sums over the classes of one rank, with gradients that backward writes into one tensor.
+
+By autograd itself each sum keeps a tensor of the logits' size, and gives a gradient of that size, which are then added
+up. Here all share one that is kept and one that is made (as in Megatron-LM, 1909.08053).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.local.class_part import Part
+from autopar.runtime.local.exchange import reduced
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How labels are read: of `part`; with `smoothing` towards equal distributions."""
+
+    part: Part
+    smoothing: float = 0.0
+
+    def row(self, values: torch.Tensor) -> torch.Tensor:
+        """A number for each row in the shape that multiplies logits."""
+        return values.unsqueeze(self.part.dim)
+
+
+class _Sums(torch.autograd.Function):
+    """Of every row Σ exp(x - highest), and Σ t x with the row's distribution `t` over classes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        highest: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None,
+        labels: Labels,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        part, soft = labels.part, target.is_floating_point()
+        weighted = (
+            logits if weight is None or not (soft or labels.smoothing) else logits * part.along(weight, logits.ndim)
+        )
+        if soft:
+            picked = (target * weighted).sum(part.dim, dtype=highest.dtype)
+        else:
+            picked = _picked(part, logits, target).to(highest.dtype)
+            picked = picked if weight is None else picked * part.looked_up(weight, target)
+        if labels.smoothing:
+            even = weighted.sum(part.dim, dtype=highest.dtype) / part.total
+            picked = (1 - labels.smoothing) * picked + labels.smoothing * even
+        del weighted
+        exponentials = (logits - labels.row(highest)).exp_()
+        ctx.labels = labels
+        ctx.save_for_backward(
+            exponentials.to(logits.dtype), target, weight, logits if soft and ctx.needs_input_grad[2] else None
+        )
+        return as_output(exponentials.sum(part.dim)), as_output(picked.to(highest.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, of_exponentials: torch.Tensor, of_picked: torch.Tensor
+    ) -> tuple[torch.Tensor, None, torch.Tensor | None, None, None]:
+        exponentials, target, weight, logits = ctx.saved_tensors
+        labels: Labels = ctx.labels
+        part, row, own = labels.part, labels.row, (1 - labels.smoothing) * of_picked
+        each = None if weight is None else part.along(weight, exponentials.ndim)
+        gradient = exponentials * row(of_exponentials)
+        of_target = None
+        if target.is_floating_point():
+            gradient.addcmul_(target if each is None else target * each, row(own))
+            if logits is not None:
+                of_target = ((logits if each is None else logits * each) * row(own)).to(target.dtype)
+        elif part.count:
+            own = own.masked_fill(~part.holds(target), 0)
+            own = own if weight is None else own * weight[part.place(target)]
+            gradient.scatter_add_(part.dim, row(part.place(target)), row(own.to(gradient.dtype)))
+        if labels.smoothing:
+            even = row(of_picked * (labels.smoothing / part.total))
+            gradient = gradient.add_(even) if each is None else gradient.addcmul_(even, each)
+        return gradient.to(exponentials.dtype), None, of_target, None, None
+
+
+def sums(
+    logits: torch.Tensor,
+    highest: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    labels: Labels,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's summands of Σ exp(x - highest) and of Σ t x, in the dtype of `highest`.
+
+    `t` is as in `classes.cross_entropy`. What is kept has the dtype of the logits, as in the op that is not split.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _Sums.apply(logits, highest, target, weight, labels)
+    return found
+
+
+def _picked(part: Part, values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if not part.count:
+        return values.sum(part.dim)
+    found = values.gather(part.dim, part.place(target).unsqueeze(part.dim)).squeeze(part.dim)
+    return found.masked_fill(~part.holds(target), 0)
+
+
+class _Picked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, target: torch.Tensor, part: Part) -> torch.Tensor:
+        ctx.part, ctx.shape = part, values.shape
+        ctx.save_for_backward(target)
+        return as_output(_picked(part, values, target))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        [target], part = ctx.saved_tensors, ctx.part
+        found = gradient.new_zeros(ctx.shape)
+        if part.count:
+            own = gradient.masked_fill(~part.holds(target), 0)
+            found.scatter_(part.dim, part.place(target).unsqueeze(part.dim), own.unsqueeze(part.dim))
+        return found, None, None
+
+
+def picked(values: torch.Tensor, target: torch.Tensor, part: Part) -> torch.Tensor:
+    """Of every row the value of its label, 0 where another rank holds it."""
+    found: torch.Tensor = _Picked.apply(values, target, part)
+    return found
+
+
+class _LogSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        highest = part.highest(logits, torch.promote_types(dtype, torch.float32))
+        exponentials = (logits - highest.unsqueeze(part.dim)).exp_().sum(part.dim)
+        whole = reduced(exponentials, "sum", part.axes, part.mesh).log() + highest
+        found = (logits - whole.unsqueeze(part.dim)).to(dtype)
+        ctx.part, ctx.dtype = part, logits.dtype
+        ctx.save_for_backward(found)
+        return as_output(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        [found], part = ctx.saved_tensors, ctx.part
+        wide = torch.promote_types(found.dtype, torch.float32)
+        given = reduced(gradient.sum(part.dim, dtype=wide), "sum", part.axes, part.mesh).neg_()
+        own = found.exp() if found.dtype == wide else found.to(wide).exp_()
+        return own.mul_(given.unsqueeze(part.dim)).add_(gradient).to(ctx.dtype), None, None
+
+
+def log_softmax(logits: torch.Tensor, part: Part, dtype: torch.dtype) -> torch.Tensor:
+    """x - log Σ exp x over the classes of all ranks; keeps nothing but itself."""
+    found: torch.Tensor = _LogSoftmax.apply(logits, part, dtype)
+    return found
