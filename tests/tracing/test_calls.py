@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from typing import TypedDict
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tiny_models import IDS, TEXT, llama, mlp
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
+from typing_extensions import Unpack
 
 from autopar.errors import InputError
 from autopar.tracing import TraceError, trace
