@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from autopar.layout import Layout
 
-_NUMBERS = (int, float)
+_NUMBERS: Mapping[type, Any] = {int: int, float: (int, float)}  # JSON writes 1.0 as 1 too
 
 
 def json_form(value: Any) -> Any:
@@ -51,7 +51,7 @@ def revived(kind: Any, value: Any, place: str = "") -> Any:
 
 
 def _checked(kind: type, value: Any, place: str) -> Any:
-    if not isinstance(value, _NUMBERS if kind in _NUMBERS else kind) or (kind in _NUMBERS and isinstance(value, bool)):
+    if not isinstance(value, _NUMBERS.get(kind, kind)) or (kind in _NUMBERS and isinstance(value, bool)):
         raise ValueError(f"{place} holds {value!r:.60}, which is no {kind.__name__}")
     return value
 

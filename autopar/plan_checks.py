@@ -4,12 +4,14 @@ they speak of.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from autopar.cluster import Cluster
 from autopar.errors import InputError, PlanMismatchError
-from autopar.graph import output_tensors, target_name, tensor_inputs, tensor_of
+from autopar.graph import is_getitem, output_tensors, target_name, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 def damage(plan: Plan) -> str:
     """The first thing that cannot be in a plan, and where; nothing where all is well."""
-    for check in (_mesh, _training, _nodes, _parameters, _segments, _buckets, _figures):
+    for check in (_mesh, _training, _nodes, _parameters, _segments, _buckets, _collectives, _figures):
         for found in check(plan):
             return found
     return ""
@@ -52,6 +54,11 @@ def _damage_on(plan: Plan, graph: fx.Graph) -> str:
         for i, (ref, layout) in enumerate(zip(refs, one.inputs, strict=True)):
             for found in _unfit(f"input {i} of node '{one.name}'", layout, plan.mesh_shape, tensor_of(ref).shape):
                 return found
+    planned = {one.position for one in plan.nodes}
+    for position, node in enumerate(nodes):
+        runs = node.op == "output" or (output_tensors(node) and not is_getitem(node))
+        if runs and position not in planned:
+            return f"it says nothing about node '{node.name}' at position {position} of the graph"
     return ""
 
 
@@ -61,14 +68,25 @@ def _mesh(plan: Plan) -> Iterator[str]:
         yield f"mesh_shape is {list(plan.mesh_shape)}, and every axis has 1 device or more"
     if len(plan.mesh_shape) != len(plan.axis_names) or len(set(plan.axis_names)) < len(plan.axis_names):
         yield f"its mesh of {shape} and the names of its axes, {', '.join(plan.axis_names)}, differ"
-    axes = plan.cluster.get("axes")
-    sizes = [axis.get("size") for axis in axes if isinstance(axis, dict)] if isinstance(axes, list) else None
-    if sizes is not None and sizes != list(plan.mesh_shape):
-        yield f"mesh_shape is {list(plan.mesh_shape)}, and the axes of cluster have the sizes {sizes}"
-    if plan.fingerprints and plan.fingerprints.get("mesh") != shape:
-        yield f"mesh_shape is {shape}, and the fingerprint of the mesh {plan.fingerprints.get('mesh')}"
-    for missing in {"graph", "model"} - plan.fingerprints.keys() if plan.fingerprints else ():
+    yield from _cluster(plan)
+    for missing in sorted({"graph", "mesh", "model"} - plan.fingerprints.keys()):
         yield f"fingerprints has none of the {missing}"
+    if plan.fingerprints.get("mesh") != shape:
+        yield f"mesh_shape is {shape}, and the fingerprint of the mesh {plan.fingerprints.get('mesh')}"
+
+
+def _cluster(plan: Plan) -> Iterator[str]:
+    if not plan.cluster:  # of a plan by hand: it runs, and has no prices
+        return
+    try:
+        cluster = Cluster.from_dict(plan.cluster)
+    except InputError as error:
+        yield f"cluster: {error}"
+        return
+    if cluster.shape != plan.mesh_shape:
+        yield f"mesh_shape is {list(plan.mesh_shape)}, and the axes of cluster have the sizes {list(cluster.shape)}"
+    if cluster.axis_names != plan.axis_names:
+        yield f"axis_names is {list(plan.axis_names)}, and the axes of cluster are {list(cluster.axis_names)}"
 
 
 def _training(plan: Plan) -> Iterator[str]:
@@ -120,10 +138,15 @@ def _segments(plan: Plan) -> Iterator[str]:
                 f"segment '{one.name}' goes from node {one.first} to {one.last}, replayed to {one.replayed}, and the "
                 f"last node is {last}"
             )
+    in_order = sorted(plan.recompute, key=lambda one: one.first)
+    for before, after in itertools.pairwise(in_order):
+        if after.first <= before.last:
+            yield f"segment '{after.name}' begins at node {after.first}, and '{before.name}' ends at {before.last}"
 
 
 def _buckets(plan: Plan) -> Iterator[str]:
     shapes = {one.name: one.shape for one in plan.parameters}
+    home: dict[tuple[str, Layout, int], int] = {}
     for number, bucket in enumerate(plan.buckets):
         if len(bucket.names) != len(bucket.wanted):
             yield f"bucket {number} has {len(bucket.names)} names and {len(bucket.wanted)} layouts"
@@ -133,9 +156,12 @@ def _buckets(plan: Plan) -> Iterator[str]:
             if name not in shapes:
                 yield f"bucket {number} holds '{name}', which is no parameter of the plan"
             yield from _unfit(f"'{name}' in bucket {number}", layout, plan.mesh_shape, shapes.get(name))
+            if home.setdefault((name, layout, bucket.segment), number) != number:
+                yield f"bucket {number} holds '{name}' as {layout}, and bucket {home[name, layout, bucket.segment]} too"
 
 
-def _figures(plan: Plan) -> Iterator[str]:
+def _collectives(plan: Plan) -> Iterator[str]:
+    seen: set[tuple[object, ...]] = set()
     for one in plan.collectives:
         kind, _, number = one.cause.partition(" ")
         if kind == "bucket" and not (number.isdigit() and int(number) < len(plan.buckets)):
@@ -143,9 +169,22 @@ def _figures(plan: Plan) -> Iterator[str]:
         if not 0 <= one.axis < len(plan.mesh_shape):
             yield f"a collective for '{one.cause}' is on axis {one.axis}, of {len(plan.mesh_shape)}"
         yield from _negative(f"a collective for '{one.cause}'", one, ("bytes", "count", "seconds"))
+        key = one.kind, one.axis, one.bytes, one.phase, one.cause
+        if key in seen:
+            yield f"{one.kind} of {one.bytes} bytes on axis {one.axis} for '{one.cause}' ({one.phase}) is there twice"
+        seen.add(key)
+
+
+def _figures(plan: Plan) -> Iterator[str]:
     names = ("step_seconds", "compute_seconds", "comm_seconds", "recompute_seconds", "optimizer_seconds")
     yield from _negative("predicted", plan.predicted, (*names, "peak_bytes", "flops", "hidden_seconds"))
     yield from _negative("certificate", plan.certificate, ("objective", "bound"))
+    comm_seconds = sum(one.seconds for one in plan.collectives if one.phase != "replay")
+    if not math.isclose(comm_seconds, plan.predicted.comm_seconds, rel_tol=1e-6, abs_tol=1e-12):
+        yield (
+            f"its collectives take {comm_seconds:.6g} s without those of replays, and predicted has comm_seconds of "
+            f"{plan.predicted.comm_seconds:.6g}: some are missing, or were changed"
+        )
 
 
 def _negative(where: str, holder: object, names: Sequence[str]) -> Iterator[str]:

@@ -25,8 +25,9 @@ from autopar.cost.weights import buffers_of, parameters_of
 from autopar.errors import PlanMismatchError
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.leaf_requests import split_requests
+from autopar.plan_checks import check_on_graph
 from autopar.planning import Prepared
-from autopar.plans import ParameterPlan, Plan, Prediction, Span
+from autopar.plans import Collective, ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
 from autopar.strategies.strategy import Strategy
 
@@ -71,9 +72,10 @@ def predicted_on(prepared: Prepared, plan: Plan, cluster: Cluster) -> Prediction
 def chosen_strategies(prepared: Prepared, plan: Plan, cluster: Cluster) -> dict[fx.Node, Strategy]:
     """The strategy of every node that the plan chose one for; of those alike, the fastest on this cluster.
 
-    Raises PlanMismatchError where `prepared` holds another graph.
+    Raises PlanMismatchError where `prepared` holds another graph, or the plan is damaged.
     """
     check_fingerprints(plan.fingerprints, fingerprints(prepared.model, prepared.traced.graph, cluster.shape))
+    check_on_graph(plan, prepared.traced.graph)
     nodes = list(prepared.traced.graph.nodes)
     alike: dict[int, dict[object, list[Strategy]]] = {}  # by form, of strategies that equal nodes share
     chosen = {}
@@ -143,9 +145,13 @@ class Restated:
 
     @collection_paused()
     def simulated(self) -> Simulated:
-        """The step as events on streams."""
+        """The step as events on streams.
+
+        Raises PlanMismatchError where the plan announces other collectives than follow from what it decides.
+        """
         grouping = Grouping(self.memory, self.repeats)
         moved = announced(self.memory, self.cluster, self.chosen, self._stored, self.plan.recompute, grouping)
+        _check_announced(self.plan.collectives, moved.collectives)
         return simulate(
             self.memory.graph,
             self.cluster,
@@ -160,3 +166,15 @@ class Restated:
     @property
     def _stored(self) -> Mapping[str, ParameterPlan]:
         return {parameter.name: parameter for parameter in self.plan.parameters}
+
+
+def _check_announced(planned: Sequence[Collective], found: Sequence[Collective]) -> None:
+    wanted, there = ({(c.kind, c.bytes, c.axis, c.cause, c.phase): c.count for c in some} for some in (planned, found))
+    for key in [*wanted, *there]:
+        announces, makes = wanted.get(key, 0), there.get(key, 0)
+        if announces != makes:
+            kind, size, axis, cause, phase = key
+            raise PlanMismatchError(
+                f"the plan is damaged (it announces {announces} {kind} of {size} bytes on axis {axis} for '{cause}' "
+                f"({phase}), and what it decides makes {makes}): take it as it was saved, or plan again"
+            )

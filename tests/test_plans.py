@@ -61,6 +61,7 @@ def test_the_same_input_gives_the_same_plan(plan: Plan) -> None:
         (lambda text: json.dumps({**json.loads(text), "unheard_of": 1, "certificate": 3}), "damaged"),
         (lambda text: json.dumps({**json.loads(text), "memory_budget_bytes": "8GiB"}), "bytes holds '8GiB', .* no int"),
         (lambda text: json.dumps({**json.loads(text), "micro_batches": True}), "micro_batches holds True"),
+        (lambda text: json.dumps({**json.loads(text), "micro_batches": 1.5}), "micro_batches holds 1.5, .* no int"),
         (lambda text: json.dumps({**json.loads(text), "constraints": "ddp"}), "constraints holds 'ddp', .* no list"),
     ],
 )
@@ -96,6 +97,19 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "the mesh": (lambda data: data.update(mesh_shape=[2, 4]), "the axes of cluster have the sizes"),
     "no devices": (lambda data: data.update(mesh_shape=[2, 0]), "mesh_shape is .2, 0., and every axis has 1"),
     "the names of axes": (lambda data: data.update(axis_names=["dp", "dp"]), "the names of its axes, dp, dp, differ"),
+    "the names of axes in the cluster": (
+        lambda data: data["cluster"]["axes"][0].update(name="pp"),
+        "axis_names is .'dp', 'tp'., and the axes of cluster are .'pp', 'tp'.",
+    ),
+    "no device": (lambda data: data["cluster"].update(device=None), "cluster: not a cluster: it has no device"),
+    "text for a device": (lambda data: data["cluster"].update(device="x"), "cluster: not a cluster: it has no device"),
+    "no axes": (lambda data: data["cluster"].update(axes=None), "cluster: not a cluster: it has no list of axes"),
+    "a rate": (
+        lambda data: data["cluster"]["axes"][1].update(bytes_per_s=-1.0),
+        "cluster: axis 'tp': bytes_per_s is -1.0, and must be",
+    ),
+    "spreads": (lambda data: data["cluster"].update(spreads="x"), "cluster: cluster: spreads is 'x', and must be"),
+    "no fingerprints": (lambda data: data.update(fingerprints={}), "fingerprints has none of the graph"),
     "fingerprints": (lambda data: data["fingerprints"].pop("graph"), "has none of the graph"),
     "micro-batches": (lambda data: data.update(micro_batches=-1), "micro_batches is -1, and must be 1 or more"),
     "inputs": (lambda data: data.update(inputs="some"), "inputs is 'some', and must be"),
@@ -107,6 +121,22 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a bucket that is not there": (_first("collectives", "cause", "bucket 99"), "is for 'bucket 99', of "),
     "a name in a bucket": (_first("buckets", "names", ["nobody"]), "bucket 0 holds 'nobody'|bucket 0 has 1 names and"),
     "the segment of a bucket": (_first("buckets", "segment", 5), "bucket 0 is of segment 5, of 0 in the plan"),
+    "a bucket twice": (
+        lambda data: data["buckets"].append(data["buckets"][0]),
+        r"bucket \d+ holds '[^']+' as [^,]+,[^,]+, and bucket 0 too",
+    ),
+    "a collective twice": (
+        lambda data: data["collectives"].append(data["collectives"][0]),
+        r"[a-z_]+ of \d+ bytes on axis \d for '[^']+' .forward. is there twice",
+    ),
+    "a collective that is cut": (
+        lambda data: data["collectives"].pop(),
+        r"its collectives take .* s without those of replays, and predicted has comm_seconds of .* are missing",
+    ),
+    "a segment twice": (
+        lambda data: data.update(recompute=[{"first": 1, "last": 2, "name": "block"}] * 2),
+        "segment 'block' begins at node 1, and 'block' ends at 2",
+    ),
     "a segment": (
         lambda data: data.update(recompute=[{"first": 9, "last": 4, "name": "block"}]),
         "segment 'block' goes from node 9 to 4",
@@ -130,6 +160,7 @@ def test_a_damaged_field_is_named_with_its_place(damage: str, sharded: Plan) -> 
         ({"inputs": ()}, r"has 0 layouts of inputs, in the graph \d inputs"),
         ({"target": "no.such.function"}, r"is of no\.such\.function, in the graph of "),
         ({"shapes": ((7, 7),), "outputs": ("R,R",)}, r"has results of shapes \(\(7, 7\),\), in the graph "),
+        ({"position": 0}, r"says nothing about node|is of .*, in the graph of "),
         ({"position": 1000}, "has position 1000, and the graph "),
     ],
 )
@@ -145,6 +176,36 @@ def test_nodes_are_those_of_the_graph(changes: dict[str, Any], message: str, pla
     nodes[number] = replace(nodes[number], **changes)
     with pytest.raises(autopar.PlanMismatchError, match=message):
         check_on_graph(replace(plan, nodes=tuple(nodes)), graph)
+
+
+def _cut_node(plan: Plan) -> Plan:
+    return replace(plan, nodes=plan.nodes[:-1])
+
+
+def _cut_replay(plan: Plan) -> Plan:
+    """Without a collective of a replay, of whose seconds nothing else in the file tells."""
+    cut = next(one for one in plan.collectives if one.phase == "replay")
+    return replace(plan, collectives=tuple(one for one in plan.collectives if one is not cut))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (_cut_node, r"it says nothing about node 'output' at position \d+ of the graph"),
+        (_cut_replay, r"it announces 0 [a-z_]+ of \d+ bytes on axis \d for '[^']+' .replay., and .* makes \d+"),
+    ],
+)
+def test_what_only_the_graph_tells_is_found_where_a_step_is_simulated(
+    damaged: Callable[[Plan], Plan], message: str
+) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(3)))
+    examples, cluster = {"input": torch.ones(8, 8)}, autopar.Cluster.preset("cpu", shape=(2, 2))
+    asked = {"constraints": "fsdp+tp(recompute=full)", "loss_fn": torch.sum}
+    made = autopar.plan(model, examples, cluster, **asked)  # type: ignore[arg-type]
+    assert autopar.simulate(model, examples, made, loss_fn=torch.sum).step_seconds > 0
+    loaded = Plan.from_json(damaged(made).to_json())
+    with pytest.raises(autopar.PlanMismatchError, match=message):
+        autopar.simulate(model, examples, loaded, loss_fn=torch.sum)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.layout import Layout
 from autopar.plans import (
     Bucket,
@@ -61,7 +62,7 @@ def plan() -> Plan:
     return Plan(
         mesh_shape=(2, 2),
         axis_names=("dp", "tp"),
-        cluster={"device": {"name": "cpu"}},
+        cluster=Cluster.preset("cpu", (2, 2), ("dp", "tp")).to_dict(),
         fingerprints={"graph": "0" * 32, "model": "1" * 32, "mesh": "2x2"},
         precision={"parameter": "float32", "compute": None},
         micro_batches=1,
@@ -73,7 +74,7 @@ def plan() -> Plan:
         parameters=_parameters(),
         recompute=tuple(Segment(1 + 6 * i, 6 + 6 * i, f"transformer.h.{i}") for i in (0, 1, 3)),
         collectives=(
-            Collective("all_reduce", 1, 2**20, 4, 0.008, "forward", "activations"),
+            Collective("all_reduce", 1, 2**20, 4, 0.012, "forward", "activations"),
             *(
                 Collective("all_gather", 0, 2**12, 2, 0.001, phase, f"bucket {i}")
                 for i in range(BLOCKS)
