@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
-from autopar.cost.blocks import Repeat, repeats_under
+from autopar.cost.blocks import Repeat
 from autopar.cost.buckets import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
@@ -24,7 +24,6 @@ from autopar.cost.traffic import announced
 from autopar.cost.weights import buffers_of, parameters_of
 from autopar.errors import PlanMismatchError
 from autopar.fingerprint import check_fingerprints, fingerprints
-from autopar.leaf_requests import split_requests
 from autopar.plan_checks import check_on_graph
 from autopar.planning import Prepared
 from autopar.plans import Collective, ParameterPlan, Plan, Prediction, Span
@@ -114,9 +113,6 @@ class Restated:
 
         Raises PlanMismatchError where `prepared` holds another graph, or the mesh is another.
         """
-        from autopar.solver.constraints import restrict
-        from autopar.solver.schemes import is_scheme
-
         cluster = cluster if cluster is not None else Cluster.from_dict(plan.cluster)
         if cluster.shape != tuple(plan.mesh_shape):
             raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, not of {cluster.shape}")
@@ -133,10 +129,7 @@ class Restated:
             or plan.predicted.optimizer_seconds > 0,
             buffers_of(prepared.model),
         )
-        pins = [pin for pin in split_requests(plan.constraints)[1] if not is_scheme(pin)]
-        # blocks with other pins are not equal
-        marks = restrict(prepared.strategies, memory, pins, cluster.axis_names).marks
-        return Restated(plan, cluster, memory, chosen, repeats_under(graph, marks, prepared.repeats))
+        return Restated(plan, cluster, memory, chosen, prepared.repeats)
 
     @collection_paused()
     def predicted(self) -> Prediction:

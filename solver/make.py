@@ -26,6 +26,7 @@ from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
 from autopar.solver.fast import Fast
 from autopar.solver.idle import warn_of_idle
+from autopar.solver.met import meets, without_parting
 from autopar.solver.model import Model
 from autopar.solver.passed_over import check_recompute
 from autopar.solver.pins import names_any
@@ -103,7 +104,16 @@ def make_plan(
         return found, left
 
     def solved(texts: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
-        return _solve(*restricted(texts), cluster, texts, budget, time_limit, gap, solver, fold, watch)
+        asked, left = restricted(texts)
+        fewer = without_parting(texts, asked, left)
+        if fewer is not None:
+            try:
+                free = _solve(*restricted(fewer), cluster, fewer, budget, time_limit, gap, solver, fold, watch)
+                if meets(free[1], asked, left):
+                    return free
+            except (InfeasibleError, TimeLimitError):  # what is asked is solved all the same, and has its own message
+                watch.lap("ilp")
+        return _solve(asked, left, cluster, texts, budget, time_limit, gap, solver, fold, watch)
 
     def possible(texts: Sequence[str]) -> bool:
         try:

@@ -11,6 +11,7 @@ So plans without recompute have nothing of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from autopar.cost.moving import Moving
@@ -71,12 +72,18 @@ class OnTheWay:
         return {phase: [self._bytes(kind, region, one) for kind, one in terms] for phase, terms in phases.items()}
 
     def dividing(self, stage: int) -> list[int]:
-        """Stages whose recompute would divide the buckets that a stage of one block is in, behind this block."""
-        return [] if self.grouping.begins(self.first[stage]) else self._dividing(self.first[stage])
+        """Stages whose recompute would divide the buckets that a stage is in behind its blocks (but the last of
+        several), where none of these is the first of a bucket."""
+        first, count = self.first[stage], self.stages[stage].count
+        begins = any(self.grouping.begins(region) for region in range(first, first + max(1, count - 1)))
+        return [] if begins else self._dividing(first)
 
-    def reducing(self, stage: int) -> set[int]:
-        """The stages that anything is of that is there when a stage's bucket is reduced, its own among them."""
-        return {stage, *(self.stage_of[one] for _, one in on_the_way(self.grouping, self.first[stage])[Phase.REDUCING])}
+    def reducing(self, stage: int) -> Counter[int]:
+        """The stages that anything is of that is there when a stage's bucket is reduced, its own among them, with how
+        many blocks share such a bucket."""
+        terms = on_the_way(self.grouping, self.first[stage])[Phase.REDUCING]
+        regions = {self.stage_of[one]: one for one in (*(one for _, one in terms), self.first[stage])}
+        return Counter({number: len(self.grouping.together(one)) for number, one in regions.items()})
 
     def _dividing(self, region: int) -> list[int]:
         stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))

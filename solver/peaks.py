@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -38,12 +38,12 @@ class Peaks:
         """`fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `there`: what lives all
         the while, but what stages `before` keep."""
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
-        blocks, m = self.way.blocks(number), stage.count
+        m, divided = stage.count, not self.way.dividing(number)
+        blocks = self.way.blocks(number, divided=divided)
         if m == 1:
             self._cases(name, [*there, before], fullest[0], self.way.blocks(number, divided=False), data.inputs)
             self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
             return
-        last = [self.way.last_block(number)]
         kept, together = self._all_but_one(data, 0, before), [self.way.last_block(number, divided=False)]
         self._cases(f"{name}, last block", [*there, kept], behind[0], together, {})
         if m > 2:
@@ -63,19 +63,23 @@ class Peaks:
                 for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
                     add(terms, variable, size)
                 here = f"{name}, level {level}"
-                self._cases(here, [*there, kept], w_behind, last, terms, limit if alone else 0.0)
                 less = {} if whole else self._less_behind_last(data, number, level)
-                others = [case for case in blocks if case != last[0]]
-                self._cases(here, [*there, kept], w_behind, others, {**terms, **less}, limit if alone else 0.0)
-                if not whole:
-                    its = {} if self.memory.micro_batches > 1 else data.gradients
-                    terms = total(terms, {v: -c for v, c in its.items()})
-                    n = {Phase.REDUCING: next_one[level]}
-                    self._cases(f"{here}, behind it", [*there, kept], n, last, terms)
-                    self._cases(f"{here}, behind it", [*there, kept], n, others, total(terms, less))
+                its = {} if self.memory.micro_batches > 1 else data.gradients
+                behind_it = total(terms, {v: -c for v, c in its.items()})
+                for last, others, switch, more in self._of_level(number, whether[level - 1]):
+                    most = (limit if alone else 0.0) + more
+                    self._cases(here, [*there, kept], w_behind, last, total(terms, switch), most)
+                    self._cases(here, [*there, kept], w_behind, others, total({**terms, **less}, switch), most)
+                    if not whole:
+                        n = {Phase.REDUCING: next_one[level]}
+                        self._cases(f"{here}, behind it", [*there, kept], n, last, total(behind_it, switch), more)
+                        lesser = total(total(behind_it, less), switch)
+                        self._cases(f"{here}, behind it", [*there, kept], n, others, lesser, more)
             if stage.depth > 1 or not level:
                 inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
-                self._cases(f"{name}, first block", [*there, before], w, blocks, {**gradients, **inputs, **off}, right)
+                here, terms = f"{name}, first block", {**gradients, **inputs, **off}
+                self._cases(here, [*there, before], w, blocks, terms, right)
+                self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
 
     def add_forward(
         self,
@@ -127,14 +131,33 @@ class Peaks:
         parts: Sequence[int | None],
         fullest: Mapping[Phase, int | None],
         terms: Expression,
+        right: float = 0.0,
     ) -> None:
-        """Of a single block that is not the first of its buckets: what is reduced where recompute divides them."""
-        for stage in self.way.dividing(number):
-            limit = sum(self._limit(self.model.problem.stages[one]) for one in self.way.reducing(number))
-            if_so = dict(terms)
-            add(if_so, self.model.any_recomputed[stage][0], limit * UNIT)
+        """Of blocks that are not the first of their buckets: what is reduced where recompute divides these."""
+        stages = self.way.dividing(number)
+        limit = self._limit_of_bucket(number) if stages else 0.0
+        for stage in stages:
+            if_so = total(terms, {self.model.any_recomputed[stage][0]: limit * UNIT})
             only = {Phase.REDUCING: fullest[Phase.REDUCING]}
-            self._cases(name, parts, only, self.way.blocks(number), if_so, limit)
+            self._cases(name, parts, only, self.way.blocks(number), if_so, right + limit)
+
+    def _of_level(self, number: int, q: int) -> Iterator[tuple[list[Case], list[Case], Expression, float]]:
+        """What is under way behind the last block of a level and behind others, which `q` tells if there are, with
+        further terms and right side: where none of a stage's blocks is the first of a bucket, nothing is reduced
+        unless there are."""
+        apart = bool(self.way.dividing(number))
+        last = self.way.last_block(number, divided=not apart)
+        others = self.way.blocks(number, divided=not apart)
+        yield [last], [case for case in others if case != last], {}, 0.0
+        if apart:
+            last_one, others = map(_reducing, ([self.way.last_block(number)], self.way.blocks(number)))
+            limit = self._limit_of_bucket(number)
+            yield last_one, [case for case in others if case not in last_one], {q: limit * UNIT}, limit
+
+    def _limit_of_bucket(self, number: int) -> float:
+        """MiB that nothing exceeds that is there when a bucket of a stage is reduced."""
+        reducing = self.way.reducing(number).items()
+        return sum(self._limit(self.model.problem.stages[one]) * blocks for one, blocks in reducing)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
         """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""
@@ -198,3 +221,7 @@ class Peaks:
             if cost is not None:
                 found += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
         return 4.0 * found / UNIT
+
+
+def _reducing(cases: Sequence[Case]) -> list[Case]:
+    return [{phase: moved for phase, moved in case.items() if phase is Phase.REDUCING} for case in cases]

@@ -12,7 +12,7 @@ block behind a frozen embedding, whose input needs none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -23,16 +23,18 @@ from torch.utils import _pytree as pytree
 from autopar.frozen import frozen
 from autopar.graph import KIND, SCOPE, VAL, input_nodes, output_tensors, target_name
 
-Label = Callable[[fx.Node], Hashable]
-
 
 @dataclass(frozen=True)
 class Repeat:
-    """`count` equal stretches of `period` nodes, the first one beginning at position `start`."""
+    """`count` equal stretches of `period` nodes, the first one beginning at position `start`.
+
+    `of`: the longer repeat whose stretches these are, where constraints tell them from others of it.
+    """
 
     start: int
     period: int
     count: int
+    of: Repeat | None = None
 
     @property
     def end(self) -> int:
@@ -73,37 +75,46 @@ def regions(length: int, repeats: Sequence[Repeat]) -> tuple[Region, ...]:
     return tuple(found)
 
 
-def find_repeats(graph: fx.Graph, label: Label | None = None) -> tuple[Repeat, ...]:
-    """The repeated blocks of a graph, in order; each block reads a parameter, its own or one that all of them share.
-
-    `label` may tell nodes apart that are equal otherwise (a user's constraint on one of them).
-    """
+def find_repeats(graph: fx.Graph) -> tuple[Repeat, ...]:
+    """The repeated blocks of a graph, in order; each block reads a parameter, its own or one that all of them share."""
     nodes = list(graph.nodes)
-    facts = _Facts(nodes, numpy.array(labels_of(nodes, label), dtype=numpy.int64))
-    return tuple(sorted(_search(facts, 0, len(nodes), label), key=lambda r: r.start))
+    facts = _Facts(nodes, numpy.array(labels_of(nodes), dtype=numpy.int64))
+    return tuple(sorted(_search(facts, 0, len(nodes)), key=lambda r: r.start))
 
 
-def labels_of(nodes: Sequence[fx.Node], label: Label | None = None) -> list[int]:
-    """A number for each node, the same for those that are equal (the head of this file), and have equal `label`s."""
+def labels_of(nodes: Sequence[fx.Node]) -> list[int]:
+    """A number for each node, the same for those that are equal (the head of this file)."""
     numbers: dict[Hashable, int] = {}
     told: dict[int, Hashable] = {}
-    return [numbers.setdefault((_told(n, told), label(n) if label else None), len(numbers)) for n in nodes]
+    return [numbers.setdefault(_told(n, told), len(numbers)) for n in nodes]
 
 
 def repeats_under(
     graph: fx.Graph, marks: Mapping[fx.Node, Hashable], alike: Sequence[Repeat] | None = None
 ) -> tuple[Repeat, ...]:
-    """The repeated blocks where `marks`, of some nodes, tell apart what is equal otherwise.
+    """The repeats `alike` (default: `find_repeats`), parted where `marks`, of some nodes, tell neighbours apart.
 
-    A block that is alone with its marks among those `alike` without them (default: `find_repeats`) is a repeat of one.
+    The blocks are the same, so that what shares a bucket, and what may be recomputed as a whole, is as without marks.
     """
     alike = find_repeats(graph) if alike is None else tuple(alike)
     if not marks:
         return alike
-    found = find_repeats(graph, lambda node: marks.get(node, ()))
-    spans = (Repeat(repeat.instance(i).start, repeat.period, 1) for repeat in alike for i in range(repeat.count))
-    alone = [one for one in spans if all(one.end <= other.start or other.end <= one.start for other in found)]
-    return tuple(sorted([*found, *alone], key=lambda r: r.start))
+    nodes, found = list(graph.nodes), list[Repeat]()
+    for repeat in alike:
+        told = [[marks.get(nodes[at]) for at in repeat.instance(i)] for i in range(repeat.count)]
+        begins = [i for i in range(repeat.count) if not i or told[i] != told[i - 1]]
+        parts = zip(begins, [*begins[1:], repeat.count], strict=True)
+        found += (
+            [Repeat(repeat.instance(i).start, repeat.period, end - i, repeat) for i, end in parts]
+            if len(begins) > 1
+            else [repeat]
+        )
+    return tuple(found)
+
+
+def unparted(repeats: Sequence[Repeat]) -> tuple[Repeat, ...]:
+    """Repeats as they are where no constraints part them."""
+    return tuple(dict.fromkeys(repeat.of or repeat for repeat in repeats))
 
 
 class _Facts:
@@ -126,15 +137,15 @@ class _Facts:
                 self.scopes[i] = self.scopes[i + 1]
 
 
-def _search(facts: _Facts, low: int, high: int, label: Label | None) -> Iterator[Repeat]:
+def _search(facts: _Facts, low: int, high: int) -> Iterator[Repeat]:
     """The repeat that folds most nodes between `low` and `high`, the block before it, and then those on either side."""
     best = _best(facts, low, high)
     if best is not None:
-        before = _before(facts, best, low, label)
-        yield from _search(facts, low, before[0].start if before else best.start, label)
+        before = _before(facts, best, low)
+        yield from _search(facts, low, before[0].start if before else best.start)
         yield from before
         yield best
-        yield from _search(facts, best.end, high, label)
+        yield from _search(facts, best.end, high)
 
 
 def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
@@ -163,17 +174,14 @@ def _gain(count: int, period: int) -> tuple[int, int]:
     return -period * (count - 2), -period * (count - 1)
 
 
-def _before(facts: _Facts, repeat: Repeat, low: int, label: Label | None) -> list[Repeat]:
+def _before(facts: _Facts, repeat: Repeat, low: int) -> list[Repeat]:
     """The stretch before a repeat, from `low` on, that is like its blocks, but that less of it needs gradients."""
     start = repeat.start - repeat.period
     if start < low:
         return []
 
-    def told(node: fx.Node) -> Hashable:
-        return _label(node, gradients=False), label(node) if label else None
-
     here, block = (facts.nodes[at : at + repeat.period] for at in (start, repeat.start))
-    if any(told(one) != told(other) for one, other in zip(here, block, strict=True)):
+    if any(_label(a, gradients=False) != _label(b, gradients=False) for a, b in zip(here, block, strict=True)):
         return []
     needs, others = ([t.requires_grad for node in some for t in _made(node)] for some in (here, block))
     less = needs != others and all(other or not one for one, other in zip(needs, others, strict=True))

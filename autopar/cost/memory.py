@@ -112,11 +112,13 @@ class StepMemory:
 
     def grouping(self, repeats: Sequence[Repeat]) -> Grouping:
         """How parameters share collectives in a graph with these blocks."""
+        from autopar.cost.blocks import unparted
         from autopar.cost.buckets import Grouping  # it asks this class in turn
 
-        if tuple(repeats) not in self._groupings:
-            self._groupings[tuple(repeats)] = Grouping(self, repeats)
-        return self._groupings[tuple(repeats)]
+        blocks = unparted(repeats)
+        if blocks not in self._groupings:
+            self._groupings[blocks] = Grouping(self, blocks)
+        return self._groupings[blocks]
 
     @cached_property
     def _groupings(self) -> dict[tuple[Repeat, ...], Grouping]:

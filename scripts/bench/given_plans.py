@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import find_repeats
-from autopar.cost.buckets import Grouping
+from autopar.cost.blocks import repeats_under
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.step import predict, seconds_of
@@ -75,14 +74,13 @@ def price(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     memory = memory_on(cluster, traced.graph, parameters, request.precision, "adamw", micro_batches)
     restricted = restrict(_using(prepared.strategies, memory, used_as or {}), memory, constraints, cluster.axis_names)
-    marks = restricted.marks
-    repeats = find_repeats(traced.graph, (lambda node: marks.get(node, ())) if marks else None)
+    repeats = repeats_under(traced.graph, restricted.marks, prepared.repeats)
     program = Model(build_problem(memory, restricted, cluster, repeats, recompute=False))
     solution = read_solution(program, run(program, "highs", 60.0, 1e-3))
     chosen, stored = solution.chosen, solution.parameters
     segments = [segment for path in recomputed for segment in _segment(memory, path)]
     step, _, _ = predict(memory, cluster, chosen, stored, segments, repeats)
-    moved = announced(memory, cluster, chosen, stored, segments, Grouping(memory, repeats)).collectives
+    moved = announced(memory, cluster, chosen, stored, segments, memory.grouping(repeats)).collectives
     passes = [seconds_of(memory, node, strategy, cluster) for node, strategy in chosen.items()]
     phases = {
         phase: sum(c.seconds for c in moved if c.phase == phase) / micro_batches for phase in ("forward", "backward")
