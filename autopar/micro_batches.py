@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.argument_checks import count_of
-from autopar.errors import InfeasibleError, InputError
+from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
 from autopar.planning import Prepared, Request, Stopwatch, prepare, trace_for
-from autopar.plans import Plan
+from autopar.plans import Certificate, Plan
 
 Examples = Mapping[str, Any]
+
+_GAP = 1e-3  # to which each number's plan is solved
+_NO_BUDGET = 1 << 60
 
 
 def prepared_for(
@@ -52,31 +56,65 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
     """The fastest of the plans that were asked for, and what it was made from.
 
     Its certificate speaks of all of them: its bound is the least. More micro-batches keep fewer activations and move
-    parameters and activations more often, so that none can be left out unseen.
+    parameters and activations more often, so that none can be left out unseen. Of a number for which no plan is found,
+    and none is proven not to be there, a warning tells, and the bound is that without a budget.
 
-    Raises the InfeasibleError of the one that needs least where none fits.
+    Raises the TimeLimitError of one for which there may be a plan where none has any, and the InfeasibleError of the
+    one that needs least where none fits.
     """
     found: list[tuple[Prepared, Plan]] = []
     plans: list[Plan] = []
+    bounds: list[float] = []
     refusals: list[InfeasibleError] = []
+    late: list[tuple[Prepared, TimeLimitError | InfeasibleError]] = []
     for one in ready:
         request = one.request
         try:
-            made = one.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
-        except InfeasibleError as error:
-            refusals.append(error)
+            made = one.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, gap=_GAP)
+        except (InfeasibleError, TimeLimitError) as error:
+            if isinstance(error, InfeasibleError):
+                refusals.append(error)
+            if not _is_proven(error, request):
+                late.append((one, error))
             continue
         plans.append(made)
+        bounds.append(made.certificate.bound)
         found = [min((*found, (one, made)), key=lambda pair: pair[1].predicted.step_seconds)]  # the others may go
     if not found:
-        raise min(refusals, key=lambda error: error.smallest_budget_bytes or float("inf"))
+        if timed_out := [reason for _, reason in late if isinstance(reason, TimeLimitError)]:
+            raise timed_out[0]
+        raise min(refusals, key=lambda one: one.smallest_budget_bytes or float("inf"))
     [(best, chosen)] = found
-    objective, bound = chosen.certificate.objective, min(made.certificate.bound for made in plans)
-    gap = (objective - bound) / objective if objective else 0.0
+    for one, reason in late:
+        bounds.append(_bound_without_budget(one))
+        warnings.warn(f"{one.request.micro_batches} micro-batches are left out: {reason.message}", stacklevel=3)
     seconds = {stage: sum(made.planning_seconds.get(stage, 0.0) for made in plans) for stage in chosen.planning_seconds}
-    return best, replace(
-        chosen, certificate=replace(chosen.certificate, bound=bound, gap=gap), planning_seconds=seconds
-    )
+    return best, replace(chosen, certificate=_of_all(chosen.certificate, min(bounds)), planning_seconds=seconds)
+
+
+def _of_all(own: Certificate, bound: float) -> Certificate:
+    """What is proven of a plan where other numbers' plans may take no less than `bound`."""
+    if bound >= own.bound:
+        return own
+    gap = (own.objective - bound) / own.objective if own.objective else 0.0
+    return replace(own, status=own.status if gap <= _GAP else "feasible", bound=bound, gap=gap)
+
+
+def _is_proven(error: AutoparError, request: Request) -> bool:
+    """Whether there is no plan, by the planner's count of memory."""
+    if isinstance(error, TimeLimitError):
+        return False
+    least, budget = budget_bounds(error)["budget_lower_bound_bytes"], request.memory_budget_bytes
+    return least is None or least >= (request.cluster.device.usable_bytes if budget is None else budget)
+
+
+def _bound_without_budget(one: Prepared) -> float:
+    """Seconds that no plan goes below, whatever memory it takes; 0 where that takes too long to tell."""
+    try:
+        made = one.solve(memory_budget_bytes=_NO_BUDGET, constraints=one.request.constraints, gap=_GAP)
+    except TimeLimitError:
+        return 0.0
+    return made.certificate.bound
 
 
 def part(meta_args: Examples, count: int) -> Examples:

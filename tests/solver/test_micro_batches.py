@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from toys import Stack, cluster, on_meta
 
 import autopar
 from autopar import InfeasibleError, InputError
+from autopar.errors import TimeLimitError
 from autopar.micro_batches import part
+from autopar.planning import Prepared
 
 ROWS = 64
 
@@ -104,3 +110,59 @@ def test_where_none_fits_the_error_is_of_the_one_that_needs_least() -> None:
             autopar.plan(on_meta(Stack, 2), mine, cluster(2), micro_batches=numbers, memory_budget=1000)
         needs.append(refused.value.smallest_budget_bytes)
     assert needs[3] == min(needs[:3])
+
+
+def _found(monkeypatch: pytest.MonkeyPatch, other: Callable[[autopar.Plan], autopar.Plan]) -> autopar.Plan:
+    """The plan of 1 or 2 micro-batches, where the solver makes `other` of the plan of 2."""
+    real = Prepared.solve
+
+    def solve(self: Prepared, **options: Any) -> autopar.Plan:
+        made = real(self, **options)
+        is_other = self.request.micro_batches == 2 and options["memory_budget_bytes"] is None
+        return other(made) if is_other else made
+
+    monkeypatch.setattr(Prepared, "solve", solve)
+    examples = {"x": torch.empty(ROWS, 16, device="meta")}
+    return autopar.plan(on_meta(Stack, 2), examples, cluster(2), micro_batches=[1, 2], precision="fp32")
+
+
+def test_what_is_proven_is_proven_of_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poor(made: autopar.Plan) -> autopar.Plan:
+        bound = made.certificate.objective * 0.3
+        return replace(made, certificate=replace(made.certificate, status="feasible", bound=bound, gap=0.7))
+
+    found = _found(monkeypatch, poor)
+    assert found.micro_batches == 1
+    assert (found.certificate.status, found.certificate.gap > 0.1) == ("feasible", True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeLimitError("no plan was found in time"),
+        InfeasibleError("no plan is found that fits", smallest_budget_bytes=1 << 60, budget_lower_bound_bytes=1),
+    ],
+    ids=["late", "not proven"],
+)
+def test_a_number_without_a_plan_leaves_those_of_others(
+    monkeypatch: pytest.MonkeyPatch, error: TimeLimitError | InfeasibleError
+) -> None:
+    def refused(made: autopar.Plan) -> autopar.Plan:
+        raise error
+
+    with pytest.warns(UserWarning, match="2 micro-batches are left out: no plan"):
+        found = _found(monkeypatch, refused)
+    assert found.micro_batches == 1
+    monkeypatch.undo()
+    free = _plans(None)
+    assert found.certificate.bound == min(free[1].certificate.bound, free[2].certificate.bound)
+
+
+def test_where_no_number_has_a_plan_in_time_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(self: Prepared, **options: Any) -> autopar.Plan:
+        raise TimeLimitError("no plan was found in time")
+
+    monkeypatch.setattr(Prepared, "solve", late)
+    examples = {"x": torch.empty(ROWS, 16, device="meta")}
+    with pytest.raises(TimeLimitError, match="in time"):
+        autopar.plan(on_meta(Stack, 2), examples, cluster(2), micro_batches=[1, 2], precision="fp32")
