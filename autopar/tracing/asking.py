@@ -39,7 +39,8 @@ def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwa
                 f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
                 mend="set the probability to 0, call eval(), or let the module be a leaf",
             )
-        raise recorder.unknown(f"{name}() asks for the contents of a tensor that depends on the inputs")
+        asked = f"{name}() asks for the contents of a tensor that depends on the inputs"
+        raise recorder.unknown(asked, deciding=seen.tensors)
     answer, is_guard = known.answer(func, args, kwargs, seen.tensors)
     if is_guard:
         call = written_as(func, args, kwargs)

@@ -21,6 +21,14 @@ class UnknownDataError(TraceError):
         self.frames = frames
 
 
+class NotOneOpError(TraceError):
+    """What has no graph cannot be one op either; `reason` is why it has no graph, the fault to mend."""
+
+    def __init__(self, reason: str, message: str, *, where: str = "") -> None:
+        super().__init__(f"{reason}. Nor can it be one op: {message}", where=where)
+        self.reason = reason
+
+
 class UnrolledError(TraceError):
     """A loop makes the graph too long; `kind` is the type of the module whose own forward made most of it."""
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from autopar.graph import TRIAL_FLOPS
 from autopar.leaf_calls import LeafCall
 from autopar.tracing import opaque, places
-from autopar.tracing.errors import TraceError
+from autopar.tracing.errors import NotOneOpError, TraceError
 from autopar.tracing.reads import Reads, reachable
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.replaced import is_copy, original, replaced
@@ -131,7 +131,7 @@ def _call(
         names = {name: tensor for name, tensor in own if id(tensor) in may_read}
         _check_own(recorder, path, names)
     except TraceError as error:
-        raise TraceError(f"{reason}. Nor can it be one op: {error.message}", where=error.where) from error
+        raise NotOneOpError(reason, error.message, where=error.where) from error
     held = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, _PASSING)}
     flat = tuple(None if i in held else leaf for i, leaf in enumerate(leaves))
     target = FunctionLeaf(function, root, path, tuple(names), spec, held, reason)

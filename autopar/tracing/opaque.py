@@ -37,12 +37,19 @@ class NumbersOfData(Exception):
 
 
 def outputs_of(
-    module: nn.Module, path: str, attributes: Attributes, args: Any, kwargs: Any, *, inside: bool = False
+    module: nn.Module,
+    path: str,
+    attributes: Attributes,
+    args: Any,
+    kwargs: Any,
+    *,
+    inside: bool = False,
+    guessed: dict[nn.Module, str] | None = None,
 ) -> tuple[Any, int]:
     """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them.
 
     Where it returns numbers it runs in all these ways; raises NumbersOfData if they differ, unless the module is
-    `inside` another opaque one, where no graph holds them.
+    `inside` another opaque one, where no graph holds them. `guessed` notes a module of which nothing was found out.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
@@ -57,9 +64,11 @@ def outputs_of(
         if not tensors:
             raise
         last = error
+    fault = f"{type(last).__name__}: {last}"
+    if guessed is not None:
+        guessed[module] = f"{path} fails without its data ({fault})"
     warnings.warn(
-        f"{path} cannot run without its data ({type(last).__name__}: {last}); "
-        "its output is taken to look like its first input",
+        f"{path} cannot run without its data ({fault}); its output is taken to look like its first input",
         stacklevel=2,
     )
     return torch.empty_like(tensors[0], requires_grad=tensors[0].requires_grad), 0

@@ -10,7 +10,7 @@ no identity is reused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
+from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.dynamic import DynamicSizes
 from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
@@ -33,7 +34,7 @@ from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as, written_by_schema
 from autopar.tracing.values import META, makes_tensor, with_own_identity
-from autopar.tracing.without_kernel import KNOWN_OR_LEAF, Again, run_without_kernel
+from autopar.tracing.without_kernel import Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
 
 Tensor = torch.Tensor
@@ -58,6 +59,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.split = bias_addition_split
         self.trace_sizes = trace_sizes
         self.runs = Runs()
+        self.guessed: dict[torch.nn.Module, str] = {}  # leaves whose outputs are taken to look like an input, and why
         self.autocast = autocasting.Autocast()
         self._casts: dict[Any, Tensor] = {}
         self.sizes = SizeNodes(graph, self.annotate_number)
@@ -208,7 +210,9 @@ class Recorder(TorchFunctionMode, GraphWriter):
             try:
                 return call(module, *args, **kwargs)
             except Exception:  # whatever a leaf does, it is not looked into
-                outputs, trial_flops = opaque.outputs_of(module, path, self.attributes, args, kwargs)
+                outputs, trial_flops = opaque.outputs_of(
+                    module, path, self.attributes, args, kwargs, guessed=self.guessed
+                )
                 return outputs
             finally:
                 self._in_leaf = False
@@ -273,7 +277,12 @@ class Recorder(TorchFunctionMode, GraphWriter):
         node.meta[VAL] = None
         return node
 
-    def unknown(self, message: str, mend: str = KNOWN_OR_LEAF) -> UnknownDataError:
+    def unknown(self, message: str, mend: str = "", *, deciding: Iterable[Tensor] = ()) -> UnknownDataError:
+        """The error of a question that has no answer; `deciding`: the tensors whose contents would tell.
+
+        `mend`: what to do about it; by default, to make the inputs known that decide, or a leaf of the module.
+        """
+        mend = mend or known_or_leaf(self.nodes.get(id(tensor)) for tensor in deciding)
         error = UnknownDataError(f"{message}: {mend}", where=self.where(), frames=places.callers())
         if not self._in_leaf and not self.paused:
             self.unanswered.append((error, self.scope[-1][0] if self.scope else ""))

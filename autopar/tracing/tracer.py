@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
-from autopar.tracing.errors import TraceError, UnknownDataError, UnrolledError
+from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError
 from autopar.tracing.free_sizes import FreeSizes, prove
 from autopar.tracing.function_leaves import function_around, whole_forward
 from autopar.tracing.huggingface import bare_forward, register_caches
@@ -127,6 +127,7 @@ def trace_until_done(
     leaves too. Else the error is raised.
     """
     broken: Exception | None = None  # what came of leaves' guessed outputs
+    innermost: dict[str, NotOneOpError] = {}  # of functions around each other that can be no op, for one reason
     while True:
         attempt = Attempt(root, inputs, options)
         try:
@@ -142,16 +143,21 @@ def trace_until_done(
                 continue
             if not isinstance(error, contained):
                 raise
-            _become_leaf(attempt, options, error, functions)
+            _become_leaf(attempt, options, error, functions, error)
         except contained as error:
-            _become_leaf(attempt, options, error, functions)
+            told = innermost.setdefault(error.reason, error) if isinstance(error, NotOneOpError) else error
+            _become_leaf(attempt, options, error, functions, told)
         except Exception as error:
             policy = options.policy
             whole = _whole(root, policy) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
-                policy.functions[whole] = f"{type(error).__name__}: {error}"
+                policy.functions[whole] = _reason(error, attempt, policy)
                 broken = error
                 continue
+            if attempt.recorder.guessed:
+                misled = TraceError(_reason(error, attempt, policy))
+                _tell_of_leaves(misled, policy)
+                raise misled from error
             _tell_of_leaves(error, policy)
             raise
 
@@ -172,25 +178,35 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
     return traced
 
 
-def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool) -> None:
-    """Note what is a leaf from now on: the innermost module, or function where that is the root; or raise the error."""
-    root, policy, reason = attempt.model, options.policy, f"{type(error).__name__}: {error}"
+def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions: bool, told: Exception) -> None:
+    """Note what is a leaf from now on: the innermost module, or function where that is the root; or raise `told`."""
+    root, policy = attempt.model, options.policy
+    reason = error.reason if isinstance(error, NotOneOpError) else f"{type(error).__name__}: {error}"
     module = attempt.culprit(error)
     if module is not None and module is not root and module not in policy.failed:
         policy.failed.update(dict.fromkeys(_alike(root, module), reason))
         return
     function = (function_around(error, policy.functions) or _whole(root, policy)) if functions else None
     if function is None:
-        _tell_of_leaves(error, policy)
-        raise error
+        _tell_of_leaves(told, policy)
+        raise told
     policy.functions[function] = reason
+
+
+def _reason(error: Exception, attempt: Attempt, policy: LeafPolicy) -> str:
+    """Why the rest cannot be traced: what `error` says, unless the model met the guessed outputs of a leaf before."""
+    own = f"{type(error).__name__}: {error}"
+    for module, fault in attempt.recorder.guessed.items():
+        kind = type(module).__name__
+        return f"{policy.failed.get(module, fault)}. What {kind} returns is a guess then, which led to {own}"
+    return own
 
 
 def _tell_of_leaves(error: Exception, policy: LeafPolicy) -> None:
     """Why there are leaves, whose guessed outputs may be what broke the rest, as notes."""
     leaves = [(type(module).__name__, why) for module, why in policy.failed.items()]
-    leaves += [(function.__name__, why) for function, why in policy.functions.items() if why not in str(error)]
-    for note in dict.fromkeys(f"{name} is a leaf, because {why}" for name, why in leaves):
+    leaves += [(function.__name__, why) for function, why in policy.functions.items()]
+    for note in dict.fromkeys(f"{name} is a leaf, because {why}" for name, why in leaves if why not in str(error)):
         error.add_note(note)
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-KNOWN_OR_LEAF = "give that input a known example (autopar.tracing.known), or let the module be a leaf"
 _NO_SIZES = {torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 _REPEATING = methods("repeat_interleave")
 _SELECTING = methods("masked_select")
@@ -77,9 +76,12 @@ def run_without_kernel(
         return tried, None
     name = getattr(func, "__name__", repr(func))
     reason = (str(error).strip().splitlines() or [""])[0][:200]
-    if "torch.nonzero()" in reason:
+    deciding = seen.tensors
+    if "torch.nonzero()" in reason or func in _SELECTING:
         reason = "how many elements it picks depends on data"
-    raise recorder.unknown(f"{name} could not be computed on data-free tensors ({reason})") from error
+        deciding = masks or deciding[-1:]
+    what = f"{name} could not be computed on data-free tensors ({reason})"
+    raise recorder.unknown(what, deciding=deciding) from error
 
 
 def _is_open(recorder: Recorder, indices: list[Tensor]) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from autopar.tracing import TraceError, trace
+from autopar.tracing import TraceError, known, trace
 
 
 class Rehung(nn.Module):
@@ -207,6 +209,36 @@ def test_what_breaks_behind_a_leaf_tells_why_it_is_one() -> None:
     [note] = broken.value.__notes__
     assert note.startswith("Dropped is a leaf, because")
     assert "random number (LayerDrop does)" in note
+
+
+class Grid(nn.Module):
+    """It returns an object, and how much of the table it takes lies in an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(6, 4))
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> SimpleNamespace:
+        rows, times = sizes.tolist()
+        return SimpleNamespace(last=x + self.table[: rows * times - 3])
+
+
+class OfGrid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = Grid()
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        return self.grid(x, sizes).last.sum()
+
+
+def test_what_breaks_on_a_guess_begins_with_why_there_is_a_guess() -> None:
+    inputs = {"x": torch.randn(6, 4), "sizes": torch.tensor([3, 3])}
+    with pytest.warns(UserWarning, match="look like its first input"), pytest.raises(TraceError) as broken:
+        trace(OfGrid(), inputs, unsupported="leaf")
+    words = r"UnknownDataError: tolist\(\) asks for .*: give 'sizes' a known example .*What Grid returns is a guess"
+    assert re.match(words, str(broken.value)), broken.value
+    trace(OfGrid(), {**inputs, "sizes": known(inputs["sizes"])})
 
 
 class Averaging(Branching):

@@ -61,6 +61,10 @@ def bound_anew(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.sum() > 0 else x - net.seen
 
 
+def picked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x[..., 0].masked_select(ids > 0).view(16)
+
+
 def drawn(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return x * 2 if random.random() < 0.5 else x
 
@@ -97,6 +101,7 @@ def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             bound_anew,
             r"bool\(\) asks for the contents.*Nor can it be one op: bound_anew binds 'seen' to another tensor",
         ),
+        (picked, r"^UnknownDataError: masked_select .*depends on data.*give 'ids' a known example(?!.*one op.*one op)"),
         (in_numpy, r"numpy\(\) asks for the contents.*Nor can it be one op"),
     ],
 )

@@ -1,0 +1,29 @@
+"""What to do where the contents of a tensor are needed: the inputs that it comes from, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+_MOST = 3  # names of more inputs help nobody
+
+
+def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
+    """The advice for tensors that have no data: `nodes` are those that stand for them."""
+    names = _inputs(nodes)
+    those = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"
+    return f"give {those} a known example (autopar.tracing.known), or let the module be a leaf"
+
+
+def _inputs(nodes: Iterable[fx.Node | None]) -> list[str]:
+    """The placeholders that nodes are computed from, in the order of the graph."""
+    waiting = [node for node in nodes if node is not None]
+    met = dict.fromkeys(waiting)
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            if node not in met:
+                met[node] = None
+                waiting.append(node)
+    graphs = dict.fromkeys(node.graph for node in met)
+    return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "placeholder" and node in met]
