@@ -71,9 +71,17 @@ def _own(module_name: str, function_name: str, batch: int | None, sequence: int 
     except Exception as error:
         raise InputError(f"importing {module_name!r} failed with {told(error)}") from error
     function = getattr(module, function_name, None)
-    if not callable(function):
+    if hasattr(module, function_name) and not callable(function):
+        kind = type(function).__name__
+        raise InputError(f"{function_name!r} of module {module_name!r} is no function: it is of type {kind}")
+    if function is None:
         raise InputError(
             f"module {module_name!r} has no function {function_name!r}{_close(function_name, dir(module))}"
+        )
+    if needed := _arguments(function):
+        raise InputError(
+            f"{module_name}:{function_name} takes {', '.join(needed)}, and is called without arguments: give "
+            f"defaults{_defined_at(function)}"
         )
     try:
         with torch.device("meta"):
@@ -102,6 +110,21 @@ def _own(module_name: str, function_name: str, batch: int | None, sequence: int 
     return Source(*parts)
 
 
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of what a call needs."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a builtin that tells none
+        return []
+    given = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in given]
+
+
+def _defined_at(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" [at {code.co_filename}:{code.co_firstlineno}]" if code is not None else ""
+
+
 def _needed(batch: int | None, name: str) -> int:
     if batch is None:
         raise InputError(f"{name} brings no examples of its inputs: give --batch (and --seq for text)")
@@ -120,7 +143,8 @@ def _hugging_face(
     is_model = inspect.isclass(architecture) and issubclass(architecture, transformers.PreTrainedModel)
     if not is_model:
         known = [other for other in dir(transformers) if other.endswith(("Model", "LM")) or "For" in other]
-        raise InputError(f"transformers {transformers.__version__} has no architecture {name!r}{_close(name, known)}")
+        mend = _close(name, known) or ": name one as in hf:GPT2LMHeadModel"
+        raise InputError(f"transformers {transformers.__version__} has no architecture {name!r}{mend}")
     if architecture.config_class is None:
         raise InputError(f"{name} is abstract: name an architecture of one model, such as hf:GPT2LMHeadModel")
     needed = _needed(batch, text)

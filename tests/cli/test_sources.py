@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import transformers
 
 from autopar.errors import InputError
-from autopar.sources import example_inputs
+from autopar.sources import example_inputs, load_source
 
 _SMALL = {
     "hidden_size": 32,
@@ -67,3 +68,21 @@ def test_learned_positions_bound_the_sequence() -> None:
     with pytest.raises(InputError, match="longer than the 24 learned positions"):
         example_inputs(model, batch=1, sequence=25)
     assert example_inputs(model, batch=1)["input_ids"].shape == (1, 24)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("broken_builders:number", "'number' of module 'broken_builders' is no function: it is of type int"),
+        ("broken_builders:needs", r"takes width, and is called without arguments: give defaults.*broken_builders.py:2"),
+        ("broken_builders:neds", "has no function 'neds': did you mean needs"),
+        ("hf:Nope", "has no architecture 'Nope': .*hf:GPT2LMHeadModel"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_told(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_builders.py").write_text("number = 3\ndef needs(width):\n    return width\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=words):
+        load_source(text, batch=2)
