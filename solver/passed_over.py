@@ -14,12 +14,8 @@ from autopar.errors import InputError
 from autopar.graph import TensorRef
 from autopar.solver.idle import ConstraintWarning
 from autopar.solver.parts import wish_of
-from autopar.solver.pins import Pin, named, read_pin
+from autopar.solver.pins import ONLY_BLOCKS, Pin, named, read_pin
 from autopar.solver.restricted import Restricted
-
-_ONLY_BLOCKS = (
-    "only blocks are recomputed of which two or more in a row are alike, and parts of them that keep something"
-)
 
 
 def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: Restricted) -> None:
@@ -31,13 +27,13 @@ def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: 
     spans = [repeat.instance(i) for repeat in memory.repeats for i in range(repeat.count)]
     inside = {nodes[position] for span in spans for position in span if memory.saves(nodes[position])}
     if restricted.forces_replays and not spans:
-        raise InputError(f"constraints ask for recompute, but {_ONLY_BLOCKS}, and this model has none")
+        raise InputError(f"constraints ask for recompute, but {ONLY_BLOCKS}, and this model has none")
     pins = [pin for pin in map(read_pin, map(str.strip, constraints)) if pin is not None and pin.kind == "recompute"]
     for pin in (pin for pin in pins if pin.wanted != "never"):
         if inside.isdisjoint(named(memory, pin)):
             first, last = (stretch_name(nodes[span.start : span.stop]) for span in (spans[0], spans[-1]))
             raise InputError(
-                f"constraint '{pin.text}' names nothing that can be recomputed: {_ONLY_BLOCKS}, here those from "
+                f"constraint '{pin.text}' names nothing that can be recomputed: {ONLY_BLOCKS}, here those from "
                 f"'{first}' to '{last}'"
             )
     _warn_of_idle([pin for pin in pins if pin.wanted == "full"], memory, restricted)

@@ -38,6 +38,9 @@ _GIVEN = {
     "activation": "nothing that these modules give",
     "output": "no output that it names",
 }
+ONLY_BLOCKS = (
+    "only blocks are recomputed of which two or more in a row are alike, and parts of them that keep something"
+)
 _FEW = 2  # layouts that a message tells
 _ANY_OUTER = 0  # of a placement that does not say how a dim is nested
 
@@ -109,7 +112,8 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
         before = strategies.get(node, ())
         left = tuple(s for s in before if spoken.holds(node, s))
         if before and not left and pin.sign != "~":
-            raise ExcludedError(pin.text, f"{told(memory, node)} has no way to lie so{_others(spoken, node, before)}")
+            what = _place(memory, spoken, node, before) or told(memory, node)
+            raise ExcludedError(pin.text, f"{what} has no way to lie so{_others(spoken, node, before)}")
         strategies[node] = left or before
         changes |= len(strategies[node]) < len(before)
     # One that takes nothing away leaves equal blocks equal.
@@ -125,6 +129,10 @@ def spoken_of(memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Spoken
 def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
     """The nodes that a pin speaks of, with places as in `Spoken`; raises InputError where there are none."""
     nodes = _matching(memory, pin.kind, pin.pattern)
+    if not nodes and pin.kind == "recompute" and not any(node.meta.get(SCOPE) for node in memory.graph.nodes):
+        raise InputError(
+            f"constraint '{pin.text}' asks for recompute, but {ONLY_BLOCKS}, and this model has no modules"
+        )
     if not nodes:
         does = " that runs anything here" if KINDS[pin.kind] == "module" else ""
         raise InputError(
@@ -179,7 +187,8 @@ def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
 def _fitting(
     memory: StepMemory, pin: Pin, nodes: Mapping[fx.Node, tuple[int, ...]], form: Form
 ) -> Mapping[fx.Node, tuple[int, ...]]:
-    """Of what a module gives, the tensors that have the dims that the layout splits: a loss beside them has none."""
+    """Of what a module gives or the model returns, the tensors that have the dims that the layout splits: a loss beside
+    them has none."""
     rank = 1 + max((wanted.dim for wanted in form if wanted is not None and wanted.is_sharded), default=-1)
     found: dict[fx.Node, tuple[int, ...]] = {}
     for node, places in nodes.items():
@@ -188,7 +197,16 @@ def _fitting(
             found[node] = fitting
     if not found:
         raise InputError(f"constraint '{pin.text}': {_GIVEN[pin.kind]} has {rank} dims")
-    return found if pin.kind == "activation" else nodes
+    return found if pin.kind in ("activation", "output") else nodes
+
+
+def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
+    """Which of the model's outputs that a pin names has no way to lie so, and its shape; nothing of other nodes."""
+    for i in spoken.places[node] if spoken.pin.kind == "output" else ():
+        one = replace(spoken, places={node: (i,)})
+        if not any(one.holds(node, strategy) for strategy in strategies):
+            return f"output {i} of shape {tuple(tensor_of(memory.inputs[node][i]).shape)}"
+    return ""
 
 
 def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from toys import planned, stack
+import torch
+from toys import Beside, Random, cluster, on_meta, planned, stack, toy
 
 from autopar.errors import InfeasibleError, InputError
 from autopar.solver.idle import ConstraintWarning
@@ -67,3 +68,20 @@ def test_axes_that_the_mesh_lacks_are_refused_by_the_names_of_those_it_has(sign:
 def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
     with pytest.raises(InfeasibleError, match=r"'head\.weight' has no way to lie so"):
         planned(stack(2), "param:head.weight = P")
+
+
+def test_a_loss_beside_what_is_returned_is_passed_over() -> None:
+    problem = toy(on_meta(Beside), torch.empty(512, 8, device="meta"), on=cluster(2))
+    made = planned(problem, "output:* = S0")
+    returned = next(node for node in made.nodes if node.name == "output")
+    assert [str(layout) for layout in returned.inputs[1:]] == ["S0", "S0"]
+    with pytest.raises(InputError, match="no output that it names has 1 dims"):
+        planned(problem, "output:0 = S0")
+    with pytest.raises(InfeasibleError, match=r"output 1 of shape \(512, 8\) has no way to lie so"):
+        planned(problem, "output:[12] = P")
+
+
+def test_recompute_of_a_model_without_modules_is_refused_as_of_others() -> None:
+    problem = toy(Random(0), torch.empty(64, 8, device="meta"), on=cluster(2))
+    with pytest.raises(InputError, match=r"asks for recompute, but only blocks are recomputed of which .* no modules"):
+        planned(problem, "recompute:* = full")
