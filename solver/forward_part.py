@@ -82,8 +82,10 @@ class ForwardPeaks:
         memory, found = self.problem.memory, dict[int, float]()
         last = self.rows.first[number] + self.problem.stages[number].count - 1
         for output, op in enumerate(self.problem.ops):
-            for i, ref in enumerate(memory.inputs[op.node]) if op.node.op == "output" else ():
-                if self.grouping.region(memory.roots[ref].node) > last:
-                    for variable, choice in zip(self.model.x[output], op.choices, strict=True):
-                        add(found, variable, -memory.output_bytes(ref, choice.strategy.inputs[i]))
+            for variable, choice in (
+                zip(self.model.x[output], op.choices, strict=True) if op.node.op == "output" else ()
+            ):
+                for copy, size in memory.savings.held_copies(op.node, choice.strategy).items():
+                    if not memory.is_kept(copy[0]) and self.grouping.region(copy[0].node) > last:
+                        add(found, variable, -size)
         return found

@@ -61,10 +61,9 @@ class Points:
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
         start: Expression = {}
         for member in stage.ops:
-            for variable, size in self.waiting.get(member, {}).items():
-                add(start, variable, size)
+            start = total(start, self.waiting.get(member, {}))
         pieces, pieces_behind = Pieces(), Pieces()
-        brought = dict(data.brought.get(-1, {}))
+        brought, unkept = dict(data.brought.get(-1, {})), dict(data.unkept.get(-1, {}))
         current, begin, begins = start, -1, self.begins(stage)
         for member in stage.ops:
             node, begin = self.problem.ops[member].node, begins[member]
@@ -75,12 +74,13 @@ class Points:
             if change:
                 current = self.chain(current, change)
             brought = total(brought, data.brought.get(member, {}))
+            unkept = total(unkept, data.unkept.get(member, {}))
             given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
                 alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self.alive(member, point, kind))]
                 if lands and behind_reads == 0 and point.backward:
                     alive_in.append((Phase.LANDING, total(self.passing(point), given)))
-                for phase, alive in alive_in:
+                for phase, alive in ((phase, total(alive, unkept)) for phase, alive in alive_in):
                     self._note(pieces.setdefault((phase, begin), []), current, alive)
                     if brought and behind:
                         self._note(pieces_behind.setdefault((phase, begin), []), total(current, brought), alive)

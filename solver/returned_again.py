@@ -12,22 +12,23 @@ the same level count as one: their sizes depend on one choice, of the graph's ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from autopar.cost.memory import StepMemory
 from autopar.graph import TensorRef
 from autopar.solver.model import Model
 from autopar.solver.replays import Expression, counted
+from autopar.solver.returned import Kept
 from autopar.solver.savers import Copies, Saver
 from autopar.solver.stage_bytes import StageBytes, add
 
 
 def returned_again(
-    model: Model, stages: Sequence[StageBytes], copies: Copies, kept: Iterable[tuple[TensorRef, Expression]]
+    model: Model, stages: Sequence[StageBytes], copies: Copies, kept: Mapping[int, Sequence[Kept]]
 ) -> None:
     """Adds to a model's stages. `kept`: `autopar.solver.returned.Returned.kept`; `copies`: what ops keep."""
     problem, by_level = model.problem, dict[tuple[int, int], Expression]()
-    for root, sizes in kept:
+    for root, sizes in ((one.root, one.sizes) for some in kept.values() for one in some):
         op = problem.ops[problem.op_of[root.node]]
         levels, dropped, depth = problem.stages[op.stage].levels, op.again.dropped, problem.stages[op.stage].depth
         if levels is None or not dropped:

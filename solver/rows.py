@@ -41,9 +41,9 @@ import numpy as np
 
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
-from autopar.graph import TensorRef
 from autopar.solver.forward_part import ForwardPeaks
 from autopar.solver.forward_rows import ForwardRows
+from autopar.solver.held_by_caller import HeldByCaller
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.optimizer_step import all_temporaries, each_temporaries
@@ -79,7 +79,7 @@ class Rows:
             if flow.tensor.kind != "next":
                 self.flows.setdefault((flow.tensor.source, flow.use.op), []).append(flow)
         self.returned: dict[int, Expression] = {}  # what a block keeps that the caller holds, by stage
-        self.returned_kept: list[tuple[TensorRef, Expression]] = []  # the same by storage
+        self.held: HeldByCaller | None = None
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
         self._parameters()
         self._gradients()
@@ -90,7 +90,9 @@ class Rows:
             forward.add(self.sums.at_most, self._always())
             return
         saved = Saved(model, self.stages)
-        returned_again(model, self.stages, saved.copies, self.returned_kept)
+        if self.held is not None:
+            self.held.add_unkept(self.stages)
+            returned_again(model, self.stages, saved.copies, self.held.kept)
         self._parameter_copies()
         self._rows()
 
@@ -162,7 +164,8 @@ class Rows:
                 for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
                     for one, its in part.items():
                         add(target, one, its)
-                self.returned_kept += returned.kept
+                self.held = HeldByCaller(self.model, number, returned.kept)
+                self.held.add_alone(self.always)
                 for stage, (a_block, each) in returned.by_stage.items():
                     self.returned[stage] = a_block
                     for one, its in () if self.memory.micro_batches > 1 else a_block.items():

@@ -25,8 +25,8 @@ class StageBytes:
     of them; gradients of one block (by parameter, of all), and of shared parameters, once reduced. Of one block, by
     segment: what is `freed` when its own ops are through with it, and what is kept of what it reads and nobody
     keeps (`besides`). `brought`: what the block before keeps and `held` leaves to this one, which keeps it too,
-    from the start (-1) until an op; at levels up to `brought_until`. `most_left_behind`: of the buckets of its
-    gradients in the next block's turn."""
+    from the start (-1) until an op; at levels up to `brought_until`. `unkept`: what it returns, likewise, until an
+    op keeps it. `most_left_behind`: of the buckets of its gradients in the next block's turn."""
 
     block: dict[int, Expression] = field(default_factory=dict)
     parameters: dict[int, Expression] = field(default_factory=dict)
@@ -43,6 +43,7 @@ class StageBytes:
     besides: dict[Part, Expression] = field(default_factory=dict)
     brought: dict[int, Expression] = field(default_factory=dict)
     brought_until: int = 0
+    unkept: dict[int, Expression] = field(default_factory=dict)
     most_left_behind: int = 0
 
     @classmethod

@@ -105,7 +105,8 @@ def _facts(fold: Fold, block: int, memory: StepMemory) -> tuple[list[Any], ...]:
     kinds = [node.meta.get(KIND) for node in nodes]
     biases = [fold.position[bias] - start if (bias := node.meta.get(BIAS_OF)) else None for node in nodes]
     others = [_facts_of_one(node, memory) for node, kind in zip(nodes, kinds, strict=True) if kind is None]
-    return costs, kinds, biases, others
+    kept = [(memory.saved(node), memory.savings.held(node)) for node in nodes]
+    return costs, kinds, biases, others, kept
 
 
 def _facts_of_one(node: fx.Node, memory: StepMemory) -> tuple[object, ...]:

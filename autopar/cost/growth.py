@@ -21,7 +21,7 @@ class Growth:
     the copies of parameters that its ops keep count here, and what replays make beside what is there."""
 
     def __init__(self, plan: PlannedBytes, i: int, kept: set[Copy], *, backward: bool = True) -> None:
-        self.plan, self.memory = plan, plan.memory
+        self.plan, self.memory, self._i = plan, plan.memory, i
         self.parts: Counter[str] = Counter()
         self._again, self._kept = "replayed block" if i in plan.recomputed else "", set(kept)
         self._backward = backward
@@ -53,6 +53,10 @@ class Growth:
         for key, size in self.plan.kept_parameters(node).items() if self._backward else ():
             self.parts["gathered parameters"] += size if key not in self._there else 0
             self._there.add(key)
+
+    def yet_to_keep(self) -> int:
+        """What the caller holds of this region that ops behind the last one keep, or another region's."""
+        return self.plan.returned.not_among(self._kept, self._i, self._segment)
 
     def _leave(self, segment: Segment) -> None:
         """Take away what an inner segment has while its own ops run, of storages that nothing else reads."""

@@ -213,10 +213,10 @@ class Lifetimes:
         self._first_saver: dict[TensorRef, int] = {}
         last, never = self._last_read, len(self._all)
         for node in self._nodes:
-            inputs, outputs, _ = memory.saved(node)
             refs, at = self._inputs(node), self.position[node]
-            for ref in [refs[j] for j in inputs] + [TensorRef(node, j) for j in outputs]:
-                self._first_saver.setdefault(roots[ref], at)
+            for inputs, outputs, _ in (memory.saved(node), memory.savings.held(node)):
+                for ref in [refs[j] for j in inputs] + [TensorRef(node, j) for j in outputs]:
+                    self._first_saver.setdefault(roots[ref], at)
             if in_segment(node) and not is_getitem(node):
                 last.update((roots[ref], at) for ref in refs)
         returned = (ref for node in self._nodes if node.op == "output" for ref in self._inputs(node))

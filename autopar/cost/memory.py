@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from autopar.cost.buckets import Grouping
     from autopar.cost.folds import Fold
     from autopar.cost.lifetimes import Lifetimes
+    from autopar.cost.savings import Kept, Savings
 
 Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
 Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
@@ -207,23 +208,21 @@ class StepMemory:
                 return ref
             ref = source
 
-    def saved(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded)."""
-        return self._saved[node]
-
-    @cached_property
-    def _saved(self) -> dict[fx.Node, tuple[tuple[int, ...], tuple[int, ...], int]]:
-        return Found(self._saved_by)
-
-    def _saved_by(self, node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        cost = node.meta.get(COST)
-        if cost is None or not self.train:
-            return (), (), 0
-        return tuple(sorted(set(cost.saved_inputs))), tuple(sorted(set(cost.saved_outputs))), cost.saved_internal_bytes
+    def saved(self, node: fx.Node) -> Kept:
+        """Which inputs and outputs a node keeps for backward, and how many bytes beside them (whole, unsharded); of one
+        that backward never comes to, parameters alone."""
+        return self.savings.kept[node]
 
     def saves(self, node: fx.Node) -> bool:
         """Whether autograd keeps anything for this node (a replay runs as far as the last such node)."""
-        return any(self.saved(node))
+        return any(self.savings.saved(node))
+
+    @cached_property
+    def savings(self) -> Savings:
+        """What autograd saves, and until when."""
+        from autopar.cost.savings import Savings  # it asks this class in turn
+
+        return Savings(self)
 
     def cuts(self, layout: Layout) -> Cuts:
         """What each mesh axis does to a value: the dim and digit that it cuts, or that its parts are summands; an axis
@@ -286,15 +285,10 @@ class StepMemory:
     def _local_bytes(self) -> dict[tuple[TensorRef, Layout], int]:
         return {}
 
-    def output_bytes(self, ref: TensorRef, layout: Layout, *, kept: bool = False) -> int:
-        """An output of the graph that nobody keeps for backward: the caller holds it meanwhile. Or one that is `kept`:
-        it is among the activations first, and the caller still holds it when the optimizer steps."""
-        root = self.roots[ref]
+    def is_kept(self, root: TensorRef) -> bool:
+        """Whether a storage is kept for backward; of unseen blocks, the model's stand for theirs."""
         fold = next((fold for fold in self.folds if fold.is_middle(root.node)), None)
-        stands = TensorRef(fold.model_of(root.node), root.index) if fold else root
-        if (stands in self.saved_roots) != kept or root.node.op in ("placeholder", "get_attr"):
-            return 0
-        return self.copy_bytes(self.copy(ref, layout))
+        return (TensorRef(fold.model_of(root.node), root.index) if fold else root) in self.saved_roots
 
     def input_bytes(self, node: fx.Node, layout: Layout) -> int:
         """A placeholder or buffer as it is given."""

@@ -81,8 +81,7 @@ class _Walk:
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
-        self.made = [0] * len(plan.rows)  # outputs that nobody keeps, by the regions that make them
-        # what a region keeps that the caller holds until the next step
+        # what the caller holds until the next step, of what a region keeps and of what its replay leaves
         self.returned = [plan.returned.by_region.get(i, 0) for i in range(len(plan.rows))]
         self._count_parameters()
         self._count_inputs_and_outputs()
@@ -104,7 +103,8 @@ class _Walk:
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
             if forward is not None and i in forward.regions:
                 parts = live + forward.fullest(i, kept | inputs)
-                parts["inputs and outputs"] -= sum(self.made[i + 1 :])
+                made = self.plan.returned.always
+                parts["inputs and outputs"] -= sum(size for region, size in made.items() if region > i)
                 found.append(Moment(f"forward of {name}", _parts(parts)))
             live["gradients"] += sum(self.later[i + 1 :]) if self.memory.micro_batches == 1 else 0
             live["inputs and outputs"] += sum(self.returned[i + 1 :]) + self.plan.returned.beside_replay(i)
@@ -162,12 +162,14 @@ class _Walk:
         for node in self.plan.members[i]:
             growth.begin(node)
             growth.keep(node)
+            held = growth.yet_to_keep()
             for phase, size in self._at(node, i, moved):
                 given = self.waiting.get(node, 0) if phase is Phase.LANDING else 0  # the op is yet to give its own
-                total = grows.total() - given + moved[phase] + size
+                total = grows.total() - given + moved[phase] + size + held
                 if total > most:
                     own = "logits and loss" if self.lifetimes.after_parameters(node) else "workspace"
-                    most, passing = total, (("communication buffers", moved[phase]), (own, size))
+                    passing = (("communication buffers", moved[phase]), (own, size), ("inputs and outputs", held))
+                    most = total
                     best = _Peak(grows - Counter({"gradients": given}), passing)
             grows["gradients"] -= self.waiting.get(node, 0)
         return best
@@ -222,6 +224,7 @@ class _Walk:
 
     def _count_inputs_and_outputs(self) -> None:
         memory, chosen = self.memory, self.plan.chosen
+        self.always["inputs and outputs"] += sum(self.plan.returned.always.values())
         unreduced: dict[tuple[TensorRef, Layout, int | None], int] = {}
         for node in self.plan.nodes:
             if node not in chosen:
@@ -229,13 +232,9 @@ class _Walk:
             strategy = chosen[node]
             if node.op == "placeholder" or (node.op == "get_attr" and not memory.is_parameter(node)):
                 self.always["inputs and outputs"] += memory.input_bytes(node, strategy.outputs[0])
-            if node.op != "output" and memory.micro_batches == 1:
+            if memory.micro_batches == 1:
                 continue
             for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
-                if node.op == "output":
-                    size = memory.output_bytes(ref, wanted)
-                    self.always["inputs and outputs"] += size
-                    self.made[self.plan.region_of[memory.roots[ref].node]] += size
                 if memory.micro_batches > 1 and memory.is_trainable(ref.node):
                     one = self.plan.moved(ref, wanted)
                     unreduced[ref, wanted, self._scope(node)] = one.accumulated if one.reduction else 0

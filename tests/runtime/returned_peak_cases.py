@@ -1,0 +1,111 @@
+"""Ranks that train models which return more than a loss: the peaks of steps, beside what the plan predicted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from peak_cases import STEPS, PeakMemory
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
+
+import autopar
+
+WIDTH, CLASSES = 64, 512
+Results = dict[str, Any]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Returning(nn.Module):
+    """Blocks and a head; `more` makes what is returned beside the loss, of the input, what each block makes, and
+    logits."""
+
+    def __init__(self, more: Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], Results], blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.more = more
+
+    def forward(self, x: torch.Tensor) -> Results:
+        hidden, states = x, []
+        for block in self.blocks:
+            hidden = block(hidden)
+            states.append(hidden)
+        logits = self.head(hidden)
+        return {"loss": torch.tanh(logits).square().mean(), **self.more(x, states, logits)}
+
+
+MORE: dict[str, Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], Results]] = {
+    "probabilities": lambda x, states, logits: {"p": logits.softmax(-1)},
+    "scaled": lambda x, states, logits: {"p": logits.sigmoid() * 2.0},
+    "read further": lambda x, states, logits: {"p": functional.gelu(logits).sigmoid()},
+    "views": lambda x, states, logits: {"logits": {"as": logits, "flat": logits.flatten(0, 1)}},
+    "states": lambda x, states, logits: {"states": [x, *states]},
+    "states together": lambda x, states, logits: {"states": states, "all": torch.stack([x, *states]).softmax(-1)},
+    "of each block": lambda x, states, logits: {"p": [one.softmax(-1) for one in states]},
+    "losses": lambda x, states, logits: {"other": logits.exp().mean(), "states": states[0]},
+}
+
+
+def peaks(more: str, constraints: str | None, blocks: int = 3) -> dict[str, Any]:
+    torch.manual_seed(0)
+    batch, mesh = {"x": torch.randn(8, 32, WIDTH)}, init_device_mesh("cpu", (2,))
+    model = autopar.autoparallelize(Returning(MORE[more], blocks), batch, mesh, constraints=constraints)
+    return measured(model, batch)
+
+
+def peaks_within_budget(more: str, constraints: str, part: float) -> dict[str, Any]:
+    """Of a plan that has to need less than one without a budget; the budget is kept."""
+    torch.manual_seed(0)
+    batch, mesh = {"x": torch.randn(8, 32, WIDTH)}, init_device_mesh("cpu", (2,))
+    cluster = autopar.Cluster.preset("cpu", (2,))
+    free = autopar.plan(Returning(MORE[more], 3), batch, cluster, constraints=constraints).predicted.peak_bytes
+    budget = int(free * part)
+    model = autopar.autoparallelize(
+        Returning(MORE[more], 3), batch, mesh, constraints=constraints, memory_budget=budget
+    )
+    found = measured(model, batch)
+    assert max(found["measured"]) <= budget * 1.001
+    return found
+
+
+def measured(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        results = model(**batch)  # held meanwhile
+        sum(one for one in results.values() if isinstance(one, torch.Tensor) and not one.dim()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    found = []
+    for _ in range(STEPS):
+        memory = PeakMemory(torch.device("cpu"))
+        with memory.measure(model, optimizer, batch):
+            step()
+        found.append(memory.peak_bytes)
+    return {"measured": found, "predicted": autopar.plan_of(model).predicted.peak_bytes}
+
+
+PRESETS = ("ddp", "fsdp", "tp", "ddp(recompute=full)")
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{more}, {preset}": functools.partial(peaks, more, preset) for more in MORE for preset in PRESETS}
+    | {f"{more}, free": functools.partial(peaks, more, None) for more in MORE}
+    | {
+        f"{more}, {preset}, a budget": functools.partial(peaks_within_budget, more, preset, 0.9)
+        for more, preset in (("states together", "tp"), ("probabilities", "ddp"))
+    }
+}

@@ -1,0 +1,24 @@
+"""The predicted peak is that of steps on real ranks where the caller holds more than a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from check_peak import check_peak
+from launch import launch, selected
+from returned_peak_cases import CASES
+from thinned import every
+
+UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the prediction beyond a step
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("returned_peak_cases.py", 2, cases=selected(request), timeout_seconds=600)
+
+
+@pytest.mark.parametrize("case", every(5, CASES[2]))
+def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        check_peak(rank[case], under=UNDER, over=OVER)
