@@ -118,9 +118,12 @@ def _facts_of_one(node: fx.Node, memory: StepMemory) -> tuple[object, ...]:
 
 
 def _reaching_further(fold: Fold, block: int) -> list[bool]:
-    """Which nodes are read behind the next block."""
+    """Which nodes are read behind the next block, but those that make numbers: nothing lives for these."""
     until, position = fold.repeat.instance(block + 1).stop, fold.position
-    return [max(map(position.__getitem__, node.users), default=0) >= until for node in fold.block_nodes(block)]
+    return [
+        bool(output_tensors(node)) and max(map(position.__getitem__, node.users), default=0) >= until
+        for node in fold.block_nodes(block)
+    ]
 
 
 def _is_returned_alone(fold: Fold, block: int, offset: int) -> bool:

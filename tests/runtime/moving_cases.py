@@ -19,7 +19,8 @@ from autopar import gradients_are_finite
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Bucket
-from autopar.runtime import apply, collectives
+from autopar.runtime import collectives
+from autopar.runtime.application import apply
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
 from counting import CollectiveCounter

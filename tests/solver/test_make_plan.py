@@ -41,7 +41,8 @@ def test_the_same_input_gives_the_same_plan_and_json_keeps_it() -> None:
     again = _plan(problem, memory_budget_bytes=400_000)
     assert plan.nodes == again.nodes and plan.parameters == again.parameters and plan.recompute == again.recompute
     assert plan.certificate.gap <= 1e-3 and plan.certificate.bound <= plan.certificate.objective
-    assert Plan.from_json(plan.to_json()).nodes == plan.nodes
+    plan = replace(plan, fingerprints={"graph": "", "model": "", "mesh": "2x2"})  # as planning adds them
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_too_small_a_budget_states_the_smallest() -> None:
