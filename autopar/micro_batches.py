@@ -14,11 +14,10 @@ from torch.utils import _pytree as pytree
 from autopar.argument_checks import count_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
 from autopar.planning import Prepared, Request, Stopwatch, prepare, trace_for
-from autopar.plans import Certificate, Plan
+from autopar.plans import GAP, Certificate, Plan
 
 Examples = Mapping[str, Any]
 
-_GAP = 1e-3  # to which each number's plan is solved
 _NO_BUDGET = 1 << 60
 
 
@@ -70,7 +69,7 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
     for one in ready:
         request = one.request
         try:
-            made = one.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, gap=_GAP)
+            made = one.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
         except (InfeasibleError, TimeLimitError) as error:
             if isinstance(error, InfeasibleError):
                 refusals.append(error)
@@ -97,7 +96,7 @@ def _of_all(own: Certificate, bound: float) -> Certificate:
     if bound >= own.bound:
         return own
     gap = (own.objective - bound) / own.objective if own.objective else 0.0
-    return replace(own, status=own.status if gap <= _GAP else "feasible", bound=bound, gap=gap)
+    return replace(own, status=own.status if gap <= GAP else "feasible", bound=bound, gap=gap)
 
 
 def _is_proven(error: AutoparError, request: Request) -> bool:
@@ -111,7 +110,7 @@ def _is_proven(error: AutoparError, request: Request) -> bool:
 def _bound_without_budget(one: Prepared) -> float:
     """Seconds that no plan goes below, whatever memory it takes; 0 where that takes too long to tell."""
     try:
-        made = one.solve(memory_budget_bytes=_NO_BUDGET, constraints=one.request.constraints, gap=_GAP)
+        made = one.solve(memory_budget_bytes=_NO_BUDGET, constraints=one.request.constraints)
     except TimeLimitError:
         return 0.0
     return made.certificate.bound

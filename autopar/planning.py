@@ -21,7 +21,7 @@ from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
 from autopar.leaf_splits import find_splits
-from autopar.plans import Plan
+from autopar.plans import GAP, Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
@@ -226,7 +226,7 @@ class Prepared:
         constraints: Sequence[str] = (),
         pinned: Mapping[str, Layout] | None = None,
         trained: Collection[str] = (),
-        gap: float = 1e-3,
+        gap: float = GAP,
         fold: bool = True,
     ) -> Plan:
         """The best plan, to `gap`, under this budget (None: `Device.usable_bytes`), these constraints and this storage.

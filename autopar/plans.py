@@ -168,6 +168,10 @@ class Span:
     seconds: float
 
 
+GAP = 1e-3
+"""The gap to which a plan is solved by default, and up to which one is "optimal"."""
+
+
 @dataclass(frozen=True)
 class Certificate:
     """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective.

@@ -16,7 +16,7 @@ from autopar.cost.on_cluster import memory_on
 from autopar.cost.states import OPTIMIZERS
 from autopar.errors import InfeasibleError, InputError, TimeLimitError
 from autopar.layout import Layout
-from autopar.plans import Certificate, Plan, PlanSize
+from autopar.plans import GAP, Certificate, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.sizes import show_bytes_up
 from autopar.solver.building import build_problem
@@ -53,7 +53,7 @@ def make_plan(
     constraints: Sequence[str] = (),
     inputs: str = "global",
     time_limit: float = 60.0,
-    gap: float = 1e-3,
+    gap: float = GAP,
     solver: str = "highs",
     pinned: Mapping[str, Layout] | None = None,
     trained: Collection[str] = (),

@@ -88,13 +88,9 @@ class Savings:
     @cached_property
     def _passed(self) -> frozenset[fx.Node]:
         """The nodes that backward comes to."""
-        return frozenset(self._leading_to(self._entered))
-
-    def _leading_to(self, refs: Iterable[TensorRef]) -> set[fx.Node]:
-        """The nodes that a backward from some tensors comes to."""
-        wanted, found = set(refs), set[fx.Node]()
+        wanted, found = set(self._entered), set[fx.Node]()
         for node in reversed(self.nodes):
             if node.op != "output" and any(TensorRef(node, i) in wanted for i in range(len(output_tensors(node)))):
                 found.add(node)
                 wanted.update(ref for ref in self.memory.inputs[node] if needs_grad(self.memory, ref))
-        return found
+        return frozenset(found)

@@ -47,7 +47,7 @@ class LeftBehind:
                     with torch.no_grad():
                         old.copy_(new)
                 except TraceError as error:
-                    if not self._is_in_leaf(one.module, policy):
+                    if not self._is_in_leaf(one.module, policy):  # a leaf writes it itself, at each call
                         raise TraceError(_untold(error, one, name, policy), where=error.where) from error
                 one.module._buffers[name] = old
 

@@ -79,10 +79,20 @@ def peaks_of_words(bucket_bytes: int) -> dict[str, Any]:
     return measured(model, batch, torch.optim.SGD(model.parameters()))
 
 
-def measured(model: nn.Module, batch: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def loss_of(output: Any) -> torch.Tensor:
+    loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
+    return loss
+
+
+def measured(
+    model: nn.Module,
+    batch: dict[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[Any], torch.Tensor] = loss_of,
+) -> dict[str, Any]:
     def step() -> None:
         output = model(**batch)  # held meanwhile, as in most training loops
-        (output if isinstance(output, torch.Tensor) else output.loss).backward()
+        loss_of(output).backward()
         optimizer.step()
         optimizer.zero_grad()
 

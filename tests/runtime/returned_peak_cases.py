@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from peak_cases import STEPS, PeakMemory
+from peak_cases import measured
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -63,7 +63,7 @@ def peaks(more: str, constraints: str | None, blocks: int = 3) -> dict[str, Any]
     torch.manual_seed(0)
     batch, mesh = {"x": torch.randn(8, 32, WIDTH)}, init_device_mesh("cpu", (2,))
     model = autopar.autoparallelize(Returning(MORE[more], blocks), batch, mesh, constraints=constraints)
-    return measured(model, batch)
+    return steps_of(model, batch)
 
 
 def peaks_within_budget(more: str, constraints: str, part: float) -> dict[str, Any]:
@@ -76,28 +76,18 @@ def peaks_within_budget(more: str, constraints: str, part: float) -> dict[str, A
     model = autopar.autoparallelize(
         Returning(MORE[more], 3), batch, mesh, constraints=constraints, memory_budget=budget
     )
-    found = measured(model, batch)
+    found = steps_of(model, batch)
     assert max(found["measured"]) <= budget * 1.001
     return found
 
 
-def measured(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
-    optimizer = torch.optim.AdamW(model.parameters())
+def steps_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return measured(model, batch, torch.optim.AdamW(model.parameters()), losses)
 
-    def step() -> None:
-        results = model(**batch)  # held meanwhile
-        sum(one for one in results.values() if isinstance(one, torch.Tensor) and not one.dim()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
-    step()
-    found = []
-    for _ in range(STEPS):
-        memory = PeakMemory(torch.device("cpu"))
-        with memory.measure(model, optimizer, batch):
-            step()
-        found.append(memory.peak_bytes)
-    return {"measured": found, "predicted": autopar.plan_of(model).predicted.peak_bytes}
+def losses(results: Results) -> torch.Tensor:
+    """All that is a scalar."""
+    return torch.stack([one for one in results.values() if isinstance(one, torch.Tensor) and not one.dim()]).sum()
 
 
 PRESETS = ("ddp", "fsdp", "tp", "ddp(recompute=full)")
