@@ -26,7 +26,8 @@ class Bucket:
     """Members by the places of their shards in the state.
 
     `in_segment`: a recomputed segment holds it, and its replay gathers again; `again`: outside of one, gathered copies
-    are freed after their use and gathered again in backward (ZeRO-3).
+    are freed after their use and gathered again in backward (ZeRO-3). A copy that only differs in dtype, or is a slice
+    of what the rank has, is made again without a collective; if its gradient does not move either, it is alone.
     """
 
     places: tuple[int, ...]
@@ -60,9 +61,21 @@ class Bucket:
     def __call__(self, transit: Transit | None, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The members as they are wanted."""
         if transit is None:
-            return tuple(convert(s, Recipe((stage,))) for s, stage in zip(shards, self.stages, strict=True))
+            return self._converted(shards)
+        if not self.gathers and not self.reduces:
+            alone = self._converted(shards)
+            transit.keep_places(self, alone, shards)
+            return alone
         made: tuple[torch.Tensor, ...] = _Exchange.apply(self, transit, *shards)
         return made
+
+    def _converted(self, shards: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(convert(s, Recipe((stage,))) for s, stage in zip(shards, self.stages, strict=True))
+
+
+def copies(recipe: Recipe) -> bool:
+    """Whether a conversion makes a copy of what the rank has, without a collective."""
+    return len(recipe.stages) == 1 and not moves(recipe) and bool(recipe.stages[0].forward or recipe.stages[0].dtype)
 
 
 def moves(recipe: Recipe) -> bool:
@@ -90,6 +103,7 @@ class _Exchange(torch.autograd.Function):
             values = transit.gather(bucket)
         else:
             values = Flight(shards, [stage.forward for stage in bucket.stages], bucket.stages[0].dtype).finish()
+            transit.keep_places(bucket, values, shards)
         return tuple(v.view_as(v) if v is shard else v for v, shard in zip(values, shards, strict=True))
 
     @staticmethod

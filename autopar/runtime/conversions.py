@@ -13,7 +13,7 @@ from autopar.graph import TensorRef, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket as PlannedBucket
 from autopar.plans import NodePlan, Plan
-from autopar.runtime.buckets import Bucket, moves
+from autopar.runtime.buckets import Bucket, copies, moves
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.convert import Recipe, convert, recipe
 from autopar.runtime.scopes import Scope
@@ -50,6 +50,8 @@ class Conversions:
             steps = self._recipe(ref, layout)
             if ref.node.op == "get_attr" and moves(steps):
                 self._bucket(ref, layout, scope, position)
+            elif ref.node.op == "get_attr" and self._is_made_again(str(ref.node.target), scope) and copies(steps):
+                self._put([(ref, layout)], [steps], scope, position)
             else:
                 local = scope.value(ref)
                 if not steps.is_identity:
@@ -102,13 +104,18 @@ class Conversions:
         recipes = [self._recipe(*member) for member in members]
         if not all(map(moves, recipes)):
             raise PlanMismatchError(f"the plan has '{name}' in a bucket with parameters that do not move: plan again")
+        self._put(members, recipes, scope, position)
+
+    def _put(
+        self, members: Sequence[tuple[TensorRef, Layout]], recipes: Sequence[Recipe], scope: Scope, position: int
+    ) -> None:
+        """One bucket in a scope, and its members as what is converted there."""
         names = tuple(str(member.node.target) for member, _ in members)
-        again = any(n in self._parameters and self._parameters[n].regather for n in names)
         bucket = Bucket(
             tuple(self.places[n] for n in names),
             names,
             tuple(one.stages[0] for one in recipes),
-            again=again and scope.parent is None,
+            again=any(self._is_made_again(n, scope) for n in names),
             in_segment=scope.parent is not None,
         )
         bucket.check()
@@ -117,6 +124,10 @@ class Conversions:
         for number, member in enumerate(members):
             scope.converted[member] = scope.pick(made, (pytree.SequenceKey(number),))
         self.stops.append(Stop(bucket, scope.segment, position <= scope.replayed))
+
+    def _is_made_again(self, name: str, scope: Scope) -> bool:
+        """Whether a parameter's copy is freed after its use forward; in segments a replay makes it again anyway."""
+        return scope.parent is None and name in self._parameters and self._parameters[name].regather
 
     def _layout(self, ref: TensorRef) -> Layout:
         """The layout in which `ref` is produced, or stored."""

@@ -62,7 +62,7 @@ class Route:
                 back += [stop.bucket for stop in reversed(run) if stop.bucket.again]
             else:
                 back += [stop.bucket for stop in run if stop.replayed]
-        again = any(stop.bucket.again and stop.segment < 0 for stop in gathering)
+        again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
         longest = max((bucket.gathers for bucket in there), default=0)
         return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest)
 
@@ -135,12 +135,18 @@ class Transit:
     def gather(self, bucket: Bucket) -> list[torch.Tensor]:
         """All members, whole; the next bucket's gather is under way then."""
         whole = self._arrived(bucket, range(len(bucket.places)))
-        if self._live is not None and bucket.again:
-            for member, tensor in enumerate(whole):
-                storage = StorageWeakRef(tensor.untyped_storage())
-                self._live[storage.cdata] = _Gathered(storage, bucket, member)
+        self.keep_places(bucket, whole, [self._shards[place] for place in bucket.places])
         self._go_ahead(bucket, read=True)
         return whole
+
+    def keep_places(self, bucket: Bucket, made: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> None:
+        """Save what autograd saves of the members as their places, where they are copies to be made again."""
+        if self._live is None or not bucket.again:
+            return
+        for member, (tensor, shard) in enumerate(zip(made, shards, strict=True)):
+            storage = StorageWeakRef(tensor.untyped_storage())
+            if storage.cdata != shard.untyped_storage()._cdata:
+                self._live[storage.cdata] = _Gathered(storage, bucket, member)
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
         """A member that backward needs; kept for as long as others that were saved are not read."""

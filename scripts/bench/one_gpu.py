@@ -2,14 +2,16 @@
 
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py                # all models, a table each
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py llama --steps 20
+    torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py bert --precision bf16 --compile
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py tiny --device cpu
 
-All train in bf16, weights and AdamW's moments too, with the same weights on the same batch. By hand: the model as it
-is, and with every block recomputed (`gradient_checkpointing_enable`). By autopar: without a budget, with two budgets
-between the peaks of these two, and with the least that has a plan. Plans are made from a profile of this device, taken
-first; beside what that predicts stands what the preset does. Nothing is fitted to a step: forward, backward, fused
-AdamW, zero_grad. Peak: the allocator's; "of requests": the error against what tensors asked it for, its blocks are
-larger.
+All train with the same weights on the same batch, in bf16: pure, that is weights and AdamW's moments too, or with fp32
+weights, which by hand means autocast. By hand: the model as it is, and with every block recomputed
+(`gradient_checkpointing_enable`). By autopar: without a budget, with two budgets between the peaks of these two, and
+with the least that has a plan. Plans are made from a profile of this device, taken first; beside what that predicts
+stands what the preset does. Nothing is fitted to a step: forward, backward, fused AdamW, zero_grad. Peak: the
+allocator's; "of requests": the error against what tensors asked it for, its blocks are larger. With `--compile` all
+forwards go through `torch.compile`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,6 @@ from autopar.sizes import show_bytes
 
 Batch = dict[str, torch.Tensor]
 WARM_UP = 3
-PRECISION = "pure-bf16"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def tokens(rows: int, length: int, vocabulary: int) -> Batch:
 
 def pixels(rows: int) -> Batch:
     return {
-        "pixel_values": torch.rand(rows, 3, 224, 224, dtype=torch.bfloat16),
+        "pixel_values": torch.rand(rows, 3, 224, 224),
         "labels": torch.randint(0, 1000, (rows,)),
     }
 
@@ -74,6 +75,15 @@ MODELS = {
     "vit": Model(lambda: vit(24, 1024, 16, 224, 16, 1000), lambda: pixels(128)),
     "tiny": Model(lambda: llama(4, 128, 4, 512), lambda: tokens(4, 64, 512)),
 }
+
+
+@dataclass(frozen=True)
+class Options:
+    """How all ways train."""
+
+    precision: str
+    compiled: bool
+    steps: int
 
 
 @dataclass
@@ -91,45 +101,58 @@ class Ran:
 class Bench:
     """All ways to train one model on this device."""
 
-    def __init__(self, name: str, mesh: DeviceMesh, cluster: Cluster, preset: Cluster, steps: int) -> None:
-        self.name, self.model, self.mesh, self.preset, self.steps = name, MODELS[name], mesh, preset, steps
+    def __init__(self, name: str, mesh: DeviceMesh, cluster: Cluster, preset: Cluster, options: Options) -> None:
+        self.name, self.model, self.mesh, self.preset, self.options = name, MODELS[name], mesh, preset, options
         self.device = torch.device(mesh.device_type)
         with self.device:
             torch.manual_seed(1)
-            self.batch = self.model.batch()
+            self.batch = {name: self._as_weights(value) for name, value in self.model.batch().items()}
         self.prepared = self._prepared(cluster)
         self.ran: list[Ran] = []
 
     def _prepared(self, cluster: Cluster) -> Prepared:
         with torch.device("meta"):
-            model = self.model.build().to(torch.bfloat16).train()
-        request = request_of(cluster, precision=PRECISION)
+            model = self._own()
+        request = request_of(cluster, precision=self.options.precision, compiled=self.options.compiled)
         watch = Stopwatch()
         return prepare(model, trace_for(model, self.batch, None, request, watch), request, watch)
 
     def _built(self) -> nn.Module:
         with self.device:
             torch.manual_seed(0)
-            return self.model.build().to(torch.bfloat16).train()
+            return self._own()
+
+    def _own(self) -> nn.Module:
+        return self.model.build().to(self._weights).train()
+
+    def _as_weights(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self._weights) if value.is_floating_point() else value
+
+    @property
+    def _weights(self) -> torch.dtype:
+        return torch.bfloat16 if self.options.precision == "pure-bf16" else torch.float32
 
     def by_hand(self, name: str, *, recomputed: bool = False) -> Ran:
         model = self._built()
         if recomputed:
             model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        return self._train(Ran(name), model)
+        return self._train(Ran(name), model, autocast=self.options.precision == "bf16")
 
     def planned(self, name: str, plan: Plan) -> Ran:
         return self._train(Ran(name, plan), autoparallelize(self._built(), self.batch, self.mesh, plan=plan))
 
-    def _train(self, ran: Ran, model: nn.Module) -> Ran:
+    def _train(self, ran: Ran, model: nn.Module, *, autocast: bool = False) -> Ran:
+        torch.compiler.reset()
+        forward = torch.compile(model, disable=not self.options.compiled)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         memory, output = PeakMemory(self.device), None
         try:
-            for step in range(WARM_UP + self.steps):
+            for step in range(WARM_UP + self.options.steps):
                 self._wait()
                 start = time.perf_counter()
                 with memory.measure(model, optimizer, self.batch, when=step == WARM_UP - 1):
-                    output = model(**self.batch)
+                    with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+                        output = forward(**self.batch)
                     output.loss.backward()
                     optimizer.step()
                     optimizer.zero_grad()
@@ -140,7 +163,7 @@ class Bench:
         except torch.OutOfMemoryError:
             ran.seconds.clear()
         ran.peak_bytes, ran.requested_bytes = memory.peak_bytes, memory.requested_bytes
-        del model, optimizer, output
+        del model, forward, optimizer, output
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -190,7 +213,8 @@ class Bench:
     def show(self) -> None:
         head = ["", "ms", "of plain", "peak", "predicted ms", "error", "preset's"]
         head += ["predicted peak", "error", "of requests", "loss off by"]
-        print(f"\n{self.name}, {', '.join(str(tuple(t.shape)) for t in self.batch.values())}\n")
+        how = self.options.precision + (", compiled" if self.options.compiled else "")
+        print(f"\n{self.name}, {', '.join(str(tuple(t.shape)) for t in self.batch.values())}, {how}\n")
         print(*table([self.cells(ran) for ran in self.ran], "<" + ">" * 10, head=head, indent=0), sep="\n")
 
 
@@ -198,6 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all but the tiny one without any")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--precision", choices=("pure-bf16", "bf16"), default="pure-bf16")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each")
     parser.add_argument("--profile-seconds", type=float, default=20.0)
     options = parser.parse_args()
@@ -217,7 +243,7 @@ def main() -> None:
     )
     preset = Cluster.of(mesh)
     for name in options.models or [n for n in MODELS if n != "tiny"]:
-        bench = Bench(name, mesh, cluster, preset, options.steps)
+        bench = Bench(name, mesh, cluster, preset, Options(options.precision, options.compile, options.steps))
         bench.all()
         bench.show()
         sys.stdout.flush()

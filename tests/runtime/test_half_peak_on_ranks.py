@@ -1,0 +1,31 @@
+"""Where ranks compute in bf16, the predicted peak is that of steps too: copies that a plan drops are dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from check_peak import check_peak
+from half_peak_cases import CASES
+from launch import launch, selected
+
+UNDER, OVER = 0.001, 0.005  # what a step may need beyond the prediction, and the prediction beyond a step
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> dict[int, list[dict[str, Any]]]:
+    wanted = {ranks for ranks, _ in selected(request, "at")}
+    return {ranks: launch("half_peak_cases.py", ranks, timeout_seconds=600) for ranks in sorted(wanted)}
+
+
+@pytest.mark.parametrize("at", [(ranks, case) for ranks, cases in CASES.items() for case in cases], ids=str)
+def test_peak(ranks: dict[int, list[dict[str, Any]]], at: tuple[int, str]) -> None:
+    for found in ranks[at[0]]:
+        check_peak(found[at[1]], under=UNDER, over=OVER)
+        assert found[at[1]]["value"]["equal"], "a copy made again is not what was dropped"
+
+
+def test_copies_are_dropped(ranks: dict[int, list[dict[str, Any]]]) -> None:
+    """At some budgets that is what there is to do."""
+    for found in ranks.values():
+        assert any(case["value"]["again"] for case in found[0].values())
