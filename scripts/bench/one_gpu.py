@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py                # all models, a table each
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py llama --steps 20
-    torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py bert --precision bf16 --compile
+    torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py bert --precision bf16 --compile --no-budgets
     torchrun --standalone --nproc-per-node 1 scripts/bench/one_gpu.py tiny --device cpu
 
 All train with the same weights on the same batch, in bf16: pure, that is weights and AdamW's moments too, or with fp32
@@ -175,19 +175,30 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def all(self) -> None:
+    def without_budget(self) -> Ran:
+        """The plain model, which is returned, and the plan that is given all memory there is."""
         plain = self.by_hand("plain")
-        recomputed = self.by_hand("every block recomputed", recomputed=True)
         self.planned("autopar", self.prepared.solve())
-        low, high = recomputed.peak_bytes, plain.peak_bytes
+        return plain
+
+    def all(self) -> None:
+        plain = self.without_budget()
+        recomputed = self.by_hand("every block recomputed", recomputed=True)
+        low, high, least = recomputed.peak_bytes, plain.peak_bytes, self._least()
         for part in (2 / 3, 1 / 3) if low and high else ():  # both ran
             budget = round(low + (high - low) * part)
-            self.planned(f"autopar, {show_bytes(budget)}", self.prepared.solve(memory_budget_bytes=budget))
+            if least is None or budget >= least:  # what is compiled by hand may need less than any plan says of itself
+                self.planned(f"autopar, {show_bytes(budget)}", self.prepared.solve(memory_budget_bytes=budget))
+        if least is not None:
+            self.planned("autopar, the least", self.prepared.solve(memory_budget_bytes=least))
+
+    def _least(self) -> int | None:
+        """The smallest budget that has a plan, if the planner can tell."""
         try:
             self.prepared.solve(memory_budget_bytes=1)
         except InfeasibleError as error:
-            if error.smallest_budget_bytes is not None:
-                self.planned("autopar, the least", self.prepared.solve(memory_budget_bytes=error.smallest_budget_bytes))
+            return error.smallest_budget_bytes
+        return None
 
     def cells(self, ran: Ran) -> list[str]:
         if not ran.seconds:
@@ -224,6 +235,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--precision", choices=("pure-bf16", "bf16"), default="pure-bf16")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--no-budgets", action="store_true", help="the plain model and the plan without a budget alone")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each")
     parser.add_argument("--profile-seconds", type=float, default=20.0)
     options = parser.parse_args()
@@ -244,7 +256,10 @@ def main() -> None:
     preset = Cluster.of(mesh)
     for name in options.models or [n for n in MODELS if n != "tiny"]:
         bench = Bench(name, mesh, cluster, preset, Options(options.precision, options.compile, options.steps))
-        bench.all()
+        if options.no_budgets:
+            bench.without_budget()
+        else:
+            bench.all()
         bench.show()
         sys.stdout.flush()
     dist.destroy_process_group()
