@@ -108,5 +108,9 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
-        ctx.transit.reduce(ctx.bucket, gradients)
+        # `autograd.grad` of one member comes by with gradients of all: those that nobody takes would wait for the next
+        # pass through this call, and be added to what that one brings
+        taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
+        pairs = zip(gradients, taken, strict=True)
+        ctx.transit.reduce(ctx.bucket, [gradient if takes else None for gradient, takes in pairs])
         return (None, None, *(None for _ in gradients))

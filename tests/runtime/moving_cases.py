@@ -189,7 +189,7 @@ def closures() -> dict[str, Any]:
 
 
 def unusual_backwards() -> dict[str, float]:
-    """One graph twice, two calls in one backward, gradients of some parameters alone."""
+    """One graph twice, two calls in one backward, gradients of some parameters alone, and of all behind these."""
     found = {}
     for style, options in (("dp", {}), ("fsdp", {"regather": True}), ("fsdp", {"recompute": SEGMENT})):
         alone = reference()
@@ -204,6 +204,13 @@ def unusual_backwards() -> dict[str, float]:
         [want] = torch.autograd.grad(alone(**batch(0)), [alone.down.weight])
         [got] = torch.autograd.grad(model(**batch(0)), [model.down.weight])
         found[f"{name} one"] = (got.full_tensor() - want).abs().max().item()
+        for trained in (alone, model):  # a loss is weighted by what its gradient is at one layer
+            trained.zero_grad()
+            loss = trained(**batch(3))
+            torch.autograd.grad(loss, [trained.head.weight, trained.up.weight], retain_graph=True)
+            loss.backward(inputs=[trained.down.bias], retain_graph=True)
+            loss.backward()
+        found[f"{name} some, then all"] = gradient_error(model, alone)
     return found
 
 
