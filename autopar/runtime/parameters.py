@@ -20,6 +20,8 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.transit import Transit
 
+_FIRST = torch.iinfo(torch.int64).max  # autograd runs what is ready by these numbers, the largest first
+
 
 def placements(layout: Layout) -> tuple[DTensorPlacement, ...]:
     """A plain layout in DTensor's words.
@@ -133,7 +135,12 @@ def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: st
         return tensor
     if transit is None or not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor.to_local()
-    return _Local.apply(tensor, transit, place, name)
+    local: torch.Tensor = _Local.apply(tensor, transit, place, name)
+    if not transit.brings(place):
+        # its gradient is what ops give: handed out at once, it does not wait beside those of the micro-batches before
+        assert local.grad_fn is not None
+        local.grad_fn._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]
+    return local
 
 
 def holder_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -4,7 +4,8 @@ A gather begins while the buckets before it in the order of the call are read (`
 likewise. Outside recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy
 (the copy itself, or a view of it such as its transpose) is replaced by its place in the bucket. Reductions begin when a
 bucket's gradients are there and are waited for by the parameters: their nodes were made before all others of the call,
-so autograd runs them after all others that are ready. Some are waited for sooner (`autopar.cost.reductions`).
+so autograd runs them after all others that are ready (those of parameters that no bucket has: before). Some are waited
+for sooner (`autopar.cost.reductions`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Route:
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
     again: bool = False  # whether any outside segments is gathered again
     longest: int = 0  # the most collectives that one takes
+    places: frozenset[int] = frozenset()  # in the state, of all members of all buckets
     read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
 
     @staticmethod
@@ -64,7 +66,8 @@ class Route:
                 back += [stop.bucket for stop in run if stop.replayed]
         again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
         longest = max((bucket.gathers for bucket in there), default=0)
-        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest)
+        places = frozenset(place for stop in stops for place in stop.bucket.places)
+        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest, places)
 
 
 class _Gather(NamedTuple):
@@ -271,6 +274,10 @@ class Transit:
         self._reductions = [one for one in (*self._reductions, flight) if one.holds_more]
         for number, (i, _) in enumerate(there):
             self._arriving.setdefault(bucket.places[i], []).append((flight, number))
+
+    def brings(self, place: int) -> bool:
+        """Whether gradients of the parameter at a place come this way, or else from ops alone."""
+        return place in self._route.places
 
     def arrived(self, place: int, name: str) -> list[torch.Tensor]:
         """The reduced gradients of one parameter, waited for."""

@@ -1,0 +1,52 @@
+"""Ranks that train in several micro-batches a step: peaks of steps, beside what the plan predicted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+from examples.peak_memory import PeakMemory
+
+STEPS, PRESETS, MICRO_BATCHES = 3, ("tp",), (1, 2, 3)
+
+
+class Deep(nn.Module):
+    """Weights that are much larger than what flows between them, all in one bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+def peaks(preset: str, micro_batches: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    batch, mesh = {"x": torch.randn(64, 256)}, init_device_mesh("cpu", (2,))
+    options: Any = {"constraints": preset, "micro_batches": micro_batches, "optimizer": "sgd"}
+    model = autopar.autoparallelize(Deep(), batch, mesh, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(STEPS):
+        memory = PeakMemory(torch.device("cpu"))
+        with memory.measure(model, optimizer, batch, when=step > 0):
+            for _ in range(micro_batches):
+                model(**batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(memory.peak_bytes)
+    return {"measured": found[1:], "predicted": autopar.plan_of(model).predicted.peak_bytes}
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {f"{preset}, {many}": functools.partial(peaks, preset, many) for preset in PRESETS for many in MICRO_BATCHES}
+}

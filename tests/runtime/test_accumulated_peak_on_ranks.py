@@ -1,0 +1,21 @@
+"""The predicted peak is that of steps on real ranks of several micro-batches, whose gradients are there meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from accumulated_peak_cases import CASES
+from check_peak import check_peak
+from launch import launch, selected
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("accumulated_peak_cases.py", 2, cases=selected(request))
+
+
+@pytest.mark.parametrize("case", CASES[2])
+def test_peak_is_the_predicted_one(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        check_peak(rank[case], under=1e-5, over=1e-5)
