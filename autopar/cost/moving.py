@@ -47,7 +47,7 @@ the number of ranks: of numbers, or of arrays of them."""
 @dataclass(frozen=True, slots=True)
 class Moving:
     """Bytes of one parameter for one wanted layout; see the head of this file. `others`: what gradients of other
-    regions in its bucket take beyond what they take once reduced."""
+    regions in its bucket take beyond what they take once reduced, with several micro-batches beyond nothing."""
 
     gathered: int = 0
     arriving: int = 0
@@ -137,7 +137,8 @@ def _moving(
     held = bucket // HELD if way.scatters_later else 0
     left = (bucket if way.scatters else 0) + held
     left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
-    others = max(0, others - others * elements * travels // max(1, whole))
+    if memory.micro_batches == 1:  # else, what they are reduced to is not counted beside what micro-batches left
+        others = max(0, others - others * elements * travels // max(1, whole))
     return Moving(
         gathered=gathered,
         arriving=arriving,

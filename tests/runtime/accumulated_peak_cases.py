@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import autopar
 from examples.peak_memory import PeakMemory
 
-STEPS, PRESETS, MICRO_BATCHES = 3, ("tp",), (1, 2, 3)
+STEPS, PRESETS, MICRO_BATCHES = 3, ("ddp", "fsdp", "tp"), (1, 2, 3)
 
 
 class Deep(nn.Module):
