@@ -60,6 +60,11 @@ class OnTheWay:
                 found.append(case)
         return found
 
+    def cast(self, stage: int) -> int | None:
+        """What is there of a bucket of a stage's while its gradients, reduced, are cast; None where none are."""
+        is_cast = any(one.landed for read in self._reduced[stage] for one, _ in read)
+        return self._sum("landed", stage) if is_cast else None
+
     def lands(self, stage: int) -> bool:
         """Whether the landing of a bucket may be a peak in any of a stage's blocks."""
         first, count = self.first[stage], self.stages[stage].count

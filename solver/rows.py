@@ -70,6 +70,7 @@ class Rows:
         self.always: Expression = {}
         self.accumulated: Expression = {}  # what micro-batches before the last leave
         self.optimizer: Expression = {}
+        self.handed_out: Expression = {}  # at the end of backward: as in the optimizer's step, but for its temporaries
         upper = None if budget_bytes is None else budget_bytes / UNIT
         self.peak = self.program.variable("peak", upper=upper, whole=False)
         self.sums = Sums(self.program, self.peak)
@@ -106,7 +107,8 @@ class Rows:
             for variable, choice in zip(self.model.x[number], op.choices, strict=True):
                 storage = choice.strategy.outputs[0]
                 add(self.always, variable, count * sum(self.memory.parameter_bytes(op.node, storage).values()))
-                add(self.optimizer, variable, count * self.memory.gradient_bytes(op.node, storage))
+                for target in (self.optimizer, self.handed_out):
+                    add(target, variable, count * self.memory.gradient_bytes(op.node, storage))
         if self.memory.optimizer_at_once:
             for variable, size in all_temporaries(self.model).items():
                 add(self.optimizer, variable, size)
@@ -161,7 +163,8 @@ class Rows:
                 add(self.always, variable, self.model.costs.count(op) * size)
             if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
                 returned = Returned.by(self.model, number)
-                for part, target in ((returned.always, self.always), (returned.once, self.optimizer)):
+                once = ((returned.once, target) for target in (self.optimizer, self.handed_out))
+                for part, target in ((returned.always, self.always), *once):
                     for one, its in part.items():
                         add(target, one, its)
                 self.held = HeldByCaller(self.model, number, returned.kept)
@@ -269,6 +272,8 @@ class Rows:
             if forward is not None:
                 forward.add(i, data, [always, left], before)
             before = self.sums.sum("held", data.held, before)
+        cast = [[always, one] for i, _ in stages if (one := way.cast(i)) is not None]
+        self.sums.at_most("gradients handed out", cast, self.handed_out)
         self.sums.at_most("optimizer step", [[always]], self.optimizer)
 
     def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:

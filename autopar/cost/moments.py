@@ -3,6 +3,7 @@
 Those of a pass without backward are in `autopar.cost.forward_moments`, and what forward has more than backward in
 `autopar.cost.training_forward`.
 
+The optimizer's step is taken together with the end of backward, where all gradients are handed out.
 A region is a repeated block, or what lies between two. Of all points at which its ops are at their fullest
 (`autopar.cost.lifetimes`), and two more, at which its bucket of parameters lands and that of its gradients is reduced,
 the moment is the largest. There live: parameters and states, weights that nothing reads; what the regions before keep
@@ -248,9 +249,17 @@ class _Walk:
         memory, parameters = self.memory, self.plan.distinct_parameters
         live = self.always.copy()
         live["gradients"] += sum(count * memory.gradient_bytes(node, storage) for node, storage, count in parameters)
-        live["optimizer transients"] += self._temporaries()
+        temporaries, landed = self._temporaries(), self._landed()  # these are gone when the optimizer begins
+        if landed > temporaries:
+            live["communication buffers"] += landed
+        else:
+            live["optimizer transients"] += temporaries
         live["inputs and outputs"] += sum(self.returned)
         return Moment("optimizer step", _parts(live))
+
+    def _landed(self) -> int:
+        sizes = ([one.landed for one in moved] for moved in self.reduced)
+        return max((self.grouping.largest(i, some) for i, some in enumerate(sizes)), default=0)
 
     def _temporaries(self) -> int:
         each, parameters = temporaries(self.memory), self.plan.distinct_parameters

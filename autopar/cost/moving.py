@@ -15,6 +15,7 @@ left behind    b until the next bucket's turn, where what comes out is not what 
 left of one    the same of one block's part of a bucket of several, which recompute divides
 left of rest   the same of all other blocks' part, where one of them is recomputed alone, beyond what is in `others`
 reduced        its gradient as it is stored, in the dtype in which it travelled, until the end of backward
+landed         b of its bucket, reduced, while that is cast to the dtype of the parameters at the end of backward
 accumulated    what micro-batches before leave: unreduced where it moves
 copied         without backward: its own copy, gathered or not, from its arrival until its last reader
 =============  ==================================================================================================
@@ -59,6 +60,7 @@ class Moving:
     left_of_one: int = 0
     left_of_rest: int = 0
     reduced: int = 0
+    landed: int = 0
     accumulated: int = 0
     others: int = 0
     copied: int = 0
@@ -139,6 +141,7 @@ def _moving(
     left_of_one = left * grouping.one_of_bucket(ref, wanted, travels) // max(1, bucket)
     if memory.micro_batches == 1:  # else, what they are reduced to is not counted beside what micro-batches left
         others = max(0, others - others * elements * travels // max(1, whole))
+    is_cast = reduction_dtype(memory, ref) != memory.stored_dtype(ref.node)
     return Moving(
         gathered=gathered,
         arriving=arriving,
@@ -150,6 +153,7 @@ def _moving(
         left_of_one=left_of_one,
         left_of_rest=max(0, left - left_of_one - others),
         reduced=elements * travels,
+        landed=bucket * elements * own // max(1, whole) if is_cast else 0,
         accumulated=whole // own * travels,
         others=others,
     )

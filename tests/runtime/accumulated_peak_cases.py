@@ -1,4 +1,4 @@
-"""Ranks that train in several micro-batches a step: peaks of steps, beside what the plan predicted."""
+"""Ranks whose gradients wait, of micro-batches or to be cast: peaks of steps, beside what the plan predicted."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def peaks(preset: str, micro_batches: int) -> dict[str, Any]:
+def peaks(preset: str, micro_batches: int, precision: str = "fp32") -> dict[str, Any]:
     torch.manual_seed(0)
-    batch, mesh = {"x": torch.randn(64, 256)}, init_device_mesh("cpu", (2,))
-    options: Any = {"constraints": preset, "micro_batches": micro_batches, "optimizer": "sgd"}
+    dtype = autopar.Precision.of(precision).compute
+    batch, mesh = {"x": torch.randn(64, 256, dtype=dtype)}, init_device_mesh("cpu", (2,))
+    options: Any = {"constraints": preset, "micro_batches": micro_batches, "optimizer": "sgd", "precision": precision}
     model = autopar.autoparallelize(Deep(), batch, mesh, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
@@ -49,4 +50,5 @@ def peaks(preset: str, micro_batches: int) -> dict[str, Any]:
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{preset}, {many}": functools.partial(peaks, preset, many) for preset in PRESETS for many in MICRO_BATCHES}
+    | {f"{preset}, bf16": functools.partial(peaks, preset, 1, "bf16") for preset in ("ddp", "fsdp")}
 }

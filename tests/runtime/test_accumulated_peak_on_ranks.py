@@ -1,4 +1,5 @@
-"""The predicted peak is that of steps on real ranks of several micro-batches, whose gradients are there meanwhile."""
+"""The predicted peak is that of steps on real ranks whose gradients hold it: those of micro-batches before, and those
+that are cast when all are there."""
 
 from __future__ import annotations
 
