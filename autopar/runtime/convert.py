@@ -48,7 +48,7 @@ class Action:
         (heads that are merged again) is a view of the other. All ranks see the same order: there is one other than the
         dims' own only where their parts are of one shape."""
         order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        ragged = any(cut is not None and cut.length % cut.ranks for cut in (self.cut, self.new_cut))
+        ragged = any(cut is not None and cut.is_ragged for cut in (self.cut, self.new_cut))
         if ragged or order == list(range(tensor.dim())) or not tensor.permute(order).is_contiguous():
             return _APPLY[self.kind](self, tensor)
         cuts = [cut and replace(cut, dim=order.index(cut.dim)) for cut in (self.cut, self.new_cut)]
@@ -76,11 +76,11 @@ def _all_to_all(action: Action, tensor: torch.Tensor) -> torch.Tensor:
     assert action.cut is not None
     assert action.new_cut is not None
     regrouping = Regrouping(action.cut, action.new_cut)
-    sent = regrouping.blocks(tensor, action.rank)
+    flat = regrouping.packed(tensor, action.rank)
+    sent = [math.prod(regrouping.block_shape(tensor.shape, action.rank, receiver)) for receiver in range(action.ranks)]
     shapes = [regrouping.block_shape(tensor.shape, sender, action.rank) for sender in range(action.ranks)]
-    received = [torch.Size(shape).numel() for shape in shapes]
-    flat = torch.cat([block.reshape(-1) for block in sent])
-    flat = collectives.all_to_all(flat, [block.numel() for block in sent], received, action.group)
+    received = [math.prod(shape) for shape in shapes]
+    flat = collectives.all_to_all(flat, sent, received, action.group)
     blocks = [part.view(shape) for part, shape in zip(flat.split(received), shapes, strict=True)]
     return regrouping.join(blocks, action.rank)
 
@@ -88,7 +88,7 @@ def _all_to_all(action: Action, tensor: torch.Tensor) -> torch.Tensor:
 def _slice(action: Action, tensor: torch.Tensor) -> torch.Tensor:
     assert action.cut is not None
     # a copy: a view would keep the whole in memory for as long as the piece is saved for backward
-    return action.cut.take(tensor, action.rank).clone(memory_format=torch.contiguous_format)
+    return action.cut.copy(tensor, action.rank)
 
 
 def _pad(action: Action, tensor: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,10 @@ class Cut:
         return -(-self.length // self.ranks)
 
     @property
+    def is_ragged(self) -> bool:
+        return self.length % self.ranks != 0
+
+    @property
     def _part(self) -> int:
         return self.length // (self.outer * self.ranks)
 
@@ -71,6 +75,13 @@ class Cut:
         digits = torch.unflatten(tensor, self.dim, (self.outer, self.ranks, self._part))
         return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
 
+    def copy(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """The same in memory of its own, copied once."""
+        if self.outer == 1:
+            return self.take(tensor, rank).clone(memory_format=torch.contiguous_format)
+        digits = torch.unflatten(tensor, self.dim, (self.outer, self.ranks, self._part)).select(self.dim + 1, rank)
+        return digits.clone(memory_format=torch.contiguous_format).flatten(self.dim, self.dim + 1)
+
     def put(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
         """The whole with `piece` in its place and zeros elsewhere."""
         whole = piece.new_zeros((*piece.shape[: self.dim], self.length, *piece.shape[self.dim + 1 :]))
@@ -78,6 +89,17 @@ class Cut:
             whole.narrow(self.dim, *self.runs(rank)[0]).copy_(piece)
         else:
             digits = torch.unflatten(whole, self.dim, (self.outer, self.ranks, self._part))
+            digits.select(self.dim + 1, rank).copy_(torch.unflatten(piece, self.dim, (self.outer, self._part)))
+        return whole
+
+    def assemble(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole from the pieces of all ranks."""
+        if self.outer == 1:
+            return torch.cat(list(pieces), self.dim)
+        shape = pieces[0].shape
+        whole = pieces[0].new_empty((*shape[: self.dim], self.length, *shape[self.dim + 1 :]))
+        digits = torch.unflatten(whole, self.dim, (self.outer, self.ranks, self._part))
+        for rank, piece in enumerate(pieces):
             digits.select(self.dim + 1, rank).copy_(torch.unflatten(piece, self.dim, (self.outer, self._part)))
         return whole
 
@@ -91,19 +113,22 @@ class Cut:
 
     def stack(self, whole: torch.Tensor) -> torch.Tensor:
         """All pieces of `whole`, padded to the longest, along a new leading dim."""
+        if self.is_ragged:  # straight to where they travel from: padded where they lie, they would be copied once more
+            pieces = whole.new_zeros((self.ranks, *whole.shape[: self.dim], self.longest, *whole.shape[self.dim + 1 :]))
+            for rank, piece in enumerate(pieces):
+                piece.narrow(self.dim, 0, self.count(rank)).copy_(self.take(whole, rank))
+            return pieces
         if self.outer == 1:
-            missing = self.longest * self.ranks - self.length
-            if missing:
-                zeros = whole.new_zeros((*whole.shape[: self.dim], missing, *whole.shape[self.dim + 1 :]))
-                whole = torch.cat((whole, zeros), self.dim)
             return torch.unflatten(whole, self.dim, (self.ranks, self.longest)).movedim(self.dim, 0)
         digits = torch.unflatten(whole, self.dim, (self.outer, self.ranks, self._part))
         return digits.movedim(self.dim + 1, 0).flatten(self.dim + 1, self.dim + 2)
 
     def unstack(self, pieces: torch.Tensor) -> torch.Tensor:
-        """The whole from what `stack` gives."""
+        """The whole from what `stack` gives: a view where even pieces lie so in memory, else copied once."""
+        if self.is_ragged:
+            return torch.cat([piece.narrow(self.dim, 0, self.count(r)) for r, piece in enumerate(pieces)], self.dim)
         if self.outer == 1:
-            return pieces.movedim(0, self.dim).flatten(self.dim, self.dim + 1).narrow(self.dim, 0, self.length)
+            return pieces.movedim(0, self.dim).flatten(self.dim, self.dim + 1)
         digits = torch.unflatten(pieces, self.dim + 1, (self.outer, self._part))
         return digits.movedim(0, self.dim + 1).flatten(self.dim, self.dim + 2)
 
@@ -134,12 +159,33 @@ class Regrouping:
             block[self.src.dim], block[self.dst.dim] = self.src.count(sender), self.dst.count(receiver)
         return tuple(block)
 
-    def join(self, blocks: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
-        """The piece of `rank` under `dst` from the blocks that the ranks sent."""
+    def packed(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
+        """The same as they travel, one behind the other; 1-D, a view where the piece lies so, else copied once."""
+        if self.src.dim != self.dst.dim and not self.dst.is_ragged:
+            return self.dst.stack(piece).reshape(-1)
+        flat = piece.new_empty(piece.numel())
+        shapes = [self.block_shape(piece.shape, rank, receiver) for receiver in range(self.dst.ranks)]
+        blocks = flat.split([math.prod(shape) for shape in shapes])
+        for receiver, (block, shape) in enumerate(zip(blocks, shapes, strict=True)):
+            taken = 0
+            for stretch in self._stretches(piece, rank, receiver):
+                length = stretch.shape[self.dst.dim]
+                block.view(shape).narrow(self.dst.dim, taken, length).copy_(stretch)
+                taken += length
+        return flat
+
+    def _stretches(self, piece: torch.Tensor, rank: int, receiver: int) -> list[torch.Tensor]:
+        """What `rank` sends to `receiver`, as views which together are the block; of ragged pieces where the dims
+        differ."""
         if self.src.dim != self.dst.dim:
-            if self.src.outer == 1:
-                return torch.cat(list(blocks), self.src.dim)
-            return self.src.unstack(torch.stack(list(blocks)))
+            return [self.dst.take(piece, receiver)]
+        common = _common(self.src.runs(rank), self.dst.runs(receiver))
+        return [piece.narrow(self.src.dim, start, length) for start, length, _ in common]
+
+    def join(self, blocks: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+        """The piece of `rank` under `dst` from the blocks that the ranks sent, which are copied once."""
+        if self.src.dim != self.dst.dim:
+            return self.src.assemble(blocks)
         arrived: list[tuple[int, torch.Tensor]] = []  # index in the whole, stretch
         for sender, block in enumerate(blocks):
             taken = 0
