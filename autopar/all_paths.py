@@ -23,7 +23,8 @@ _AT_ONCE = 4_000  # pairs that are looked at together: what is known of them sta
 class Paths:
     """`numbers[s, w]`: the steps from source s to wanted layout w, as places in the other arrays, -1 behind the last.
 
-    `axis`: which one a step changes. `found[s, w]` is False where there is no way.
+    `axis`: which one a step changes. `found[s, w]` is False where there is no way. `used`: the steps' numbers among
+    `edges`.
     """
 
     axis: Array
@@ -31,6 +32,8 @@ class Paths:
     backward: Sends
     numbers: Array
     found: Array
+    edges: Edges
+    used: Array
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def all_paths(
         routes = _routes(edges, rests, edges.digits(sources), edges.digits(wanted), legal[0][:, None] & legal[1])
         if known is not None:
             known[key] = routes
-    return Paths(*edges.sends(routes.used), routes.numbers, routes.found)
+    return Paths(*edges.sends(routes.used), routes.numbers, routes.found, edges, routes.used)
 
 
 def _routes(edges: Edges, rests: Sequence[Placement], start: Array, end: Array, legal: Array) -> Routes:

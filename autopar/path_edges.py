@@ -106,6 +106,15 @@ class Edges:
                     elements[at] = _handed(sent, before, after, self._mesh_shape[a])
         return axis, Sends(*sends[0]), Sends(*sends[1])
 
+    def ends(self, numbers: Array) -> list[tuple[int, Layout, Layout]]:
+        """Of some changes: the axis, and the layouts before and after."""
+        found = []
+        for code, axis, place in zip(*(one.tolist() for one in np.unravel_index(numbers, self.shape)), strict=True):
+            digits = (code // stride % size for stride, size in zip(self.strides.tolist(), self.sizes, strict=True))
+            before = Layout(tuple(list(some)[i] for some, i in zip(self.places, digits, strict=True)))
+            found.append((axis, before, before.replace(axis, list(self.places[axis])[place])))
+        return found
+
     def digits(self, layouts: Sequence[Layout]) -> Array:
         """The number of each layout's placement, by axis."""
         rows = [[places[p] for p, places in zip(layout.placements, self.places, strict=True)] for layout in layouts]

@@ -15,6 +15,7 @@ from autopar.layout import Layout
 from autopar.solver.linear import Array
 from autopar.solver.prices import PriceTable
 from autopar.solver.problem import Op, Problem, Tensor, Use
+from autopar.staging import memory_order
 
 Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
 
@@ -120,7 +121,8 @@ class Costs:
             sizes = tensor.dtype.itemsize, reduction_dtype(memory, ref).itemsize
             key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
             grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
-            own = (*key, grouping.part(ref.node) if grouping else None)
-            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping, self.tables.routes)
+            order = memory_order(tensor) if grouping is None else ()
+            own = (*key, grouping.part(ref.node) if grouping else None, order)
+            made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping, order, self.tables.routes)
             self._tables[ref] = self.tables.prices.setdefault(own, made)
         return self._tables[ref]

@@ -196,7 +196,7 @@ class _Block:
 
     def _point(self, member: int, point: Point, pending: Sequence[Read], before: Expression) -> None:
         """The rows of an op; `pending`: what it, and views before it, are the first to read; `before` that."""
-        alive, own = self.of.points.alive(member, point, self.kind), self.alike.own
+        alive, own = self.of.points.alive.at(member, point, self.kind), self.alike.own
         at = self.ops.index(member)
         later = tuple(read for read in own if self.ops.index(read.op) > at)
         seen = len(later) < len(own) or not own
@@ -209,8 +209,8 @@ class _Block:
             self._row(member, Phase.SINCE, [self.there, self.landed, alive])
         self._row(member, Phase.BEFORE, [self.there, alive, self._switched_off(own[: len(own) - len(later)])], later)
         if pending:
-            given = self.of.points.given(member, point, self.kind)
-            self._row(member, Phase.LANDING, [before, self.of.points.passing(point), given], (*pending, *later))
+            given = self.of.points.alive.given(member, point, self.kind)
+            self._row(member, Phase.LANDING, [before, self.of.points.alive.passing(point), given], (*pending, *later))
 
     def _switched_off(self, seen: Sequence[Read]) -> Expression:
         """What makes a row say nothing of what is on its way where any of these parameters moves."""

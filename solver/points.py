@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-import numpy as np
-
 from autopar.cost.lifetimes import Point
 from autopar.cost.on_the_way import Phase
-from autopar.solver.linear import Array, Linear
+from autopar.solver.alive import Alive
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
-from autopar.solver.replays import Expression, Flow, OwnLevel, largest
+from autopar.solver.replays import Expression, OwnLevel
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 
 Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
@@ -37,19 +35,7 @@ class Points:
         self.model, self.problem, self.stages, self.waiting = model, model.problem, stages, waiting
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
-        self._conversions: dict[tuple[Flow, bool], int | None] = {}
-        self.into: dict[int, list[list[Flow]]] = {}
-        for flows in self._by_reader():
-            self.into.setdefault(flows[0].use.op, []).append(flows)
-
-    def _by_reader(self) -> Iterable[list[Flow]]:
-        """The flows of one tensor to one op, parameters apart."""
-        found: dict[tuple[int, int, str, int], list[Flow]] = {}
-        for flow in self.model.flows:
-            tensor = flow.tensor
-            if not self.memory.is_parameter(self.problem.ops[tensor.source].node):
-                found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
-        return found.values()
+        self.alive = Alive(model)
 
     def fullest(self, number: int, returned: Expression, bound: Largest, *, lands: bool) -> OfBlocks:
         """W of each phase by level of recompute, in MiB; the same of blocks behind others, with what is `brought` to
@@ -77,9 +63,9 @@ class Points:
             unkept = total(unkept, data.unkept.get(member, {}))
             given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
-                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self.alive(member, point, kind))]
+                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self.alive.at(member, point, kind))]
                 if lands and behind_reads == 0 and point.backward:
-                    alive_in.append((Phase.LANDING, total(self.passing(point), given)))
+                    alive_in.append((Phase.LANDING, total(self.alive.passing(point), given)))
                 for phase, alive in ((phase, total(alive, unkept)) for phase, alive in alive_in):
                     self._note(pieces.setdefault((phase, begin), []), current, alive)
                     if brought and behind:
@@ -136,7 +122,7 @@ class Points:
             period, first = stage.repeat.period, stage.repeat.start + stage.first * stage.repeat.period
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
         points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
-        found = [self.passing(point) if point is not None else {} for point in points]
+        found = [self.alive.passing(point) if point is not None else {} for point in points]
         return [one for i, one in enumerate(found) if one not in found[:i]]
 
     def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
@@ -201,7 +187,7 @@ class Points:
         op, found = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
         repeat = self.problem.stages[op.stage].repeat
         period = repeat.period if repeat is not None else 0
-        crosses = any(flows[0].tensor.kind == "next" for flows in self.into.get(member, ()))
+        crosses = any(flows[0].tensor.kind == "next" for flows in self.alive.into.get(member, ()))
         for instance in sorted({0, min(1, count - 1), count - 1}):
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
                 passing = tuple((self.problem.op_of[ref.node], ref.index) for ref in point.passing)
@@ -210,91 +196,6 @@ class Points:
                 found[key] = first, kind, instance > 0
         return found.values()
 
-    def alive(self, member: int, point: Point, kind: str) -> Expression:
-        """What lives at a point for a moment."""
-        found: Expression = {}
-        for variable, choice in zip(self.model.x[member], self.problem.ops[member].choices, strict=True):
-            add(found, variable, self.lifetimes.own_bytes(point, choice.strategy))
-        for variable, size in self.passing(point).items():
-            add(found, variable, size)
-        for flows in self.into.get(member, ()):
-            if flows[0].tensor.kind not in ("first", "next") or flows[0].tensor.kind == kind:
-                converted = self._converted(flows, backward=point.backward)
-                if converted is not None:
-                    add(found, converted, UNIT)
-        return found
-
-    def given(self, member: int, point: Point, kind: str) -> Expression:
-        """What an op reads of values that nobody keeps so far: as they lie where they were made, and are wanted."""
-        found: Expression = {}
-        unsaved = self.lifetimes.unsaved(point.node)
-        for flow in (flow for flows in self.into.get(member, ()) for flow in flows):
-            if flow.use.index in unsaved and (flow.tensor.kind not in ("first", "next") or flow.tensor.kind == kind):
-                ref = self.problem.ref(flow.tensor)
-                for ((layout, _), wanted), variable in flow.pairs.items():
-                    copies = {self.memory.copy(ref, one) for one in (layout, wanted)}
-                    add(found, variable, flow.use.times * sum(map(self.memory.copy_bytes, copies)))
-        return found
-
-    def passing(self, point: Point) -> Expression:
-        """Other tensors' values or gradients, and in backward the gradients of the op's own."""
-        found: Expression = {}
-        for ref in point.passing:
-            source = self.problem.op_of[ref.node]
-            for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
-                add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
-        return found
-
-    def _converted(self, flows: Sequence[Flow], *, backward: bool) -> int | None:
-        """`Lifetimes.conversion_bytes` of what one op reads of a tensor, as a variable in MiB; None where it is 0."""
-        key = flows[0], backward
-        if key not in self._conversions:
-            moving = [_collectives(flow, backward=backward) > 0 for flow in flows]
-            one = None
-            if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
-                if flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
-                    terms = Linear()
-                    for flow, moves in zip(flows, moving, strict=True):
-                        terms.add(*self._one_read(flow, moves).terms(flow.use.times))
-                else:
-                    terms = self._one_read(flows[0], moving[0]) if len(flows) == 1 else self._several(flows, moving)
-                one = self.model.program.variable("converted", upper=None, whole=False)
-                self.model.program.equal_to_sum("converted", one, terms.terms())
-            self._conversions[key] = one
-        return self._conversions[key]
-
-    def _one_read(self, flow: Flow, moves: Array) -> Linear:
-        """All that the source's choices give less what stays: flows without collectives are fewer than those with."""
-        terms, sizes = Linear(), self._sizes(flow)
-        for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
-            for variable in ones:
-                terms.add(variable, size)
-        still = (flow.numbers >= 0) & ~moves
-        terms.add(flow.numbers[still], -np.broadcast_to(sizes[:, None], still.shape)[still])
-        return terms
-
-    def _several(self, flows: Sequence[Flow], moving: Sequence[Array]) -> Linear:
-        """x times x: where both want the same, x is converted once."""
-        places = {layout: i for i, layout in enumerate(dict.fromkeys(w for flow in flows for w in flow.wanted))}
-        grids = []
-        for flow, moves in zip(flows, moving, strict=True):
-            grid = np.full((len(flow.ports), len(places)), -1)
-            grid[:, [places[layout] for layout in flow.wanted]] = np.where(moves, flow.numbers, -1)
-            grids.append(grid)
-        at, variables = largest(self.model.program, grids)
-        terms = Linear()
-        terms.add(variables, np.broadcast_to(self._sizes(flows[0])[:, None], at.shape)[at])
-        return terms
-
-    def _sizes(self, flow: Flow) -> Array:
-        """MiB of the tensor in each of the layouts that its source has."""
-        ref = self.problem.ref(flow.tensor)
-        return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
-
 
 def _of_level(level: int, its: int, variable: int, _: float) -> Expression:
     return {variable: 1.0} if its == level else {}
-
-
-def _collectives(flow: Flow, *, backward: bool) -> Array:
-    return flow.prices.backward_collectives if backward else flow.prices.forward_collectives

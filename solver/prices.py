@@ -17,6 +17,8 @@ from autopar.layout import Layout
 from autopar.path_edges import KINDS, Sends
 from autopar.reshard import CollectiveKind
 from autopar.solver.linear import Array
+from autopar.solver.staged import staged_of_paths
+from autopar.staging import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Prices:
 class PriceTable:
     """What conversions of tensors of one form cost, worked out together for all layouts that they have.
 
-    `grouping`: given for a parameter, which shares collectives with others. `routes`: those known from other tables.
+    `grouping`: given for a parameter, which shares collectives with others. `order`: of the dims in memory. `routes`:
+    those known from other tables.
     """
 
     ref: TensorRef
@@ -52,12 +55,14 @@ class PriceTable:
     gradient_itemsize: int
     needs_grad: bool
     grouping: Grouping | None = None
+    order: Order = ()
     routes: KnownRoutes = field(default_factory=dict)
     sources: dict[Layout, int] = field(default_factory=dict)
     wanted: dict[Layout, int] = field(default_factory=dict)
     _prices: Prices | None = None
     _paths: Paths | None = None
     _ways: tuple[Array, ...] | None = None
+    _staged: tuple[Array, Array] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
         """Say which prices will be asked for: those that are said before the first question are cheapest."""
@@ -86,6 +91,17 @@ class PriceTable:
         grids = zip(*(grid[at].tolist() for grid in self._ways), strict=True)
         return [[Way(*one) for one in zip(*row, strict=True)] for row in grids]
 
+    def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
+        """What these conversions of an activation stage (`autopar.staging`), by source and by what is wanted."""
+        self.prices(sources, wanted)
+        assert self._paths is not None
+        if self._staged is None:
+            elements = staged_of_paths(self._paths, tuple(tensor_of(self.ref).shape), self.cluster.shape, self.order)
+            self._staged = elements[0] * self.itemsize, elements[1] * self.itemsize
+        rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
+        columns = np.array([self.wanted[layout] for layout in wanted], dtype=np.int64)
+        return self._staged[backward][rows[:, None], columns]
+
     def _all(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
         shape = tuple(tensor_of(self.ref).shape)
         mesh, grad = self.cluster.shape, self.needs_grad
@@ -97,7 +113,7 @@ class PriceTable:
         by_axis = self._by_axis(paths.axis, each)
         totals = (np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(6))
         fixed, moving, forward_live, back_fixed, back_moving, back_live = totals
-        self._paths, self._ways = paths, None
+        self._paths, self._ways, self._staged = paths, None, None
         return Prices(
             calls * fixed + moving,
             calls * back_fixed + back_moving,

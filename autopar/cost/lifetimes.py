@@ -14,17 +14,17 @@ moved by a block, all blocks between are as these two, and their points are the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import fx
 
 from autopar.cost.folds import MODEL, Fold
-from autopar.cost.local_workspace import workspace_bytes
 from autopar.cost.memory import Copy, StepMemory
-from autopar.cost.traffic import conversion_moves, gradient_enters, in_segment, needs_grad
+from autopar.cost.traffic import gradient_enters, in_segment, needs_grad
 from autopar.graph import COST, TensorRef, is_getitem, output_tensors
-from autopar.layout import Layout
 
 if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
@@ -36,13 +36,18 @@ class Point:
 
     `passing`: tensors of which values (or gradients) live, each as its maker lays it out; in backward, gradients of the
     op's outputs are among them. `made`: inputs whose gradients the op makes as tensors of their own, one entry for each
-    such tensor (a sum with what other readers gave may be one more).
+    such tensor (a sum with what other readers gave may be one more). `over`: gradients that are gone behind the op.
     """
 
     node: fx.Node
     backward: bool
     passing: tuple[TensorRef, ...]
     made: tuple[int, ...] = ()
+    over: tuple[TensorRef, ...] = ()
+
+    def at(self, node: fx.Node, moved: Callable[[TensorRef], TensorRef]) -> Point:
+        """The same point of an op of an equal block."""
+        return Point(node, self.backward, tuple(map(moved, self.passing)), self.made, tuple(map(moved, self.over)))
 
 
 class Lifetimes:
@@ -131,19 +136,18 @@ class Lifetimes:
 
     def _moved(self, point: Point, node: fx.Node, fold: Fold, block: int) -> Point:
         """A point of the model as that of another block of the middle."""
-        return Point(node, point.backward, tuple(fold.moved(r, block - MODEL) for r in point.passing), point.made)
+        return point.at(node, lambda ref: fold.moved(ref, block - MODEL))
 
     def _in_place(self, point: Point) -> Point:
         """With what stands for the block before a last one as that block's own."""
         for fold in self._folds:
             if fold.block(self.position[point.node]) == fold.repeat.count - 1:
-                distance = fold.repeat.count - 2 - (MODEL + 1)
-                passing = (
-                    fold.moved(r, distance) if fold.block(self.position[r.node]) == MODEL + 1 else r
-                    for r in point.passing
-                )
-                return Point(point.node, point.backward, tuple(passing), point.made)
+                return point.at(point.node, partial(self._before_last, fold))
         return point
+
+    def _before_last(self, fold: Fold, ref: TensorRef) -> TensorRef:
+        behind = fold.block(self.position[ref.node]) == MODEL + 1
+        return fold.moved(ref, fold.repeat.count - 2 - (MODEL + 1)) if behind else ref
 
     def left_to_do(self, position: int) -> Point | None:
         """The point with which backward goes on when it is through with all ops from a position on, if any is left:
@@ -174,37 +178,30 @@ class Lifetimes:
         roots = [self.memory.roots[ref] for ref in self._inputs(model)]
         return [j for j, root in enumerate(roots) if self._first_saver.get(root, at) >= at]
 
-    def own_bytes(self, point: Point, strategy: Strategy) -> int:
-        """What the op itself has alive at a point for a moment."""
-        memory, fold = self.memory, self._fold_of(point.node)
-        node = fold[0].model_of(point.node) if fold else point.node
-        inputs = self._inputs(node)
-        if point.backward:
-            made = sum(memory.local_bytes(inputs[j], strategy.inputs[j]) for j in point.made)
-            return made + workspace_bytes(point.node, strategy, memory.mesh_shape, backward=True)
-        unsaved: dict[Copy, int] = {}
-        at = self.position[node]
-        layouts = [*zip(inputs, strategy.inputs, strict=True)]
-        layouts += [(TensorRef(node, i), layout) for i, layout in enumerate(strategy.outputs)]
-        for ref, layout in layouts:
-            root = memory.roots[ref]
-            if self._first_saver.get(root, len(self._all)) > at and not memory.is_parameter(root.node):
-                copy = memory.copy(ref, layout)
-                unsaved[copy] = memory.copy_bytes(copy)
-        return sum(unsaved.values()) + workspace_bytes(point.node, strategy, memory.mesh_shape, backward=False)
+    def gradients_made(self, point: Point) -> list[tuple[int, TensorRef]]:
+        """The inputs of `Point.made`, with their places."""
+        inputs = self._inputs(self._model_of(point.node))
+        return [(j, inputs[j]) for j in point.made]
 
-    def conversion_bytes(self, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-        """An input as its maker has it, beside the same as the op wants it, where collectives make one of the other."""
-        memory = self.memory
-        if source == wanted:
-            return 0
-        grad = needs_grad(memory, ref)
-        if point.backward and not grad:
-            return 0
-        source, wanted = (source, wanted) if grad else (source.value(), wanted.value())
-        forward, backward = conversion_moves(ref, source, wanted, memory.mesh_shape, needs_grad=grad)
-        moves = [move for move in (backward if point.backward else forward) if memory.mesh_shape[move.axis] > 1]
-        return memory.local_bytes(ref, source) if moves else 0
+    def unkept(self, node: fx.Node, strategy: Strategy) -> tuple[set[Copy], set[Copy]]:
+        """What an op reads, and what it makes, of values that nobody keeps until it is through; parameters apart."""
+        memory, node = self.memory, self._model_of(node)
+        outputs = [TensorRef(node, i) for i in range(len(strategy.outputs))]
+        read, made = (
+            {memory.copy(*one) for one in zip(refs, layouts, strict=True) if self._is_unkept(node, one[0])}
+            for refs, layouts in ((self._inputs(node), strategy.inputs), (outputs, strategy.outputs))
+        )
+        return read, made
+
+    def _is_unkept(self, node: fx.Node, ref: TensorRef) -> bool:
+        root = self.memory.roots[ref]
+        kept = self._first_saver.get(root, len(self._all)) <= self.position[node]
+        return not kept and not self.memory.is_parameter(root.node)
+
+    def _model_of(self, node: fx.Node) -> fx.Node:
+        """The op that stands for one in the middle of a fold; others for themselves."""
+        fold = self._fold_of(node)
+        return fold[0].model_of(node) if fold else node
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +284,8 @@ class Lifetimes:
                     new = ref
                 storage[ref] = new if old is None or holders[old] > 1 else old
             if made or self._works_backward(node):
-                found[node] = Point(node, True, passing, tuple(made))
+                left = set(storage.values())
+                found[node] = Point(node, True, passing, tuple(made), tuple(r for r in passing if r not in left))
         return found
 
     def _works_backward(self, node: fx.Node) -> bool:

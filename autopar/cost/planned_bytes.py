@@ -14,6 +14,7 @@ from autopar.cost.buckets import Grouping
 from autopar.cost.folds import MODEL, Fold
 from autopar.cost.lifetimes import Point
 from autopar.cost.memory import Copy, Cuts, StepMemory
+from autopar.cost.momentary import conversion_bytes, not_while_converting_bytes, own_bytes, staging_bytes
 from autopar.cost.moving import Moving, moving
 from autopar.cost.returned import Returned
 from autopar.cost.traffic import in_segment
@@ -275,14 +276,22 @@ class PlannedBytes:
     def workspace(self, point: Point) -> int:
         """What lives for a short while at a point."""
         memory, node = self.memory, point.node
-        found = memory.lifetimes.own_bytes(point, self.chosen[node])
-        found += self.passing_bytes(point)
+        found = own_bytes(memory.lifetimes, point, self.chosen[node]) + self.passing_bytes(point)
+        staged = 0
         for ref, wanted in dict.fromkeys(zip(memory.inputs[node], self.chosen[node].inputs, strict=True)):
             if not memory.is_parameter(ref.node):
                 source = self.chosen[ref.node].outputs[ref.index]
-                found += memory.lifetimes.conversion_bytes(point, ref, source, wanted)
-        return found
+                found += conversion_bytes(memory, point, ref, source, wanted)
+                staged = max(staged, staging_bytes(memory, point, ref, source, wanted))
+        if staged:
+            staged -= not_while_converting_bytes(memory.lifetimes, point, self.chosen[node])
+            staged -= self._local_bytes(point.over)
+        return found + max(0, staged)
 
     def passing_bytes(self, point: Point) -> int:
         """Other tensors' values or gradients that live at a point, and in backward the gradients of the op's own."""
-        return sum(self.memory.local_bytes(r, self.chosen[r.node].outputs[r.index]) for r in point.passing)
+        return self._local_bytes(point.passing)
+
+    def _local_bytes(self, refs: Iterable[TensorRef]) -> int:
+        """Values or gradients, as they lie where they are made."""
+        return sum(self.memory.local_bytes(ref, self.chosen[ref.node].outputs[ref.index]) for ref in refs)

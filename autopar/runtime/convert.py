@@ -20,6 +20,7 @@ from autopar.runtime import collectives
 from autopar.runtime.collectives import LocalMesh, ReduceOp
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.cuts import Cut, Regrouping
+from autopar.staging import memory_order
 
 ActionKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "pad", "keep_on_first", "divide"
@@ -47,9 +48,9 @@ class Action:
         """The result lies in memory with its dims in the order of the tensor's, so that what would be a view of one
         (heads that are merged again) is a view of the other. All ranks see the same order: there is one other than the
         dims' own only where their parts are of one shape."""
-        order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        order = memory_order(tensor)
         ragged = any(cut is not None and cut.is_ragged for cut in (self.cut, self.new_cut))
-        if ragged or order == list(range(tensor.dim())) or not tensor.permute(order).is_contiguous():
+        if ragged or order == tuple(range(tensor.dim())):
             return _APPLY[self.kind](self, tensor)
         cuts = [cut and replace(cut, dim=order.index(cut.dim)) for cut in (self.cut, self.new_cut)]
         result = _APPLY[self.kind](replace(self, cut=cuts[0], new_cut=cuts[1]), tensor.permute(order))

@@ -160,7 +160,7 @@ class Regrouping:
         return tuple(block)
 
     def packed(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
-        """The same as they travel, one behind the other; 1-D, a view where the piece lies so, else copied once."""
+        """What `rank` sends, block behind block: 1-D, a view where the piece lies so, else copied once."""
         if self.src.dim != self.dst.dim and not self.dst.is_ragged:
             return self.dst.stack(piece).reshape(-1)
         flat = piece.new_empty(piece.numel())

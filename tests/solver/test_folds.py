@@ -16,6 +16,7 @@ from toys import Toy, firsts
 from autopar.cost.folds import MODEL
 from autopar.cost.lifetimes import Lifetimes, Point
 from autopar.cost.memory import StepMemory
+from autopar.cost.momentary import own_bytes
 from autopar.cost.step import predict
 from autopar.graph import KIND, VAL, TensorRef, output_tensors
 from autopar.plans import Segment
@@ -74,7 +75,7 @@ def _memories(toy: Toy, train: bool = True) -> tuple[StepMemory, StepMemory]:
 def _unordered(point: Point) -> tuple[object, ...]:
     """The sum over what passes is asked for, in whatever order."""
     assert len(set(point.passing)) == len(point.passing)
-    return point.node, point.backward, set(point.passing), point.made
+    return point.node, point.backward, set(point.passing), point.made, set(point.over)
 
 
 @pytest.mark.parametrize(("name", "mesh_shape"), thinned(2, NAMES, [(2,), (2, 4)]), ids=str)
@@ -100,7 +101,7 @@ def test_what_lives_at_every_point(name: str, train: bool) -> None:
         assert other.after_parameters(node) == one.after_parameters(node)
         for point in one.points(node):
             for strategy in asked.strategies.get(node, ())[:3]:
-                assert other.own_bytes(point, strategy) == one.own_bytes(point, strategy)
+                assert own_bytes(other, point, strategy) == own_bytes(one, point, strategy)
         at = one.position[node]
         for ref in (TensorRef(node, i) for i in range(len(output_tensors(node)))):
             assert once.roots[ref] == every.roots[ref]

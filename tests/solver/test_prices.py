@@ -9,10 +9,14 @@ import torch
 from test_branches import Normed
 from toys import cluster, on_meta, toy
 
+from autopar.all_paths import all_paths
 from autopar.cost.moving import way_between
 from autopar.graph import TensorRef, tensor_of
-from autopar.layout import R_PLUS, Layout, R, shard
+from autopar.layout import R_PLUS, Layout, P, R, shard
+from autopar.reshard import steps
 from autopar.solver.model import Model
+from autopar.solver.staged import staged_of_paths
+from autopar.staging import staged_elements
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 4), (1, 4, 2)], ids=str)
@@ -34,3 +38,24 @@ def test_ways_of_parameters(mesh: tuple[int, ...]) -> None:
                     (way.further > 0, way.last > 0, way.reduces, way.result > 0, way.scatters, way.scatters_later)
                 )
     assert len(kinds) >= (3 if len(mesh) == 1 else 5)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)], ids=str)
+@pytest.mark.parametrize("needs_grad", [True, False])
+@pytest.mark.parametrize(
+    ("mesh", "shape"), [((2,), (4, 8, 6)), ((2, 2), (4, 8, 6)), ((2, 2), (3, 5, 7)), ((1, 2), (1, 8, 6))], ids=str
+)
+def test_what_conversions_stage(
+    mesh: tuple[int, ...], shape: tuple[int, ...], needs_grad: bool, order: tuple[int, ...]
+) -> None:
+    some = [R, P, shard(0), shard(1), shard(2), shard(1, 2), *([R_PLUS] if needs_grad else [])]
+    layouts = [
+        one for one in map(Layout, itertools.product(some, repeat=len(mesh))) if one.is_legal(shape, mesh, ragged=True)
+    ]
+    paths = all_paths(layouts, layouts, shape, mesh, needs_grad=needs_grad)
+    forward, backward = staged_of_paths(paths, shape, mesh, order)
+    for (i, source), (j, wanted) in itertools.product(enumerate(layouts), repeat=2):
+        if paths.found[i, j]:
+            path = steps(source, wanted, shape, mesh, needs_grad=needs_grad)
+            assert (forward[i, j], backward[i, j]) == staged_elements(path, shape, mesh, order), (source, wanted)
+    assert forward.any()

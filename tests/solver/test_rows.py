@@ -16,6 +16,7 @@ import torch
 from random_graphs import Fixed, every_count, recomputable
 from small_models import MODELS, ready, toy_of
 from thinned import thinned
+from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar.solver.linear import Linear
@@ -27,6 +28,20 @@ from autopar.solver.stage_bytes import UNIT
 
 PLANS, COUNTS = 3, 3  # so many choices for all ops, and for each of them draws of how many blocks recompute
 MOST = 1.06  # of the prediction, that rows may have
+
+
+class Waves(nn.Module):
+    """Its activations are all that it has, and can be split on any dim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.weight
+        for _ in range(4):
+            x = torch.tanh(x)
+        return x.square().mean()
 
 
 def drawn_choices(problem: Problem, seed: int) -> list[int]:
@@ -63,6 +78,14 @@ def test_rows_of_a_stack(mesh: tuple[int, ...], micro_batches: int, fold: bool) 
     for seed in range(2):
         on = cluster(*mesh, seed=seed, kind="cuda")
         check(toy(on_meta(Stack, 5), x, on=on, micro_batches=micro_batches), seed, fold=fold)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+def test_rows_of_what_conversions_stage(mesh: tuple[int, ...]) -> None:
+    """Along dims that are not the first, of activations that are large beside weights."""
+    asked = toy(on_meta(Waves), torch.empty(4, 64, 16, device="meta"), on=cluster(*mesh, seed=5))
+    for seed in range(3):
+        check(asked, seed, fold=True)
 
 
 def test_equal_blocks_count_as_much_as_blocks_told_apart() -> None:

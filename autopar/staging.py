@@ -1,0 +1,98 @@
+"""What a conversion holds for a moment beside what it reads and what it leaves: pure, shared by cost and solver.
+
+Collectives send and receive pieces one behind the other. Those of a dim that is the first in memory lie so in the
+tensor; others are copied, all before a reduce-scatter, all behind an all-gather, and on one side at least of an
+all-to-all (`autopar.runtime.convert`, `autopar.runtime.cuts`). Ragged pieces are padded to the longest, and copied
+whichever dim it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from autopar.layout import Layout, R
+from autopar.reshard import CollectiveKind, Shape, Step, local_elements
+
+Order = tuple[int, ...]
+
+
+def memory_order(tensor: torch.Tensor) -> Order:
+    """The dims of a tensor as they lie in memory, outermost first; as they are counted where it has gaps.
+
+    >>> memory_order(torch.empty(2, 3, 4).transpose(1, 2)), memory_order(torch.empty(4, 1).expand(4, 3))
+    ((0, 2, 1), (0, 1))
+    """
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tuple(order) if tensor.permute(order).is_contiguous() else tuple(range(tensor.dim()))
+
+
+def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order) -> tuple[int, int]:
+    """What the first rank holds at most beyond a tensor of global `shape` as a path begins and as it ends, forward and
+    backward: what is staged, and what lies between two steps.
+
+    >>> from autopar.reshard import steps
+    >>> path = steps(Layout.parse("S1"), Layout.parse("R+"), (8, 4), (2,), needs_grad=True)
+    >>> staged_elements(path, (8, 4), (2,), (0, 1)), staged_elements(path, (8, 4), (2,), (1, 0))
+    ((32, 32), (0, 0))
+    """
+    found = []
+    for backward, some in enumerate((path, path[::-1])):
+        each = []
+        for step in some:
+            ends = (step.layout_before, step.layout_after)[:: -1 if backward else 1]
+            move = step.backward if backward else step.forward
+            kind = move.kind if move else None
+            one = held(*ends, step.axis, kind, shape, mesh_shape, order, backward=bool(backward))
+            if one.is_other:
+                each.append(one)
+        most = max((bool(i) * one.given + one.staged + one.made for i, one in enumerate(each)), default=0)
+        found.append(max(0, most - each[-1].made) if each else 0)
+    return found[0], found[1]
+
+
+class Held(NamedTuple):
+    """Elements of a change of one axis: what it is given, what it stages, and what it makes; whether this is another
+    tensor than what it is given."""
+
+    given: int
+    staged: int
+    made: int
+    is_other: bool
+
+
+@lru_cache(maxsize=1 << 16)
+def held(
+    given: Layout,
+    made: Layout,
+    axis: int,
+    kind: CollectiveKind | None,
+    shape: Shape,
+    mesh_shape: Shape,
+    order: Order,
+    *,
+    backward: bool,
+) -> Held:
+    """One change of an axis, by a collective or none."""
+    before, after = local_elements(given, shape, mesh_shape), local_elements(made, shape, mesh_shape)
+    if kind == "all_to_all":
+        return Held(before, max(before, after), after, True)
+    if kind not in ("all_gather", "reduce_scatter"):
+        others_give_zeros = made[axis].partial_grad if backward else made[axis].is_partial
+        is_other = kind is not None or given[axis].is_sharded or made[axis].is_sharded or others_give_zeros
+        return Held(before, 0, after, is_other and mesh_shape[axis] > 1)
+    part, pieces = (before, given) if kind == "all_gather" else (after, made)
+    cut, others = pieces[axis], pieces.replace(axis, R)
+    lengths = others.local_shape(shape, mesh_shape)
+    length, ranks = lengths[cut.dim], mesh_shape[axis]
+    if shape[cut.dim] % math.prod(d.size for d in pieces.digits(cut.dim, mesh_shape)):  # ragged, here or on other ranks
+        longest = -(-length // ranks)
+        short = length % longest if length % ranks else longest  # what a rank has that pads its piece before a gather
+        return Held(before, ranks * part + (part // longest * short if kind == "all_gather" else 0), after, True)
+    outer = math.prod(d.size for d in others.digits(cut.dim, mesh_shape) if d.outer < cut.outer)
+    lies_so = cut.outer == outer and all(lengths[dim] == 1 for dim in order[: order.index(cut.dim)])
+    return Held(before, 0 if lies_so else ranks * part, after, True)

@@ -1,0 +1,46 @@
+"""What conversions stage on real ranks is what is foreseen of them, and predicted peaks have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from check_peak import check_peak
+from conversion_peak_cases import PEAKS, STAGED
+from launch import launch, selected
+
+UNDER, OVER = 0.001, 0.03  # what a step may need beyond the prediction, and the prediction beyond a step
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> dict[int, list[dict[str, Any]]]:
+    cases, names = selected(request), set(STAGED)
+    found = {2: launch("conversion_peak_cases.py", 2, cases=cases, timeout_seconds=600)}
+    if converted := [case for case in cases if case in names]:
+        found[4] = launch("conversion_peak_cases.py", 4, cases=converted, timeout_seconds=600)
+    return found
+
+
+@pytest.mark.parametrize("many", [2, 4])
+@pytest.mark.parametrize("case", STAGED)
+def test_what_a_conversion_stages(ranks: dict[int, list[dict[str, Any]]], many: int, case: str) -> None:
+    """Never more than is foreseen on any rank; and where all dims divide, as much on the last one."""
+    for rank in ranks[many]:
+        assert "value" in rank[case], rank[case]
+        for pair, peaks, _, _, foreseen in rank[case]["value"]:
+            assert all(peak <= most for peak, most in zip(peaks, foreseen, strict=True)), (pair, peaks, foreseen)
+    if case.startswith("even"):
+        for pair, _, beside, foreseen, _ in ranks[many][-1][case]["value"]:
+            assert beside == foreseen, pair
+
+
+@pytest.mark.parametrize("case", PEAKS)
+def test_peak(ranks: dict[int, list[dict[str, Any]]], case: str) -> None:
+    for rank in ranks[2]:
+        check_peak(rank[case], under=UNDER, over=OVER)
+
+
+@pytest.mark.parametrize(("case", "kinds"), [("S1, S2", {"S1", "S2"}), ("S2, S1", {"S1", "S2"})])
+def test_a_dim_is_exchanged_for_another(ranks: dict[int, list[dict[str, Any]]], case: str, kinds: set[str]) -> None:
+    layouts = {name: (inputs, outputs) for name, inputs, outputs in ranks[2][0][case]["value"]["layouts"]}
+    assert {layouts["tanh_3"][1], layouts["tanh_4"][0]} == {f"({kind},)" for kind in kinds}
