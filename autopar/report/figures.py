@@ -122,6 +122,22 @@ def recomputed_ops(plan: Plan) -> int:
     return sum(1 for n in plan.nodes for s in plan.recompute if s.first <= n.position <= s.last)
 
 
+def all_notes(plan: Plan) -> tuple[str, ...]:
+    """The planner's notes, and one for each mesh axis over which nothing is split."""
+    return plan.notes + tuple(
+        f"nothing is split over {name}: its {size} devices all do the same work. A split would take longer than it "
+        f"saves, or {size} does not divide what could be split, such as the batch (dims are cut into equal parts)"
+        for axis, (name, size) in enumerate(zip(plan.axis_names, plan.mesh_shape, strict=True))
+        if size > 1 and _is_idle(plan, axis)
+    )
+
+
+def _is_idle(plan: Plan, axis: int) -> bool:
+    layouts = [parameter.storage for parameter in plan.parameters]
+    layouts += [layout for node in plan.nodes for layout in node.outputs]
+    return bool(layouts) and all(layout.placements[axis].is_replicated for layout in layouts)
+
+
 def flops_per_device_second(plan: Plan) -> float:
     """Model FLOPs that one device does in a second of the step; 0 where nothing is known."""
     p = plan.predicted
@@ -159,7 +175,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "planning_cpu_seconds": dict(plan.planning_seconds),
         "comparison": [alternative_figures(a) for a in plan.comparison],
         "tradeoff": [dict(vars(point)) for point in plan.tradeoff],
-        "notes": list(plan.notes),
+        "notes": list(all_notes(plan)),
     }
 
 

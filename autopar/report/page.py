@@ -15,6 +15,7 @@ from autopar.plans import Alternative, Plan
 from autopar.report import glossary
 from autopar.report.colours import COLOURS
 from autopar.report.figures import (
+    all_notes,
     busy_parts,
     collective_sums,
     flops_per_device_second,
@@ -116,6 +117,7 @@ def _facts(plan: Plan, title: str) -> dict[str, Any]:
         "busy": busy_parts(plan.predicted, replayed_seconds(plan)),
         "flops_rate": flops_per_device_second(plan),
         "sums": collective_sums(plan),
+        "notes": all_notes(plan),
         "limit": limit,
         "peak_moment": peak_moment(plan),
         "timeline": timeline(plan),

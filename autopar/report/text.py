@@ -8,6 +8,7 @@ from collections import defaultdict
 from autopar.plans import Plan
 from autopar.report.figures import (
     CollectiveSum,
+    all_notes,
     collective_sums,
     flops_per_device_second,
     limit_bytes,
@@ -26,6 +27,8 @@ from autopar.report.tables import (
     wrap,
 )
 from autopar.sizes import show_bytes, show_bytes_up
+
+_WORDS_LEGEND = "; words behind it: what the op's rule calls the index that the axis splits"
 
 
 def explain(plan: Plan) -> str:
@@ -51,12 +54,12 @@ def _summary(plan: Plan) -> list[str]:
     devices = math.prod(plan.mesh_shape)
     device = plan.cluster.get("device", {}).get("name", "")
     predicted, budget, limit = plan.predicted, plan.memory_budget_bytes, limit_bytes(plan)
-    whose = "" if budget else " that a plan may take of a device"
-    of_budget = f"of {show_bytes(limit)}{whose} ({show_share(predicted.peak_bytes, limit)})" if limit else ""
+    at_most = f"a budget of {show_bytes(budget)}" if budget else f"{show_bytes(limit or 0)} that a plan may take"
+    of_limit = f", of {at_most} ({show_share(predicted.peak_bytes, limit)})" if limit else ""
     rows = [
         ["mesh", f"{_mesh(plan)} ({devices} devices{f', {device}' if device else ''})"],
         ["step", f"{show_seconds(predicted.step_seconds)} predicted"],
-        ["memory", f"{show_bytes(predicted.peak_bytes)} {of_budget} at the peak, per device"],
+        ["memory", f"{show_bytes(predicted.peak_bytes)} per device at the peak{of_limit}"],
         [
             "training",
             f"{plan.optimizer}, {_precision(plan)}, {_micro_batches(plan.micro_batches)}, {plan.inputs} inputs",
@@ -96,7 +99,7 @@ def _layers(plan: Plan) -> list[str]:
     lines = layout_tree(plan)
     if not lines:
         return []
-    body, used = [], set()
+    body, used, worded = [], set(), False
     for line in lines:
         margin = "  " * line.depth
         if line.row is None:
@@ -104,28 +107,31 @@ def _layers(plan: Plan) -> list[str]:
             continue
         placements = line.row.layout.placements
         used |= {meaning_of(p) for p in placements}
+        worded = worded or any(line.row.factors)
         cells = [f"{p} {word}".strip() for p, word in zip(placements, line.row.factors, strict=True)]
         body.append([margin + labelled(line.label, line.row.names), show_shape(line.row.shape), *cells])
     head = ["Layouts of results by layer", "global shape", *plan.axis_names]
     text = table(body, "<>" + "<" * len(plan.axis_names), head=head, indent=0)
     legend = "; ".join(words for key, words in MEANING.items() if key in used)
-    return [
-        *text,
-        *wrap(f"({legend}; words behind it: what the op's rule calls the index that the axis splits)", "", " "),
-    ]
+    legend += _WORDS_LEGEND if worded else ""
+    return [*text, *wrap(f"({legend})", "", " ")]
 
 
 def _parameters(plan: Plan) -> list[str]:
     if not plan.parameters:
         return []
-    body = []
-    for line in parameter_tree(plan):
+    body, lines = [], parameter_tree(plan)
+    for line in lines:
         row = line.row
         name = ".".join(part for part in (line.label, row.name if row else "") if part)
-        cells = [show_shape(row.shape), row.dtype, *map(str, row.storage.placements), row.moved] if row else None
-        body.append(["  " * line.depth + name, *(cells or [""] * (3 + len(plan.axis_names)))])
+        cells = [""] * (3 + len(plan.axis_names))
+        if row:
+            cells = [show_shape(row.shape), row.dtype, *map(str, row.storage.placements), row.moved or "nothing"]
+        body.append(["  " * line.depth + name, *cells])
     head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "moved in a step by"]
-    return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0)
+    legend = ["(nothing: used as it is stored, and its gradient comes out so)"]
+    unmoved = any(line.row and not line.row.moved for line in lines)
+    return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0) + (legend if unmoved else [])
 
 
 def _collectives(plan: Plan) -> list[str]:
@@ -257,5 +263,5 @@ def _search(plan: Plan) -> list[str]:
 
 
 def _notes(plan: Plan) -> list[str]:
-    lines = [line for note in plan.notes for line in wrap(note, "  - ", "    ")]
+    lines = [line for note in all_notes(plan) for line in wrap(note, "  - ", "    ")]
     return ["Notes", *lines] if lines else []

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.layout import Layout
 from autopar.plans import Alternative, Collective, Plan
 from autopar.report.figures import summary
+from autopar.report.page import page
 from autopar.report.tables import WIDTH, show_seconds
 from autopar.sizes import show_bytes
 
@@ -32,7 +34,7 @@ def test_a_plan_read_back_explains_itself_alike(plan: Plan) -> None:
 def test_summary_names_mesh_budget_size_and_proof(plan: Plan) -> None:
     text = "\n".join(_section(plan.explain(), "Plan"))
     assert "dp=2 x tp=2 (4 devices, cpu)" in text
-    assert "43.0 MiB of 64.0 MiB (67.2 %)" in text
+    assert "43.0 MiB per device at the peak, of a budget of 64.0 MiB (67.2 %)" in text
     assert "2,096 ops -> 41 decisions" in text
     assert "optimal, HiGHS" in text
     assert "gap 0.00 %" in text
@@ -51,11 +53,30 @@ def test_the_legend_explains_the_placements_that_occur(plan: Plan) -> None:
     legend = " ".join(_section(plan.explain(), "Layouts")[-2:])
     assert "P partial sum" in legend
     assert "R+" not in legend
+    assert "words behind it" in legend
+    wordless = replace(plan, nodes=tuple(replace(node, factors=()) for node in plan.nodes))
+    assert "words behind it" not in wordless.explain()
+
+
+def test_a_note_names_an_axis_over_which_nothing_is_split(plan: Plan) -> None:
+    assert "nothing is split" not in plan.explain()
+    nodes = tuple(replace(n, outputs=tuple(_whole_on_tp(out) for out in n.outputs)) for n in plan.nodes)
+    parameters = tuple(replace(p, storage=_whole_on_tp(p.storage)) for p in plan.parameters)
+    idle = replace(plan, nodes=nodes, parameters=parameters)
+    assert "nothing is split over tp: its 2 devices all do the same work" in idle.explain()
+    assert "nothing is split over dp" not in idle.explain()
+    assert "nothing is split over tp" in summary(idle)["notes"][-1]
+    assert "nothing is split over tp" in page(idle)
+
+
+def _whole_on_tp(layout: Layout) -> Layout:
+    return Layout((layout.placements[0], Layout.parse("R").placements[0]))
 
 
 def test_parameters_tell_storage_and_what_moves_them(plan: Plan) -> None:
     rows = [" ".join(line.split()) for line in _section(plan.explain(), "Parameters")]
-    assert "wte.weight 256x64 float32 R R" in rows
+    assert "wte.weight 256x64 float32 R R nothing" in rows
+    assert rows[-1].startswith("(nothing: used as it is stored")
     assert "h.{0-3}.mlp.c_fc.weight 256x64 float32 S1 S0 all-gather dp twice" in rows
 
 
@@ -74,9 +95,9 @@ def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
     assert "Memory per device at the peak, end of forward" in text
     assert any(line.split() == ["budget", "64.0", "MiB", "21.0", "MiB", "free"] for line in text.splitlines())
     held = replace(plan, memory_budget_bytes=None, cluster={"device": {"name": "cpu", "memory_bytes": 1 << 30}})
-    assert "of 1.0 GiB that a plan may take of a device" in held.explain()
+    assert "per device at the peak, of 1.0 GiB that a plan may take (4.2 %)" in held.explain()
     on_gpu = replace(held, cluster={"device": {"name": "h100", "kind": "cuda", "memory_bytes": 1000 << 20}})
-    assert "of 950.0 MiB that a plan may take of a device" in on_gpu.explain()
+    assert "per device at the peak, of 950.0 MiB that a plan may take (4.5 %)" in on_gpu.explain()
 
 
 def test_what_a_replay_sends_again_is_told_beside_what_it_computes(plan: Plan) -> None:
