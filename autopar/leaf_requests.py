@@ -132,6 +132,6 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
                 f"model's FLOPs (an estimate), because of this: {reason}. Write "
                 "it without branches on data (mixtures of experts of transformers have "
                 "experts_implementation='grouped_mm'), give the input that decides as a known example "
-                f"(autopar.tracing.known), or accept it with constraints='{_KIND}{pattern}'",
+                f"(autopar.known), or accept it with constraints='{_KIND}{pattern}'",
                 where=", ".join(filter(None, [call.path, nodes[0].meta.get(PLACE, "")])),
             )

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -49,7 +52,8 @@ for command, example in EXAMPLES.items():
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit, as the module says."""
     try:
-        code = app(arguments, prog_name="autopar", standalone_mode=False)
+        with _short_warnings():
+            code = app(arguments, prog_name="autopar", standalone_mode=False)
     except (AutoparError, typer.TyperException) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         message = "; ".join([message, *getattr(error, "__notes__", ())])
@@ -71,6 +75,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: unforeseen {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
         sys.exit(1)
     sys.exit(code or 0)
+
+
+_HERE = str(Path(autopar.__file__).parent)
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Warnings of autopar are one line, as errors are, without the line of autopar that warned."""
+    before = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if filename.startswith(_HERE):
+            return f"warning: {' '.join(str(message).split())}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _version(wanted: bool) -> None:

@@ -91,7 +91,7 @@ def search(
     question: Question,
     devices: Annotated[int, typer.Option(min=1, help="How many devices there are.", show_default=False)],
     most_axes: Annotated[int, typer.Option(min=1, max=3, help="Axes of a mesh at most.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="Write the best plan here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the best plan here, as JSON.")] = None,
     json: Json = False,
 ) -> None:
     """Find the mesh: plan MODEL on every factorisation of DEVICES into axes, fastest first."""
@@ -118,10 +118,10 @@ def search(
     if json:
         say_json([_figures(result) for result in ordered])
     else:
-        head = ["mesh", "step", "of best", "compute", "communication", "peak memory", "gap", "micro-batches"]
+        head = ["mesh", "step", "of best", "compute", "recompute", "collectives", "peak", "gap", "micro-batches"]
         rows = [_row(result, best.plan.predicted.step_seconds) for result in ordered]
         shown = len(head) - isinstance(question.counts, int)  # the last column where there was a choice
-        align = "<>>>>>>>"[:shown]
+        align = "<>>>>>>>>"[:shown]
         say("\n".join(table([row[:shown] for row in rows], align, head=head[:shown], indent=0)) + "\n")
     if out is not None:
         write(best.plan.to_json(), out, "plan")
@@ -134,13 +134,14 @@ def _mesh(result: MeshResult) -> str:
 def _row(result: MeshResult, best_seconds: float) -> list[str]:
     if result.plan is None:
         needs = show_bytes_up(result.smallest_budget_bytes) if result.smallest_budget_bytes else "no plan"
-        return [_mesh(result), "", "", "", "", f"needs {needs}", "", ""]
+        return [_mesh(result), "", "", "", "", "", f"needs {needs}", "", ""]
     p = result.plan.predicted
     return [
         _mesh(result),
         show_seconds(p.step_seconds),
         f"{p.step_seconds / best_seconds:.2f}x",
-        show_seconds(p.compute_seconds + p.recompute_seconds),
+        show_seconds(p.compute_seconds),
+        show_seconds(p.recompute_seconds),
         show_seconds(p.comm_seconds),
         show_bytes(p.peak_bytes),
         f"{100 * result.plan.certificate.gap:.2f} %",

@@ -37,7 +37,7 @@ _TIME_LIMIT = (
     "Seconds for the solver: CPU time between its steps, by the clock within one. A plan that reaches it may differ "
     "from run to run; one that is proven well before does not."
 )
-_CLUSTER = "What the mesh is made of: a100, h100, cpu, or a profile (JSON)."
+_CLUSTER = "What the mesh is made of: a preset (a100, h100, h200, b200, mi300x, cpu, ...) or a profile (cluster.json)."
 
 
 @dataclass(frozen=True, kw_only=True)

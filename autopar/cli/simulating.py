@@ -16,16 +16,17 @@ from autopar.simulation import simulated
 
 _PICTURES = (".png", ".svg", ".pdf")
 _LEGEND = (
-    "(step: on the streams; predicted step: as plans are compared; compute: all ops, each alone on the device; "
-    "exposed: the rest of the step; busy: how long a stream runs something. Compute's busy time has ops as "
-    "communication beside them slows them down, and no waits; an axis' has hidden communication too.)"
+    "(step: on the streams; predicted step: as plans are compared; compute: all ops, recomputed ones and the "
+    "optimizer's too, each alone on the device; exposed: the rest of the step; busy: how long a stream runs something. "
+    "Compute's busy time has ops as communication beside them slows them down, and no waits; an axis' has hidden "
+    "communication too.)"
 )
 
 
 @asks
 def simulate(
     question: MeshQuestion,
-    plan: Annotated[Path | None, typer.Option(help="A plan (JSON) of this question. Default: plan it now.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan (JSON) of MODEL on MESH. Default: plan it now.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the events here, for chrome://tracing or Perfetto.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the streams here: .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,

@@ -13,7 +13,7 @@ def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     """The advice for tensors that have no data: `nodes` are those that stand for them."""
     names = _inputs(nodes)
     those = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"
-    return f"give {those} a known example (autopar.tracing.known), or let the module be a leaf"
+    return f"give {those} a known example (autopar.known), or let the module be a leaf"
 
 
 def _inputs(nodes: Iterable[fx.Node | None]) -> list[str]:

@@ -195,6 +195,7 @@ def test_compare(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("search", *OWN, "--devices", "4", "--out", "best.json") == 0
     lines = capsys.readouterr().out.splitlines()
+    assert "recompute" in lines[0].split()
     assert sorted(line.split()[0] for line in lines[1:]) == ["2x2", "4"]
     figures = _json(capsys, "search", *OWN, "--devices", "4")
     assert [f["step_seconds"] for f in figures] == sorted(f["step_seconds"] for f in figures)
