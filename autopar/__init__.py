@@ -22,6 +22,7 @@ from autopar.precision import Precision
 from autopar.tracing import known
 
 if TYPE_CHECKING:
+    from autopar.leaf_requests import LeafWarning
     from autopar.pretrained import from_pretrained
     from autopar.runtime.adafactor import Adafactor
     from autopar.runtime.batches import local_batch, sampler
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from autopar.runtime.loading import load_weights
     from autopar.runtime.materialising import materialise
     from autopar.runtime.monitoring import monitor
+    from autopar.solver.idle import ConstraintWarning
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,9 +43,11 @@ __all__ = [
     "CheckpointError",
     "Cluster",
     "CollectiveError",
+    "ConstraintWarning",
     "InfeasibleError",
     "InputError",
     "LayoutError",
+    "LeafWarning",
     "Plan",
     "PlanMismatchError",
     "Precision",
@@ -73,6 +77,8 @@ __all__ = [
 _WHERE = {
     "Adafactor": "runtime.adafactor",
     "Checkpoint": "runtime.checkpoints",
+    "ConstraintWarning": "solver.idle",
+    "LeafWarning": "leaf_requests",
     "latest_checkpoint": "runtime.checkpoints",
     "load_checkpoint": "runtime.checkpoints",
     "save_checkpoint": "runtime.checkpoints",
@@ -89,7 +95,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """What belongs to running is imported when it is asked for: planning does without torch.distributed."""
+    """What only some need is imported when it is asked for: planning does without torch.distributed."""
     if name in _WHERE:
         return getattr(importlib.import_module(f"autopar.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'autopar' has no attribute '{name}'")

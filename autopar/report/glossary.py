@@ -22,7 +22,7 @@ MEMORY = {
     "replayed block": "Bytes that a block, or part of one, keeps once it is recomputed, while its own backward runs.",
     "communication buffers": "Bytes of parameters gathered for one stretch alone, and of buffers that are sent.",
     "workspace": "Bytes that live only while one op runs: gradients of activations, and temporaries.",
-    "logits and loss": "The same, where the op is one of those that make the loss of the model's results.",
+    "logits and loss": "As workspace, where the op is one of those that make the loss of the model's results.",
     "optimizer transients": "Bytes of temporaries of the optimizer's step.",
     "allocator": "Bytes that the device's allocator counts beside tensors: libraries' workspaces, rounding.",
 }

@@ -51,11 +51,13 @@ def show_seconds(seconds: float) -> str:
     """
     >>> show_seconds(12.345), show_seconds(0.01234), show_seconds(4.2e-6), show_seconds(0)
     ('12.3 s', '12.3 ms', '4.20 µs', '0 s')
+    >>> show_seconds(0.9996), show_seconds(0.9994)
+    ('1.00 s', '999 ms')
     """
     if seconds == 0:
         return "0 s"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= unit:
+        if abs(seconds) >= 0.9995 * unit:  # 1.00 of it, and not 1,000 of the next
             return f"{significant(seconds / unit)} {name}"
     return f"{seconds / 1e-9:.1f} ns"
 
