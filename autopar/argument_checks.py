@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autopar.errors import InputError
 
@@ -54,6 +55,9 @@ def module_of(value: Any) -> nn.Module:
     """A model."""
     if not isinstance(value, nn.Module):
         raise InputError(f"the model is of {type(value).__name__}: it must be a torch.nn.Module")
+    lazy = [name for name, parameter in value.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise InputError(f"the parameter '{lazy[0]}' of a lazy module has no shape yet: call the model once first")
     return value
 
 

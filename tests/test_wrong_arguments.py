@@ -101,3 +101,11 @@ def test_names_that_a_call_does_not_take_are_told_by_its_own() -> None:
             TypeError, match=rf"^{call.__name__}\(\) got an unexpected keyword argument 'memory'; it takes"
         ):
             call(*_asked(), further, *([2] if call is autopar.search else []), memory="1GiB")  # type: ignore[operator]
+
+
+def test_a_lazy_module_is_to_be_called_first() -> None:
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+    with pytest.raises(InputError, match=r"'1\.weight' of a lazy module has no shape yet"):
+        autopar.plan(lazy, {"input": torch.empty(4, 8)}, Cluster.preset("cpu", (2,)))
+    lazy(torch.empty(4, 8))
+    autopar.plan(lazy, {"input": torch.empty(4, 8)}, Cluster.preset("cpu", (2,)))

@@ -10,6 +10,7 @@ import typer
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
 from autopar.cli.question import MeshQuestion, asks, check_mesh, prepared
 from autopar.errors import InputError
+from autopar.report.pictures import pyplot
 from autopar.report.streams import chrome_trace, save_streams
 from autopar.report.tables import show_seconds, table, wrap
 from autopar.simulation import simulated
@@ -36,6 +37,8 @@ def simulate(
     check_folder("--picture", picture)
     if picture is not None and picture.suffix not in _PICTURES:
         raise InputError(f"--picture {picture}: its name must end in one of {', '.join(_PICTURES)}")
+    if picture is not None:
+        pyplot()  # before minutes of work: it is there
     given = load_plan(plan) if plan is not None else None
     request = question.request()
     if given is not None:

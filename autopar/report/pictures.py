@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopar.errors import InputError
 from autopar.plans import Plan
@@ -78,9 +78,17 @@ def plot_tradeoff(plan: Plan, axes: Axes | None = None) -> Axes:
 def _axes(axes: Axes | None) -> Axes:
     if axes is not None:
         return axes
-    from matplotlib import pyplot
+    made: Axes = pyplot().subplots(figsize=(8, 4), layout="constrained")[1]
+    return made
 
-    return pyplot.subplots(figsize=(8, 4), layout="constrained")[1]
+
+def pyplot() -> Any:
+    """matplotlib's, or an error that says how to get it."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise InputError("pictures need the package matplotlib: pip install 'autopar[examples]'") from error
+    return pyplot
 
 
 def _legend(axes: Axes) -> None:

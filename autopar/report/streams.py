@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar.cost.simulated import Simulated
 from autopar.report.colours import COLOURS
+from autopar.report.pictures import pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,9 +38,7 @@ def chrome_trace(step: Simulated) -> dict[str, Any]:
 def plot_streams(step: Simulated, axes: Axes | None = None) -> Axes:
     """One row a stream over the step, coloured by what runs; gaps in the first row are waits for communication."""
     if axes is None:
-        from matplotlib import pyplot
-
-        axes = pyplot.subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")[1]
+        axes = pyplot().subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")[1]
     seen: set[str] = set()
     for row, stream in enumerate(step.streams):
         kinds: dict[str, list[tuple[float, float]]] = {}
@@ -59,9 +58,7 @@ def plot_streams(step: Simulated, axes: Axes | None = None) -> Axes:
 
 def save_streams(step: Simulated, path: Path) -> None:
     """Draw the streams into a file; its ending says the format."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(10, 1.2 + 0.5 * len(step.streams)), layout="constrained")
     plot_streams(step, axes)
     figure.savefig(path)
-    pyplot.close(figure)
+    pyplot().close(figure)

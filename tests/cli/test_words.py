@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,11 @@ def test_warnings_of_autopar_are_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert told[0] == "warning: a thing to know\n"
     assert told[1].startswith("/theirs.py:1: UserWarning: of another")
     assert warnings.formatwarning is before
+
+
+def test_a_picture_without_matplotlib_is_refused_before_planning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("simulate", "users_models:with_inputs", "--mesh", "2", "--picture", "step.png") == 2
+    assert "pictures need the package matplotlib: pip install" in capsys.readouterr().err
