@@ -9,10 +9,12 @@ from collections.abc import Sequence
 WIDTH = 100
 
 
-def table(rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = (), indent: int = 2) -> list[str]:
+def table(
+    rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = (), indent: int = 2, width: int = WIDTH
+) -> list[str]:
     """Lines of columns two blanks apart; `align` has one of `<` and `>` a column, `head` its titles.
 
-    The widest `<` column gives way, with an ellipsis, where a line would be longer than `WIDTH`.
+    The widest `<` column gives way, with an ellipsis, where a line would be longer than `width`.
 
     >>> print(*table([["a", "1"], ["bcd", "10"]], "<>", indent=0), sep="\\n")
     a     1
@@ -22,14 +24,14 @@ def table(rows: Sequence[Sequence[str]], align: str, *, head: Sequence[str] = ()
     if not everything:
         return []
     widths = [max(len(row[i]) for row in everything) for i in range(len(align))]
-    over = indent + sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    over = indent + sum(widths) + 2 * (len(widths) - 1) - width
     if over > 0 and "<" in align:
         column = max((i for i, side in enumerate(align) if side == "<"), key=widths.__getitem__)
         widths[column] = max(widths[column] - over, 12)
     lines = []
     for row in everything:
-        cells = [shorten(cell, width) for cell, width in zip(row, widths, strict=True)]
-        text = "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(cells, align, widths, strict=True))
+        cells = [shorten(cell, most) for cell, most in zip(row, widths, strict=True)]
+        text = "  ".join(f"{cell:{side}{most}}" for cell, side, most in zip(cells, align, widths, strict=True))
         lines.append((" " * indent + text).rstrip())
     return lines
 

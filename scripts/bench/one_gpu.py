@@ -226,7 +226,8 @@ class Bench:
         head += ["predicted peak", "error", "of requests", "loss off by"]
         how = self.options.precision + (", compiled" if self.options.compiled else "")
         print(f"\n{self.name}, {', '.join(str(tuple(t.shape)) for t in self.batch.values())}, {how}\n")
-        print(*table([self.cells(ran) for ran in self.ran], "<" + ">" * 10, head=head, indent=0), sep="\n")
+        rows = [self.cells(ran) for ran in self.ran]
+        print(*table(rows, "<" + ">" * 10, head=head, indent=0, width=160), sep="\n")
 
 
 def main() -> None:

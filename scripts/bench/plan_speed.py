@@ -137,7 +137,7 @@ def main(words: list[str], time_limit: float) -> None:
     ]
     shown = ["rules" if stage == "strategies" else stage for stage in stages]
     head = ["CPU seconds", *shown, "all", "forward", "GiB", "variables", "step", "gap"]
-    print(*table(rows, "<" + ">" * (len(stages) + 6), head=head, indent=0), sep="\n")
+    print(*table(rows, "<" + ">" * (len(stages) + 6), head=head, indent=0, width=140), sep="\n")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def peaks(preset: str, micro_batches: int, precision: str = "fp32") -> dict[str, Any]:
+def peaks(preset: str, micro_batches: int, precision: str = "fp32", given: torch.dtype | None = None) -> dict[str, Any]:
+    """`given`: of the batch, if it is another dtype than that in which it is read."""
     torch.manual_seed(0)
-    dtype = autopar.Precision.of(precision).compute
+    dtype = given or autopar.Precision.of(precision).compute
     batch, mesh = {"x": torch.randn(64, 256, dtype=dtype)}, init_device_mesh("cpu", (2,))
     options: Any = {"constraints": preset, "micro_batches": micro_batches, "optimizer": "sgd", "precision": precision}
     model = autopar.autoparallelize(Deep(), batch, mesh, **options)
@@ -50,5 +51,6 @@ def peaks(preset: str, micro_batches: int, precision: str = "fp32") -> dict[str,
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{preset}, {many}": functools.partial(peaks, preset, many) for preset in PRESETS for many in MICRO_BATCHES}
-    | {f"{preset}, bf16": functools.partial(peaks, preset, 1, "bf16") for preset in ("ddp", "fsdp")}
+    | {f"{preset}, bf16": functools.partial(peaks, preset, 1, "bf16") for preset in PRESETS}
+    | {f"{preset}, cast": functools.partial(peaks, preset, 1, "bf16", torch.float32) for preset in PRESETS}
 }
