@@ -29,10 +29,14 @@ Counting = Callable[[int, int, float], Expression]  # of a level, a variable, an
 
 
 class Points:
-    """Of a model's stages; `waiting`: gradients of parameters by the op that gives their first part."""
+    """Of a model's stages; `waiting`: gradients of parameters by the op that gives their first part; `cast`: what it
+    has besides of those that are cast at once."""
 
-    def __init__(self, model: Model, stages: Sequence[StageBytes], waiting: dict[int, Expression]) -> None:
-        self.model, self.problem, self.stages, self.waiting = model, model.problem, stages, waiting
+    def __init__(
+        self, model: Model, stages: Sequence[StageBytes], waiting: dict[int, Expression], cast: dict[int, Expression]
+    ) -> None:
+        self.model, self.problem, self.stages = model, model.problem, stages
+        self.waiting, self.cast = waiting, cast
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
         self.alive = Alive(model)
@@ -63,7 +67,10 @@ class Points:
             unkept = total(unkept, data.unkept.get(member, {}))
             given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
-                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, self.alive.at(member, point, kind))]
+                alive = self.alive.at(member, point, kind)
+                if point.backward and member in self.cast:
+                    alive = total(alive, self.cast[member])
+                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, alive)]
                 if lands and behind_reads == 0 and point.backward:
                     alive_in.append((Phase.LANDING, total(self.alive.passing(point), given)))
                 for phase, alive in ((phase, total(alive, unkept)) for phase, alive in alive_in):

@@ -82,11 +82,12 @@ class Rows:
         self.returned: dict[int, Expression] = {}  # what a block keeps that the caller holds, by stage
         self.held: HeldByCaller | None = None
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
+        self.cast: dict[int, Expression] = {}  # what gradients are cast from, likewise
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
         if not self.memory.train:
-            points, grouping = Points(model, self.stages, {}), self.problem.grouping
+            points, grouping = Points(model, self.stages, {}, {}), self.problem.grouping
             forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
             forward.add(self.sums.at_most, self._always())
             return
@@ -126,7 +127,8 @@ class Rows:
             flows = self.flows.get((number, last), [])[:1]
             mine: Expression = {}
             for one, variable in self._moving(flows):
-                add(self.waiting.setdefault(last, {}), variable, one.waiting)
+                for target, size in ((self.waiting, one.waiting), (self.cast, one.cast)):
+                    add(target.setdefault(last, {}), variable, size)
                 if self.memory.micro_batches > 1 and not one.reduction:
                     add(self.accumulated, variable, self.model.costs.count(self.problem.ops[last]) * one.accumulated)
                 later = one.waiting if shared else one.reduced
@@ -246,7 +248,7 @@ class Rows:
         """Each kind of bytes of a stage is a variable, so that rows are short."""
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
-        points = Points(self.model, self.stages, self.waiting)
+        points = Points(self.model, self.stages, self.waiting, self.cast)
         again = frozen_again(self.model, self.flows)
         stages = list(enumerate(self.problem.stages))
         kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]

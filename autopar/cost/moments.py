@@ -80,6 +80,7 @@ class _Walk:
             self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
         self.always = Counter(self.memory.fixed)
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
+        self.cast: dict[fx.Node, int] = {}  # what these are cast from, likewise
         self.later = [0] * len(plan.rows)  # and in the regions before
         self.accumulated: Counter[str] = Counter()  # by micro-batches before
         # what the caller holds until the next step, of what a region keeps and of what its replay leaves
@@ -192,7 +193,8 @@ class _Walk:
         for point in self.lifetimes.points(node):
             if behind == 0 and point.backward and Phase.LANDING in moved:
                 yield Phase.LANDING, self.plan.passing_bytes(point)
-            yield Phase.SINCE if behind >= 0 else Phase.BEFORE, self.plan.workspace(point)
+            cast = self.cast.get(node, 0) if point.backward else 0
+            yield Phase.SINCE if behind >= 0 else Phase.BEFORE, self.plan.workspace(point) + cast
 
     def _on_the_way(self, i: int) -> dict[Phase, int]:
         """Buckets in the backward of a region (`autopar.cost.on_the_way`)."""
@@ -218,6 +220,7 @@ class _Walk:
             if use is not None:
                 last, one = use
                 self.waiting[last] = self.waiting.get(last, 0) + one.waiting
+                self.cast[last] = self.cast.get(last, 0) + one.cast
                 # where regions before have parts of it, it waits for them too
                 self.later[self.plan.region_of[last]] += one.waiting if self.grouping.shared(node) else one.reduced
                 if not one.reduction and self.memory.micro_batches > 1:

@@ -7,8 +7,8 @@ gathered       b for a parameter that is gathered again, while the ops of its re
 arriving       b of a bucket behind that one, which arrives meanwhile, and what its last collective was handed
 landing        2 b once it has arrived: what came, in the order of the ranks, and the parameters that are made of it
 begun          where that takes several collectives: what all but the last leave of the next bucket behind
-waiting        its own gradient, as the op gives it, until those of its bucket are there; where it moves nowhere, with
-               the same in the dtype in which it is stored
+waiting        its own gradient, as the op gives it, until those of its bucket are there
+cast           where it moves nowhere, as the op gives it, beside the same in another dtype in which it is stored
 reduction      once they are: b more, the buffer that is handed in, and the result where it is another tensor; and half
                of b, where collectives behind the first hand in what is not their result: so much they may hold
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
@@ -56,6 +56,7 @@ class Moving:
     landing: int = 0
     begun: int = 0
     waiting: int = 0
+    cast: int = 0
     reduction: int = 0
     left_behind: int = 0
     left_of_one: int = 0
@@ -131,9 +132,9 @@ def _moving(
         return Moving(gathered, arriving, landing, begun, copied=copied)
     if not way.reduces:
         stored = memory.gradient_bytes(ref.node, storage)
-        is_cast = memory.stored_dtype(ref.node) != tensor_of(ref).dtype  # then both are there for a moment
-        waiting = whole + stored if is_cast else max(whole, stored)
-        return Moving(gathered, arriving, landing, begun, waiting, reduced=stored, accumulated=stored)
+        waiting = max(whole, stored)
+        cast = whole if memory.stored_dtype(ref.node) != tensor_of(ref).dtype else 0
+        return Moving(gathered, arriving, landing, begun, waiting, cast, reduced=stored, accumulated=stored)
     travels = reduction_dtype(memory, ref).itemsize
     elements = memory.local_bytes(ref, storage) // own
     bucket = grouping.bucket_bytes(ref, wanted, travels)
