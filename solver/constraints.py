@@ -44,7 +44,7 @@ def restrict(
             raise InputError(
                 f"constraint '{text}' is no preset ({', '.join(PRESETS)}), no role of an axis ('axis:NAME = role') and "
                 "no pin: write 'kind:pattern = layout', with != to forbid it and ~ to prefer it, and a kind of "
-                f"{', '.join(KINDS)}.{meant}"
+                f"{', '.join(KINDS)}, or 'leaf:pattern' for modules that are one op each.{meant}"
             )
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
     for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave

@@ -29,6 +29,7 @@ from autopar.runtime.calls import Order, call_key, description, gathered, global
 from autopar.runtime.changed_values import ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
+from autopar.runtime.outer_autocast import outer_autocast
 from autopar.runtime.outputs import for_user, is_loss
 from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.randomness import RandomState
@@ -281,7 +282,7 @@ class Planned:
             if alike and isinstance(value, torch.Tensor)
         }
         same['the batch (with inputs="global" every rank passes the same one)'] = content_digest(tensors)
-        agree(self.rank.device, same, error)
+        agree(self.rank.device, same | outer_autocast(program.traced.graph, self.rank.device), error)
         self.replaced = []
         program.checked = True
 
