@@ -18,8 +18,8 @@ def outer_autocast(graph: fx.Graph, device: torch.device) -> dict[str, str]:
     dtype = str(torch.get_autocast_dtype(kind))
     if not any(node.meta.get(AUTOCAST) for node in graph.nodes):
         warnings.warn(
-            f"torch.autocast ({dtype}) is on around a planned model, whose ops then run in dtypes that the plan does not "
-            'count: plan with precision="bf16" (fp32 parameters, bf16 compute) and leave autocast out',
+            f"torch.autocast ({dtype}) is on around a planned model, whose ops then run in dtypes that its plan does "
+            'not count: plan with precision="bf16" (fp32 parameters, bf16 compute) and leave autocast out',
             stacklevel=2,
         )
     return {"torch.autocast around the call": dtype}
