@@ -59,6 +59,11 @@ class Alive:
             add(found, staged, UNIT)
         return found
 
+    def converts(self, member: int, point: Point, kind: str) -> bool:
+        """Whether anything that is converted for the op lives at a point."""
+        converted = (self._converted(flows, backward=point.backward) for flows in self._read(member, kind))
+        return any(one is not None for one in converted) or self._staged(member, point, kind) is not None
+
     def given(self, member: int, point: Point, kind: str) -> Expression:
         """What an op reads of values that nobody keeps so far: as they lie where they were made, and are wanted."""
         found: Expression = {}

@@ -67,6 +67,8 @@ class Points:
             unkept = total(unkept, data.unkept.get(member, {}))
             given = {v: -c for v, c in self.waiting.get(member, {}).items()}
             for point, kind, behind in self._cases(member, stage.count):
+                if point.view and not self.alive.converts(member, point, kind):
+                    continue
                 alive = self.alive.at(member, point, kind)
                 if point.backward and member in self.cast:
                     alive = total(alive, self.cast[member])

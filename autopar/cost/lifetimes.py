@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Point:
     `passing`: tensors of which values (or gradients) live, each as its maker lays it out; in backward, gradients of the
     op's outputs are among them. `made`: inputs whose gradients the op makes as tensors of their own, one entry for each
     such tensor (a sum with what other readers gave may be one more). `over`: gradients that are gone behind the op.
+    `view`: the op makes nothing, and the point matters only where what it reads, or the gradient, is converted.
     """
 
     node: fx.Node
@@ -44,10 +45,11 @@ class Point:
     passing: tuple[TensorRef, ...]
     made: tuple[int, ...] = ()
     over: tuple[TensorRef, ...] = ()
+    view: bool = False
 
     def at(self, node: fx.Node, moved: Callable[[TensorRef], TensorRef]) -> Point:
         """The same point of an op of an equal block."""
-        return Point(node, self.backward, tuple(map(moved, self.passing)), self.made, tuple(map(moved, self.over)))
+        return replace(self, node=node, passing=tuple(map(moved, self.passing)), over=tuple(map(moved, self.over)))
 
 
 class Lifetimes:
@@ -120,10 +122,8 @@ class Lifetimes:
         return max(parameter.users, key=self.position.__getitem__, default=None)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
-        """Those of one op: none of a view, and of what is only read or handed over.
-
-        In a pass without backward, outputs live from their makers on, and where they are handed over is a point too.
-        """
+        """Those of one op: none of what is only read or handed over. In a pass without backward, outputs live from
+        their makers on, and where they are handed over is a point too."""
         over = node.op == "output" and not self.memory.train
         if not over and (not in_segment(node) or is_getitem(node) or COST not in node.meta):
             return ()
@@ -232,8 +232,8 @@ class Lifetimes:
                 continue
             live = {r: None for r in live if last[r] >= at and self._first_saver.get(r, never) > at}
             own = {roots[ref] for ref in self._inputs(node)}
-            if over or not self._is_view(node):
-                found[node] = Point(node, False, tuple(r for r in live if r not in own))
+            passing = tuple(r for r in live if r not in own)
+            found[node] = Point(node, False, passing, view=not over and self._is_view(node))
             for index in range(len(output_tensors(node))):
                 root = roots[TensorRef(node, index)]
                 if root.node is node and last.get(root, at) > at:
@@ -283,9 +283,11 @@ class Lifetimes:
                     made.append(j)
                     new = ref
                 storage[ref] = new if old is None or holders[old] > 1 else old
-            if made or self._works_backward(node):
+            view = not made and not self._works_backward(node)
+            if not view or self._is_view(node):
                 left = set(storage.values())
-                found[node] = Point(node, True, passing, tuple(made), tuple(r for r in passing if r not in left))
+                over = tuple(r for r in passing if r not in left)
+                found[node] = Point(node, True, passing, tuple(made), over, view)
         return found
 
     def _works_backward(self, node: fx.Node) -> bool:

@@ -43,7 +43,7 @@ def deviations(value: Any, name: str = "error") -> Iterator[float]:
 
 @pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja")
 @pytest.mark.parametrize(
-    "worker", [pytest.param(w, marks=[] if w in ("rank_cases", "large_cases") else [pytest.mark.slow]) for w in WORKERS]
+    "worker", [pytest.param(w, marks=[] if w == "rank_cases" else [pytest.mark.slow]) for w in WORKERS]
 )
 def test_cases_pass_on_another_device(worker: str) -> None:
     build()

@@ -100,6 +100,23 @@ class Chain(nn.Module):
         return x.square().mean()
 
 
+class Plus(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x] * 6, -1) + 1.0
+
+
+class Views(nn.Module):
+    """What reads the largest tensor in another layout is a view, and nobody keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.plus, self.merged = Plus(), nn.Flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.merged(self.plus(x * self.weight)).sum(-1).square().mean()
+
+
 def images(*asked: str) -> dict[str, Any]:
     batch = {"x": torch.randn(4, 3, 16, 16), "labels": torch.arange(4)}
     return trained(ConvNet(), batch, asked)
@@ -109,6 +126,10 @@ def chain(*layouts: str) -> dict[str, Any]:
     """Activations that lie so, one layer behind the other."""
     asked = [f"activation:layers.{i} = {layout}" for i, layout in enumerate(layouts)]
     return trained(Chain(len(layouts)), {"x": torch.randn(4, 16, 64)}, asked)
+
+
+def views(*asked: str) -> dict[str, Any]:
+    return trained(Views(), {"x": torch.randn(4, 16, 64)}, asked)
 
 
 def llama(*asked: str) -> dict[str, Any]:
@@ -137,6 +158,7 @@ PEAKS: dict[str, Callable[[], Any]] = {
     "S1, S2": functools.partial(chain, "S1", "S1", "S1", "S1", "S2"),
     "S2, S1": functools.partial(chain, "S2", "S2", "S2", "S2", "S1"),
     "S2, S0": functools.partial(chain, "S2", "S2", "S2", "S2", "S0"),
+    "view, R": functools.partial(views, "activation:plus = S1", "activation:merged = R"),
     "S1, R": functools.partial(chain, "S1", "R"),
     "S2, R, S2": functools.partial(chain, "S2", "R", "S2"),
     "S0, R": functools.partial(chain, "S0", "R"),
