@@ -45,7 +45,7 @@ class Route:
     backward: dict[Bucket, Bucket] = field(default_factory=dict)
     again: bool = False  # whether any outside segments is gathered again
     longest: int = 0  # the most collectives that one takes
-    places: frozenset[int] = frozenset()  # in the state, of all members of all buckets
+    places: frozenset[int] = frozenset()  # in the state, of all members of buckets that move
     read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
 
     @staticmethod
@@ -66,7 +66,8 @@ class Route:
                 back += [stop.bucket for stop in run if stop.replayed]
         again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
         longest = max((bucket.gathers for bucket in there), default=0)
-        places = frozenset(place for stop in stops for place in stop.bucket.places)
+        moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
+        places = frozenset(place for bucket in moving for place in bucket.places)
         return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest, places)
 
 
