@@ -8,7 +8,7 @@ VAL            data-free value: a meta tensor (`requires_grad` set where a gradi
 SCOPE          module stack, outermost first: ((path, type name), ...); () in the root
 REGION         path of `torch.utils.checkpoint` region numbers; () outside
 PLACE          "file:line" in the user's code
-GIVEN_DTYPE    of an input that is cast before it is read: the dtype in which it is given
+EXAMPLE        of an input: the caller's example, whose dtype may be another than that in which it is read
 KNOWN          real value of a tensor computed from constants alone
 GRAD_MODE      whether grad mode was on
 AUTOCAST       autocast state, () when off
@@ -39,7 +39,7 @@ VAL = "val"
 SCOPE = "scope"
 REGION = "region"
 PLACE = "place"
-GIVEN_DTYPE = "given_dtype"
+EXAMPLE = "example_value"
 KNOWN = "known"
 GRAD_MODE = "grad_mode"
 AUTOCAST = "autocast"

@@ -195,7 +195,7 @@ class _Block:
             self._leave(member, together=together)
 
     def _point(self, member: int, point: Point, pending: Sequence[Read], before: Expression) -> None:
-        """The rows of an op; `pending`: what it, and views before it, are the first to read; `before` that."""
+        """The rows of an op; `pending`: what it, and ops before it without a point, read first; `before` that."""
         alive, own = self.of.points.alive.at(member, point, self.kind), self.alike.own
         at = self.ops.index(member)
         later = tuple(read for read in own if self.ops.index(read.op) > at)

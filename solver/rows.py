@@ -55,7 +55,7 @@ from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.returned import Returned
 from autopar.solver.returned_again import returned_again
 from autopar.solver.saved import Saved
-from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep
+from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep, total
 from autopar.solver.sums import Sums
 
 
@@ -69,8 +69,8 @@ class Rows:
         self.stages = [StageBytes.of_depth(n) for n in depths]
         self.always: Expression = {}
         self.accumulated: Expression = {}  # what micro-batches before the last leave
-        self.optimizer: Expression = {}
-        self.handed_out: Expression = {}  # at the end of backward: as in the optimizer's step, but for its temporaries
+        self.handed_out: Expression = {}  # gradients, and what is returned, from the end of backward on
+        self.temporaries: Expression = {}  # of the optimizer's step
         upper = None if budget_bytes is None else budget_bytes / UNIT
         self.peak = self.program.variable("peak", upper=upper, whole=False)
         self.sums = Sums(self.program, self.peak)
@@ -108,13 +108,12 @@ class Rows:
             for variable, choice in zip(self.model.x[number], op.choices, strict=True):
                 storage = choice.strategy.outputs[0]
                 add(self.always, variable, count * sum(self.memory.parameter_bytes(op.node, storage).values()))
-                for target in (self.optimizer, self.handed_out):
-                    add(target, variable, count * self.memory.gradient_bytes(op.node, storage))
+                add(self.handed_out, variable, count * self.memory.gradient_bytes(op.node, storage))
         if self.memory.optimizer_at_once:
             for variable, size in all_temporaries(self.model).items():
-                add(self.optimizer, variable, size)
+                add(self.temporaries, variable, size)
         elif (largest := self.sums.largest("optimizer", each_temporaries(self.model))) is not None:
-            add(self.optimizer, largest, UNIT)
+            add(self.temporaries, largest, UNIT)
 
     def _gradients(self) -> None:
         """Gradients by the last reader of each parameter: as they wait in its region, and in the regions before."""
@@ -165,8 +164,7 @@ class Rows:
                 add(self.always, variable, self.model.costs.count(op) * size)
             if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
                 returned = Returned.by(self.model, number)
-                once = ((returned.once, target) for target in (self.optimizer, self.handed_out))
-                for part, target in ((returned.always, self.always), *once):
+                for part, target in ((returned.always, self.always), (returned.once, self.handed_out)):
                     for one, its in part.items():
                         add(target, one, its)
                 self.held = HeldByCaller(self.model, number, returned.kept)
@@ -276,7 +274,7 @@ class Rows:
             before = self.sums.sum("held", data.held, before)
         cast = [[always, one] for i, _ in stages if (one := way.cast(i)) is not None]
         self.sums.at_most("gradients handed out", cast, self.handed_out)
-        self.sums.at_most("optimizer step", [[always]], self.optimizer)
+        self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
 
     def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
         """Flows of the parameters that a stage's ops read: that they keep, or whose gradients are reduced behind it."""

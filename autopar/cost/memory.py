@@ -24,7 +24,7 @@ from autopar.cost.cuts import in_storage
 from autopar.cost.found import Found
 from autopar.cost.states import state_bytes
 from autopar.cost.weights import named_once, unread_bytes
-from autopar.graph import COST, GIVEN_DTYPE, TensorRef, output_tensors, tensor_inputs, tensor_of
+from autopar.graph import COST, EXAMPLE, TensorRef, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
 
@@ -294,6 +294,6 @@ class StepMemory:
         """A placeholder or buffer as it is given, and the copy that is read where the dtype is another."""
         if len(output_tensors(node)) != 1:
             return 0
-        given, read = node.meta.get(GIVEN_DTYPE), tensor_of(TensorRef(node, 0)).dtype
-        as_read = self.local_bytes(TensorRef(node, 0), layout)
-        return as_read if given in (None, read) else as_read + as_read // read.itemsize * given.itemsize
+        read, as_read = tensor_of(TensorRef(node, 0)).dtype, self.local_bytes(TensorRef(node, 0), layout)
+        given = node.meta[EXAMPLE].dtype if EXAMPLE in node.meta else read
+        return as_read if given == read else as_read + as_read // read.itemsize * given.itemsize

@@ -47,26 +47,29 @@ def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Str
 
 def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
     """An input as its maker has it, beside the same as the op wants it, where collectives make one of the other."""
-    if source == wanted:
+    ends, mesh = _ends(memory, point, ref, source, wanted), memory.mesh_shape
+    if ends is None:
         return 0
-    grad = needs_grad(memory, ref)
-    if point.backward and not grad:
-        return 0
-    source, wanted = (source, wanted) if grad else (source.value(), wanted.value())
-    forward, backward = conversion_moves(ref, source, wanted, memory.mesh_shape, needs_grad=grad)
-    moves = [move for move in (backward if point.backward else forward) if memory.mesh_shape[move.axis] > 1]
-    return memory.local_bytes(ref, source) if moves else 0
+    forward, backward = conversion_moves(ref, *ends, mesh, needs_grad=needs_grad(memory, ref))
+    moves = any(mesh[move.axis] > 1 for move in (backward if point.backward else forward))
+    return memory.local_bytes(ref, ends[0]) if moves else 0
 
 
 def staging_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
     """What a conversion of an input, or of its gradient, has besides for a moment."""
-    if source == wanted:
+    ends, tensor, mesh = _ends(memory, point, ref, source, wanted), tensor_of(ref), memory.mesh_shape
+    if ends is None:
         return 0
-    grad, tensor = needs_grad(memory, ref), tensor_of(ref)
-    if point.backward and not grad:
-        return 0
-    source, wanted = (source, wanted) if grad else (source.value(), wanted.value())
     shape = tuple(tensor.shape)
-    path = steps(source, wanted, shape, memory.mesh_shape, needs_grad=grad)
-    staged = staged_elements(path, shape, memory.mesh_shape, memory_order(tensor))
-    return staged[point.backward] * tensor.dtype.itemsize
+    path = steps(*ends, shape, mesh, needs_grad=needs_grad(memory, ref))
+    return staged_elements(path, shape, mesh, memory_order(tensor))[point.backward] * tensor.dtype.itemsize
+
+
+def _ends(
+    memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout
+) -> tuple[Layout, Layout] | None:
+    """The layouts between which an input, or its gradient, is converted at a point; None where nothing is."""
+    grad = needs_grad(memory, ref)
+    if source == wanted or (point.backward and not grad):
+        return None
+    return (source, wanted) if grad else (source.value(), wanted.value())

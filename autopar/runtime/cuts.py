@@ -175,8 +175,7 @@ class Regrouping:
         return flat
 
     def _stretches(self, piece: torch.Tensor, rank: int, receiver: int) -> list[torch.Tensor]:
-        """What `rank` sends to `receiver`, as views which together are the block; of ragged pieces where the dims
-        differ."""
+        """What `rank` sends to `receiver`, as views which together are the block: one where the dims differ."""
         if self.src.dim != self.dst.dim:
             return [self.dst.take(piece, receiver)]
         common = _common(self.src.runs(rank), self.dst.runs(receiver))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autopar.graph import GIVEN_DTYPE, VAL
+from autopar.graph import EXAMPLE, VAL
 from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
@@ -189,9 +189,7 @@ class Attempt:
             node = self.graph.placeholder(leaf.name)
             self.recorder.register(node, free)
             self.recorder.dynamic.read_from(node, free)
-            node.meta["example_value"] = example
-            if cast not in (None, example.dtype):
-                node.meta[GIVEN_DTYPE] = example.dtype
+            node.meta[EXAMPLE] = example
             if leaf.known:
                 self.recorder.known.put(free, example.detach().cpu(), node, from_input=True)
             made[leaf.name] = free
