@@ -41,18 +41,34 @@ def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order
     ((32, 32), (0, 0))
     """
     found = []
-    for backward, some in enumerate((path, path[::-1])):
-        each = []
-        for step in some:
-            ends = (step.layout_before, step.layout_after)[:: -1 if backward else 1]
-            move = step.backward if backward else step.forward
-            kind = move.kind if move else None
-            one = held(*ends, step.axis, kind, shape, mesh_shape, order, backward=bool(backward))
-            if one.is_other:
-                each.append(one)
+    for backward in (False, True):
+        each = _changes(path, shape, mesh_shape, order, backward=backward)
         most = max((bool(i) * one.given + one.staged + one.made for i, one in enumerate(each)), default=0)
         found.append(max(0, most - each[-1].made) if each else 0)
     return found[0], found[1]
+
+
+def makes_another(path: Sequence[Step], shape: Shape, mesh_shape: Shape) -> tuple[bool, bool]:
+    """Whether a path leaves another tensor than it is given, forward and backward.
+
+    >>> from autopar.reshard import steps
+    >>> makes_another(steps(Layout.parse("P"), Layout.parse("R"), (8, 4), (2,), needs_grad=True), (8, 4), (2,))
+    (True, False)
+    """
+    order = tuple(range(len(shape)))
+    forward, backward = (bool(_changes(path, shape, mesh_shape, order, backward=one)) for one in (False, True))
+    return forward, backward
+
+
+def _changes(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order, *, backward: bool) -> list[Held]:
+    """What is held as each axis is changed, in turn; of those that make another tensor."""
+    found = []
+    for step in path[::-1] if backward else path:
+        ends = (step.layout_before, step.layout_after)[:: -1 if backward else 1]
+        move = step.backward if backward else step.forward
+        kind = move.kind if move else None
+        found.append(held(*ends, step.axis, kind, shape, mesh_shape, order, backward=backward))
+    return [one for one in found if one.is_other]
 
 
 class Held(NamedTuple):

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from autopar.cost.lifetimes import Point
-from autopar.cost.momentary import not_while_converting_bytes, own_bytes
+from autopar.cost.memory import StepMemory
+from autopar.cost.momentary import (
+    apart_bytes,
+    awaited_bytes,
+    not_while_converting_bytes,
+    own_bytes,
+    slices_beside,
+)
+from autopar.cost.point import Point, Read
 from autopar.graph import TensorRef
+from autopar.layout import Layout
 from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
 from autopar.solver.replays import Expression, Flow, largest
 from autopar.solver.stage_bytes import UNIT, add
 from autopar.strategies.strategy import Strategy
 
+BytesOf = Callable[[StepMemory, TensorRef, Layout, Layout], int]
+
 
 class Alive:
-    """Of a model's ops; `into`: the flows into each, those of one tensor together, parameters apart."""
+    """Of a model's ops; `into`: the flows into each, those of one tensor together, parameters apart; `reads`: by what
+    is read, its output, and what reads it, with the input's number."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.problem = model, model.problem
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
-        self._conversions: dict[tuple[Flow, bool], int | None] = {}
+        self._conversions: dict[tuple[Flow, bool, bool], int | None] = {}
+        self._flow_bytes: dict[tuple[Flow, BytesOf], Expression] = {}
+        self._aparts: dict[tuple[Flow, Flow], int] = {}
         self._stagings: dict[tuple[object, ...], int | None] = {}
         self.into: dict[int, list[list[Flow]]] = {}
+        self.reads: dict[tuple[int, ...], Flow] = {}
+        for flow in reversed(model.flows):  # what one stands for reads alike
+            key = flow.tensor.source, flow.tensor.output, flow.use.op
+            self.reads[key] = self.reads[(*key, flow.use.index)] = flow
         for flows in self._by_reader():
             self.into.setdefault(flows[0].use.op, []).append(flows)
 
@@ -51,7 +68,7 @@ class Alive:
         for variable, size in self.passing(point).items():
             add(found, variable, size)
         for flows in self._read(member, kind):
-            converted = self._converted(flows, backward=point.backward)
+            converted = self._converted(flows, point)
             if converted is not None:
                 add(found, converted, UNIT)
         staged = self._staged(member, point, kind)
@@ -61,7 +78,7 @@ class Alive:
 
     def converts(self, member: int, point: Point, kind: str) -> bool:
         """Whether anything that is converted for the op lives at a point."""
-        converted = (self._converted(flows, backward=point.backward) for flows in self._read(member, kind))
+        converted = (self._converted(flows, point) for flows in self._read(member, kind))
         return any(one is not None for one in converted) or self._staged(member, point, kind) is not None
 
     def given(self, member: int, point: Point, kind: str) -> Expression:
@@ -81,7 +98,48 @@ class Alive:
         found: Expression = {}
         for ref in point.passing:
             self._add_as_made(found, ref)
+        for read in point.awaited if not self.model.bare else ():
+            for variable, size in self._by_flow(read, awaited_bytes).items():
+                add(found, variable, size)
+        for reads in point.apart if not self.model.bare else ():
+            for variable, size in self._apart(*reads).items():
+                add(found, variable, size)
         return found
+
+    def _by_flow(self, read: Read, bytes_of: BytesOf) -> Expression:
+        """A sum over the flows that a read can take."""
+        key = self._flow(read), bytes_of
+        if key not in self._flow_bytes:
+            found = self._flow_bytes[key] = {}
+            for ((layout, _), wanted), variable in key[0].pairs.items():
+                add(found, variable, bytes_of(self.memory, read.tensor, layout, wanted))
+        return self._flow_bytes[key]
+
+    def _apart(self, read: Read, to_come: Read | None = None) -> Expression:
+        """A gradient that is not another's where a read converts its tensor, unless the one to come wants it so too."""
+        terms = self._by_flow(read, apart_bytes)
+        if to_come is None or not terms:
+            return terms
+        mine, its = self._flow(read), self._flow(to_come)
+        if (mine, its) not in self._aparts:
+            one = self._aparts[mine, its] = self.model.program.variable("apart", upper=None, whole=False)
+            alike: dict[Layout, list[int]] = {}
+            for (_, wanted), variable in its.pairs.items():
+                alike.setdefault(wanted, []).append(variable)
+            for wanted in mine.wanted:
+                sizes = {v: terms[v] / UNIT for (_, layout), v in mine.pairs.items() if layout == wanted and v in terms}
+                if sizes:
+                    less = [(v, max(sizes.values())) for v in alike.get(wanted, ())]
+                    row = [(one, 1.0), *((v, -size) for v, size in sizes.items()), *less]
+                    self.model.program.at_least("apart", row, 0.0)
+        return {self._aparts[mine, its]: UNIT}
+
+    def _flow(self, read: Read) -> Flow:
+        """The flow that stands for a read."""
+        (maker, output), (reader, place) = read
+        key = self.problem.op_of[maker], output, self.problem.op_of[reader]
+        found = self.reads.get((*key, place))
+        return found if found is not None else self.reads[key]
 
     def _add_as_made(self, found: Expression, ref: TensorRef) -> None:
         """A tensor as its maker's choices lay it out."""
@@ -124,7 +182,11 @@ class Alive:
         table = self.model.costs.table(self.problem.ref(flow.tensor))
         if backward and not table.needs_grad:
             return None
-        sizes = table.staged_bytes([layout for layout, _ in flow.ports], flow.wanted, backward=backward)
+        ports = [layout for layout, _ in flow.ports]
+        sizes = table.staged_bytes(ports, flow.wanted, backward=backward)
+        if backward:  # slices of gradients
+            another = table.makes_another(ports, flow.wanted, backward=True) & (_collectives(flow, backward=True) == 0)
+            sizes = np.maximum(sizes, np.where(another, self._sizes(flow)[:, None] * UNIT, 0))
         wants = [np.array(some) for some in self.model.costs.wanted(flow.tensor, flow.use).values()]
         least = np.array([missing[some].min() for some in wants])
         at = (flow.numbers >= 0) & (sizes > least)
@@ -143,11 +205,12 @@ class Alive:
         gradients = sum(self.memory.local_bytes(ref, strategy.outputs[ref.index]) for ref in own)
         return not_while_converting_bytes(self.lifetimes, point, strategy) + gradients
 
-    def _converted(self, flows: Sequence[Flow], *, backward: bool) -> int | None:
+    def _converted(self, flows: Sequence[Flow], point: Point) -> int | None:
         """`conversion_bytes` of what one op reads of a tensor, as a variable in MiB; None where it is 0."""
-        key = flows[0], backward
+        slices = not point.backward and slices_beside(self.memory, point.node, self.problem.ref(flows[0].tensor))
+        key = flows[0], point.backward, slices
         if key not in self._conversions:
-            moving = [_collectives(flow, backward=backward) > 0 for flow in flows]
+            moving = [self._counts(flow, slices, backward=point.backward) for flow in flows]
             one = None
             if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
                 if flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
@@ -183,6 +246,13 @@ class Alive:
         terms = Linear()
         terms.add(variables, np.broadcast_to(self._sizes(flows[0])[:, None], at.shape)[at])
         return terms
+
+    def _counts(self, flow: Flow, slices: bool, *, backward: bool) -> Array:
+        """Whether what a conversion is given counts, by the layouts of both; `slices`: also where that is cut."""
+        if slices:
+            table = self.model.costs.table(self.problem.ref(flow.tensor))
+            return table.makes_another([layout for layout, _ in flow.ports], flow.wanted, backward=backward)
+        return _collectives(flow, backward=backward) > 0
 
     def _sizes(self, flow: Flow) -> Array:
         """MiB of the tensor in each of the layouts that its source has."""

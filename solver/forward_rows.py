@@ -22,9 +22,9 @@ from torch import fx
 
 from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
-from autopar.cost.lifetimes import Point
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_the_way import Phase
+from autopar.cost.point import Point
 from autopar.cost.traffic import in_segment
 from autopar.solver.forward_copies import ForwardCopies, Read, Stay
 from autopar.solver.model import Model

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from autopar.cost.lifetimes import Point
 from autopar.cost.on_the_way import Phase
+from autopar.cost.point import Point
+from autopar.graph import TensorRef
 from autopar.solver.alive import Alive
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
@@ -190,6 +191,10 @@ class Points:
         if terms and not any(terms == other for other, _, _ in rows):
             rows.append((terms, 0.0, float("inf")))
 
+    def _op(self, ref: TensorRef) -> tuple[int, int]:
+        """The op that stands for a node, with the number beside it."""
+        return self.problem.op_of[ref.node], ref.index
+
     def _cases(self, member: int, count: int) -> Iterable[tuple[Point, str, bool]]:
         """The points of an op in a stage's first, second and last block, equal ones once; whether the block reads what
         stands before the stage ("first") or a block before it ("next"); and whether any but the first has the point."""
@@ -199,8 +204,10 @@ class Points:
         crosses = any(flows[0].tensor.kind == "next" for flows in self.alive.into.get(member, ()))
         for instance in sorted({0, min(1, count - 1), count - 1}):
             for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
-                passing = tuple((self.problem.op_of[ref.node], ref.index) for ref in point.passing)
-                key = (point.backward, passing, point.made, crosses and instance > 0)
+                passing = tuple(map(self._op, point.passing))
+                reads = (*point.awaited, *(read for reads in point.apart for read in (None, *reads)))
+                read = tuple(tuple(map(self._op, one)) if one is not None else () for one in reads)
+                key = (point.backward, passing, read, point.made, crosses and instance > 0)
                 first, kind, _ = found.get(key, (point, "next" if instance else "first", False))
                 found[key] = first, kind, instance > 0
         return found.values()

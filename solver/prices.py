@@ -62,7 +62,7 @@ class PriceTable:
     _prices: Prices | None = None
     _paths: Paths | None = None
     _ways: tuple[Array, ...] | None = None
-    _staged: tuple[Array, Array] | None = None
+    _staged: tuple[tuple[Array, Array], tuple[Array, Array]] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
         """Say which prices will be asked for: those that are said before the first question are cheapest."""
@@ -93,14 +93,22 @@ class PriceTable:
 
     def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
         """What these conversions of an activation stage (`autopar.staging`), by source and by what is wanted."""
+        return self._stage(sources, wanted, backward=backward)[0] * self.itemsize
+
+    def makes_another(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
+        """Whether these conversions leave another tensor than they are given, by source and by what is wanted."""
+        return self._stage(sources, wanted, backward=backward)[1]
+
+    def _stage(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> tuple[Array, Array]:
         self.prices(sources, wanted)
         assert self._paths is not None
         if self._staged is None:
-            elements = staged_of_paths(self._paths, tuple(tensor_of(self.ref).shape), self.cluster.shape, self.order)
-            self._staged = elements[0] * self.itemsize, elements[1] * self.itemsize
+            shape = tuple(tensor_of(self.ref).shape)
+            self._staged = staged_of_paths(self._paths, shape, self.cluster.shape, self.order)
         rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
-        columns = np.array([self.wanted[layout] for layout in wanted], dtype=np.int64)
-        return self._staged[backward][rows[:, None], columns]
+        at = rows[:, None], np.array([self.wanted[layout] for layout in wanted], dtype=np.int64)
+        elements, another = self._staged[backward]
+        return elements[at], another[at]
 
     def _all(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
         shape = tuple(tensor_of(self.ref).shape)

@@ -11,8 +11,10 @@ from autopar.solver.linear import Array
 from autopar.staging import Order, held
 
 
-def staged_of_paths(paths: Paths, shape: Shape, mesh_shape: Shape, order: Order) -> tuple[Array, Array]:
-    """Elements forward and backward, by source and by wanted layout."""
+def staged_of_paths(
+    paths: Paths, shape: Shape, mesh_shape: Shape, order: Order
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Forward and backward, by source and by wanted layout: elements, and whether another tensor is made."""
     ends = paths.edges.ends(paths.used)
     found = []
     for backward, sends in enumerate((paths.forward, paths.backward)):
@@ -30,8 +32,8 @@ def _kinds(sends: Sends) -> list[CollectiveKind | None]:
     return [KINDS[kind] if kind >= 0 else None for kind in sends.kind.tolist()]
 
 
-def _most_beside(each: Array, steps: Array) -> Array:
-    """The most that any step of a path has, without what it begins with and what it ends with."""
+def _most_beside(each: Array, steps: Array) -> tuple[Array, Array]:
+    """The most that any step of a path has, without what it begins with and what it ends with; whether any is one."""
     most, last = (np.zeros(steps.shape[1:], dtype=np.int64) for _ in range(2))
     begun = np.zeros(steps.shape[1:], dtype=bool)
     for step in steps:
@@ -40,4 +42,4 @@ def _most_beside(each: Array, steps: Array) -> Array:
         np.maximum(most, np.where(changes, begun * given + staged + made, 0), out=most)
         last[changes] = made[changes]
         begun |= changes
-    return np.maximum(0, most - last)
+    return np.maximum(0, most - last), begun

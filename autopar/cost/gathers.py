@@ -17,11 +17,11 @@ from torch import fx
 
 from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
-from autopar.cost.lifetimes import Point
 from autopar.cost.memory import Copy, StepMemory
 from autopar.cost.moving import Moving, moving
 from autopar.cost.on_the_way import Phase
 from autopar.cost.planned_bytes import PlannedBytes
+from autopar.cost.point import Point
 from autopar.cost.traffic import in_segment
 from autopar.layout import Layout
 
@@ -132,8 +132,8 @@ class Arrivals:
     def beside(self, case: Case) -> int:
         """What else lives at a point for a short while."""
         if case.lands:
-            return self._given(case.point.node) + self.plan.passing_bytes(case.point)
-        return self.plan.workspace(case.point)
+            return self._given(case.point.node) + self.plan.momentary.passing_bytes(case.point)
+        return self.plan.momentary.bytes_at(case.point)
 
     def _arrivals(self, own: Sequence[_Reads], *, lands: bool) -> dict[fx.Node, list[_Reads]]:
         """The copies that come in a region, by the ops that they come at: all of a bucket at the first that reads any

@@ -2,9 +2,8 @@
 
 A point is one op's forward or backward, at its fullest: its results are there, and nothing that it read is freed.
 
-Forward: values that somebody reads later and nobody keeps so far. Backward runs the ops in reverse; the gradient of a
-tensor lives from the backward of its last reader, where readers' gradients are added up, to that of its maker. Some
-gradients are other gradients: those of views, and both of an addition's (`NodeCost.gradient_alias_of`).
+Forward: values that somebody reads later and nobody keeps so far. Backward runs the ops in reverse, and which gradients
+live is told in `autopar.cost.gradient_storages`.
 
 Of blocks that are equal but for their place (`autopar.cost.folds`), both walks pass the first four and the last, as if
 the last came behind the fourth. Where what lives when they come to one block is what lives when they come to the next,
@@ -13,43 +12,20 @@ moved by a block, all blocks between are as these two, and their points are the 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import fx
 
 from autopar.cost.folds import MODEL, Fold
+from autopar.cost.gradient_storages import GradientStorages
 from autopar.cost.memory import Copy, StepMemory
+from autopar.cost.point import Point
 from autopar.cost.traffic import gradient_enters, in_segment, needs_grad
 from autopar.graph import COST, TensorRef, is_getitem, output_tensors
 
 if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
-
-
-@dataclass(frozen=True)
-class Point:
-    """An op's forward or backward.
-
-    `passing`: tensors of which values (or gradients) live, each as its maker lays it out; in backward, gradients of the
-    op's outputs are among them. `made`: inputs whose gradients the op makes as tensors of their own, one entry for each
-    such tensor (a sum with what other readers gave may be one more). `over`: gradients that are gone behind the op.
-    `view`: the op makes nothing, and the point matters only where what it reads, or the gradient, is converted.
-    """
-
-    node: fx.Node
-    backward: bool
-    passing: tuple[TensorRef, ...]
-    made: tuple[int, ...] = ()
-    over: tuple[TensorRef, ...] = ()
-    view: bool = False
-
-    def at(self, node: fx.Node, moved: Callable[[TensorRef], TensorRef]) -> Point:
-        """The same point of an op of an equal block."""
-        return replace(self, node=node, passing=tuple(map(moved, self.passing)), over=tuple(map(moved, self.over)))
 
 
 class Lifetimes:
@@ -124,7 +100,7 @@ class Lifetimes:
     def points(self, node: fx.Node) -> tuple[Point, ...]:
         """Those of one op: none of what is only read or handed over. In a pass without backward, outputs live from
         their makers on, and where they are handed over is a point too."""
-        over = node.op == "output" and not self.memory.train
+        over = node.op == "output"
         if not over and (not in_segment(node) or is_getitem(node) or COST not in node.meta):
             return ()
         fold = self._fold_of(node)
@@ -188,12 +164,13 @@ class Lifetimes:
         memory, node = self.memory, self._model_of(node)
         outputs = [TensorRef(node, i) for i in range(len(strategy.outputs))]
         read, made = (
-            {memory.copy(*one) for one in zip(refs, layouts, strict=True) if self._is_unkept(node, one[0])}
+            {memory.copy(*one) for one in zip(refs, layouts, strict=True) if self.is_unkept(node, one[0])}
             for refs, layouts in ((self._inputs(node), strategy.inputs), (outputs, strategy.outputs))
         )
         return read, made
 
-    def _is_unkept(self, node: fx.Node, ref: TensorRef) -> bool:
+    def is_unkept(self, node: fx.Node, ref: TensorRef) -> bool:
+        """Whether nobody keeps what an op reads or makes until it is through."""
         root = self.memory.roots[ref]
         kept = self._first_saver.get(root, len(self._all)) <= self.position[node]
         return not kept and not self.memory.is_parameter(root.node)
@@ -227,13 +204,13 @@ class Lifetimes:
             if node in self._starts:
                 still = (r for r in live if last[r] >= at and self._first_saver.get(r, never) >= at)
                 self._met[(*self._starts[node], False)] = frozenset((ref,) for ref in still)
-            over = node.op == "output" and not memory.train
+            over = node.op == "output"
             if (not in_segment(node) and not over) or is_getitem(node):
                 continue
             live = {r: None for r in live if last[r] >= at and self._first_saver.get(r, never) > at}
             own = {roots[ref] for ref in self._inputs(node)}
             passing = tuple(r for r in live if r not in own)
-            found[node] = Point(node, False, passing, view=not over and self._is_view(node))
+            found[node] = Point(node, False, passing, view=memory.train if over else self._is_view(node))
             for index in range(len(output_tensors(node))):
                 root = roots[TensorRef(node, index)]
                 if root.node is node and last.get(root, at) > at:
@@ -249,45 +226,37 @@ class Lifetimes:
     def _backward_points(self) -> dict[fx.Node, Point]:
         memory = self.memory
         found: dict[fx.Node, Point] = {}
-        storage: dict[TensorRef, TensorRef] = {}  # of a tensor's gradient so far, named by the tensor it was made for
+        live = GradientStorages(memory, {node: self._inputs(node) for node in self._nodes})
         for node in reversed(self._nodes):
             if node in self._ends:
-                self._met[(*self._ends[node], True)] = frozenset(storage.items())
-            refs = self._inputs(node)
+                self._met[(*self._ends[node], True)] = live.state
             if node.op == "output":
-                storage.update((ref, ref) for ref in refs if gradient_enters(memory, node, ref))
+                live.enter(ref for ref in self._inputs(node) if gradient_enters(memory, node, ref))
                 continue
             mine = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
-            if not in_segment(node) or not any(ref in storage for ref in mine):
+            if not in_segment(node) or not any(ref in live for ref in mine):
                 continue
-            alias = node.meta[COST].gradient_alias_of if COST in node.meta else ()
-            made: list[int] = []
-            given: list[tuple[TensorRef, TensorRef, int]] = []
-            for j, ref in enumerate(refs):
-                if not needs_grad(memory, ref):
-                    continue
-                source = alias[j] if j < len(alias) else None
-                shared = storage.get(TensorRef(node, source)) if source is not None else None
-                if shared is None and (not memory.is_parameter(ref.node) or self._used_after(ref.node, node)):
-                    made.append(j)
-                if not memory.is_parameter(ref.node):
-                    given.append((ref, shared or ref, j))
-            passing = tuple(dict.fromkeys(storage.values()))
-            for one in mine:
-                storage.pop(one, None)
-            holders = Counter(storage.values())
-            holders.update(kept for _, kept, _ in given)
-            for ref, new, j in given:
-                old = storage.get(ref)
-                if old is not None and holders[old] > 1:  # autograd adds in place only what nobody else holds
-                    made.append(j)
-                    new = ref
-                storage[ref] = new if old is None or holders[old] > 1 else old
+            made = self._made(node, live)
+            passing, awaited, apart = live.storages, live.awaited(node), live.apart(node)
+            live.give(node, made)
             view = not made and not self._works_backward(node)
             if not view or self._is_view(node):
-                left = set(storage.values())
+                left = set(live.storages)
                 over = tuple(r for r in passing if r not in left)
-                found[node] = Point(node, True, passing, tuple(made), over, view)
+                found[node] = Point(node, True, passing, tuple(made), over, view, awaited, apart)
+            live.name()
+        return found
+
+    def _made(self, node: fx.Node, live: GradientStorages) -> list[int]:
+        """The inputs whose gradients an op makes, and does not hand on; of a parameter, where there is one already."""
+        alias = node.meta[COST].gradient_alias_of if COST in node.meta else ()
+        found = []
+        for j, ref in enumerate(self._inputs(node)):
+            source = alias[j] if j < len(alias) else None
+            shared = source is not None and TensorRef(node, source) in live
+            first = self.memory.is_parameter(ref.node) and not self._used_after(ref.node, node)
+            if needs_grad(self.memory, ref) and not shared and not first:
+                found.append(j)
         return found
 
     def _works_backward(self, node: fx.Node) -> bool:

@@ -35,6 +35,12 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def storage_holders(tensor: torch.Tensor) -> int:
+    """How many hold the storage behind a tensor: this one, and views of it or their base."""
+    storage = tensor.untyped_storage()  # holds it too
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
 def touched_bytes(tensor: torch.Tensor) -> int:
     """Bytes that reading or writing all of a tensor moves: an expanded one is read from its few elements."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

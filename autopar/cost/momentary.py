@@ -1,32 +1,79 @@
-"""What one op has alive for a moment at its points (`autopar.cost.lifetimes`), in bytes.
+"""What one op has alive for a moment at its points (`autopar.cost.point`), in bytes.
 
-The op's own tensors; what it reads as its maker has it, where collectives make of it what the op wants; and, while they
-do, what they stage (`autopar.staging`). Then the op's results are not there yet, and in backward those gradients are
-gone that it was the last to need; so of a point there lives
+The op's own tensors; what it reads as its maker has it, where another tensor is made of it that lies as the op wants;
+and, while it is, what collectives stage (`autopar.staging`). Then the op's results are not there yet, and in backward
+those gradients are gone that it was the last to need; so of a point there lives
 
     own + passing + conversions + max(0, the largest that is staged - what is not there meanwhile).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from autopar.cost.lifetimes import Lifetimes, Point
+from torch import fx
+
+from autopar.cost.lifetimes import Lifetimes
 from autopar.cost.local_workspace import workspace_bytes
 from autopar.cost.memory import StepMemory
-from autopar.cost.traffic import conversion_moves, needs_grad
+from autopar.cost.point import Point, Read
+from autopar.cost.traffic import needs_grad
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.reshard import steps
-from autopar.staging import memory_order, staged_elements
+from autopar.staging import makes_another, memory_order, staged_elements
 
 if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
 
 
+class Momentary:
+    """Of a plan, which has `chosen` a strategy for each op."""
+
+    def __init__(self, memory: StepMemory, chosen: Mapping[fx.Node, Strategy]) -> None:
+        self.memory, self.chosen = memory, chosen
+
+    def bytes_at(self, point: Point) -> int:
+        """What lives for a short while at a point."""
+        memory, strategy = self.memory, self.chosen[point.node]
+        found = own_bytes(memory.lifetimes, point, strategy) + self.passing_bytes(point)
+        staged = 0
+        for ref, wanted in dict.fromkeys(zip(memory.inputs[point.node], strategy.inputs, strict=True)):
+            if not memory.is_parameter(ref.node):
+                source = self.chosen[ref.node].outputs[ref.index]
+                found += conversion_bytes(memory, point, ref, source, wanted)
+                staged = max(staged, staging_bytes(memory, point, ref, source, wanted))
+        if staged:
+            staged -= not_while_converting_bytes(memory.lifetimes, point, strategy) + self._local_bytes(point.over)
+        return found + max(0, staged)
+
+    def passing_bytes(self, point: Point) -> int:
+        """Other tensors' values or gradients that live at a point, and in backward the gradients of the op's own."""
+        found = self._local_bytes(point.passing)
+        for read in point.awaited:
+            found += awaited_bytes(self.memory, read.tensor, *self._ends(read))
+        for read, *to_come in point.apart:
+            source, wanted = self._ends(read)
+            if all(self._ends(other)[1] != wanted for other in to_come):
+                found += apart_bytes(self.memory, read.tensor, source, wanted)
+        return found
+
+    def _ends(self, read: Read) -> tuple[Layout, Layout]:
+        """How what is read lies, and how it is wanted."""
+        (maker, output), (reader, place) = read
+        return self.chosen[maker].outputs[output], self.chosen[reader].inputs[place]
+
+    def _local_bytes(self, refs: Iterable[TensorRef]) -> int:
+        """Values or gradients, as they lie where they are made."""
+        return sum(self.memory.local_bytes(ref, self.chosen[ref.node].outputs[ref.index]) for ref in refs)
+
+
 def own_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
-    """What the op itself has."""
+    """What the op itself has; of what a step returns, what its caller has is told by `autopar.cost.returned`."""
     memory = lifetimes.memory
+    if point.node.op == "output" and memory.train:
+        return 0
     found = workspace_bytes(point.node, strategy, memory.mesh_shape, backward=point.backward)
     if point.backward:
         gradients = lifetimes.gradients_made(point)
@@ -46,23 +93,58 @@ def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Str
 
 
 def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-    """An input as its maker has it, beside the same as the op wants it, where collectives make one of the other."""
-    ends, mesh = _ends(memory, point, ref, source, wanted), memory.mesh_shape
+    """An input, or its gradient, as its maker has it, beside the same as the op wants it, where collectives make one of
+    the other; forward also where the op reads a slice."""
+    ends = _ends(memory, point, ref, source, wanted)
     if ends is None:
         return 0
-    forward, backward = conversion_moves(ref, *ends, mesh, needs_grad=needs_grad(memory, ref))
-    moves = any(mesh[move.axis] > 1 for move in (backward if point.backward else forward))
-    return memory.local_bytes(ref, ends[0]) if moves else 0
+    another, moves = _makes(memory, point, ref, *ends)
+    counts = moves or (another and not point.backward and slices_beside(memory, point.node, ref))
+    return memory.local_bytes(ref, ends[0]) if counts else 0
+
+
+def _makes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> tuple[bool, bool]:
+    """Whether a conversion makes another tensor, and whether by collectives."""
+    shape, mesh = tuple(tensor_of(ref).shape), memory.mesh_shape
+    path = steps(source, wanted, shape, mesh, needs_grad=needs_grad(memory, ref))
+    moves = ((step.axis, step.backward if point.backward else step.forward) for step in path)
+    another = makes_another(path, shape, mesh)[point.backward]
+    return another, another and any(move and mesh[axis] > 1 for axis, move in moves)
+
+
+def slices_beside(memory: StepMemory, node: fx.Node, ref: TensorRef) -> bool:
+    """Whether what an op reads a slice of counts beside it: unless it is there anyway."""
+    return memory.roots[ref].node.op not in ("placeholder", "get_attr") and memory.lifetimes.is_unkept(node, ref)
+
+
+def awaited_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout) -> int:
+    """What a gradient has beyond its part as its tensor lies, while a reader is to come that wants it otherwise.
+
+    As if all that gave theirs before want it so too. Nothing is taken off where that is less.
+    """
+    return max(0, memory.local_bytes(ref, wanted) - memory.local_bytes(ref, source))
+
+
+def apart_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout) -> int:
+    """A gradient that would be another's, where a reader converts it."""
+    if source == wanted:
+        return 0
+    shape, mesh = tuple(tensor_of(ref).shape), memory.mesh_shape
+    _, another = makes_another(steps(source, wanted, shape, mesh, needs_grad=True), shape, mesh)
+    return memory.local_bytes(ref, source) if another else 0
 
 
 def staging_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> int:
-    """What a conversion of an input, or of its gradient, has besides for a moment."""
+    """What a conversion of an input, or of its gradient, has besides for a moment: a slice of a gradient, too."""
     ends, tensor, mesh = _ends(memory, point, ref, source, wanted), tensor_of(ref), memory.mesh_shape
     if ends is None:
         return 0
     shape = tuple(tensor.shape)
     path = steps(*ends, shape, mesh, needs_grad=needs_grad(memory, ref))
-    return staged_elements(path, shape, mesh, memory_order(tensor))[point.backward] * tensor.dtype.itemsize
+    found = staged_elements(path, shape, mesh, memory_order(tensor))[point.backward] * tensor.dtype.itemsize
+    if point.backward and _makes(memory, point, ref, *ends) == (True, False):
+        return max(found, memory.local_bytes(ref, ends[0]))
+    return found
 
 
 def _ends(

@@ -182,7 +182,7 @@ class _Walk:
     def _reducing(self, i: int, gradients: Counter[str]) -> tuple[int, _Peak]:
         """A region's gradients when all of them are there, and its bucket."""
         buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(self.plan.rows[i].first)
-        size = self.plan.passing_bytes(behind) if behind is not None else 0
+        size = self.plan.momentary.passing_bytes(behind) if behind is not None else 0
         later = self.returned[i] - self.plan.returned.beside_replay(i)  # the rest is there all the while
         passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", later))
         return gradients.total() + sum(n for _, n in passing), _Peak(gradients.copy(), passing)
@@ -192,9 +192,9 @@ class _Walk:
         behind = self.grouping.last_reader(i) - self.lifetimes.position[node]
         for point in self.lifetimes.points(node):
             if behind == 0 and point.backward and Phase.LANDING in moved:
-                yield Phase.LANDING, self.plan.passing_bytes(point)
+                yield Phase.LANDING, self.plan.momentary.passing_bytes(point)
             cast = self.cast.get(node, 0) if point.backward else 0
-            yield Phase.SINCE if behind >= 0 else Phase.BEFORE, self.plan.workspace(point) + cast
+            yield Phase.SINCE if behind >= 0 else Phase.BEFORE, self.plan.momentary.bytes_at(point) + cast
 
     def _on_the_way(self, i: int) -> dict[Phase, int]:
         """Buckets in the backward of a region (`autopar.cost.on_the_way`)."""

@@ -41,8 +41,9 @@ class NodeCost:
     in `autopar.graph.tensor_inputs(node)` and `output_tensors(node)`; what is kept beside them (statistics, masks) is
     `saved_internal_bytes`. `alias_of`: per output, the input whose storage it shares. `gradient_alias_of`: per input,
     the output whose gradient is its gradient too (a view's, an addition's), None where its gradient is a tensor of its
-    own. `workspace_*`: bytes of temporaries that live at once beside inputs, outputs, what is kept, and gradients of
-    inputs and outputs. Bytes moved count every read and write of every kernel that the op runs; views are free.
+    own; `gradient_is_view`: whether it is a view, to which autograd adds nothing in place. `workspace_*`: bytes of
+    temporaries that live at once beside inputs, outputs, what is kept, and gradients of inputs and outputs. Bytes moved
+    count every read and write of every kernel that the op runs; views are free.
     `estimated`: the op does not run on data-free tensors, and the figures are a guess from its shapes.
     """
 
@@ -55,6 +56,7 @@ class NodeCost:
     moved_bytes_backward: int = 0
     alias_of: tuple[int | None, ...] = ()
     gradient_alias_of: tuple[int | None, ...] = ()
+    gradient_is_view: tuple[bool, ...] = ()
     workspace_forward_bytes: int = 0
     workspace_backward_bytes: int = 0
     estimated: bool = False

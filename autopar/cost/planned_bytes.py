@@ -12,9 +12,8 @@ from torch import fx
 from autopar.cost.blocks import Repeat, regions
 from autopar.cost.buckets import Grouping
 from autopar.cost.folds import MODEL, Fold
-from autopar.cost.lifetimes import Point
 from autopar.cost.memory import Copy, Cuts, StepMemory
-from autopar.cost.momentary import conversion_bytes, not_while_converting_bytes, own_bytes, staging_bytes
+from autopar.cost.momentary import Momentary
 from autopar.cost.moving import Moving, moving
 from autopar.cost.returned import Returned
 from autopar.cost.traffic import in_segment
@@ -57,6 +56,11 @@ class PlannedBytes:
             number = self.region_of[self.nodes[s.first]]
             start = self.rows[number].first
             self._cuts.setdefault(number, []).append((s.first - start, s.last - start, s.inner))
+
+    @cached_property
+    def momentary(self) -> Momentary:
+        """What lives for a short while at the points."""
+        return Momentary(self.memory, self.chosen)
 
     @cached_property
     def returned(self) -> Returned:
@@ -272,26 +276,3 @@ class PlannedBytes:
                 if in_segment(node) and ref.node not in inside and not self.memory.is_parameter(ref.node):
                     found.add(self.memory.copy(ref, self.chosen[ref.node].outputs[ref.index]))
         return found
-
-    def workspace(self, point: Point) -> int:
-        """What lives for a short while at a point."""
-        memory, node = self.memory, point.node
-        found = own_bytes(memory.lifetimes, point, self.chosen[node]) + self.passing_bytes(point)
-        staged = 0
-        for ref, wanted in dict.fromkeys(zip(memory.inputs[node], self.chosen[node].inputs, strict=True)):
-            if not memory.is_parameter(ref.node):
-                source = self.chosen[ref.node].outputs[ref.index]
-                found += conversion_bytes(memory, point, ref, source, wanted)
-                staged = max(staged, staging_bytes(memory, point, ref, source, wanted))
-        if staged:
-            staged -= not_while_converting_bytes(memory.lifetimes, point, self.chosen[node])
-            staged -= self._local_bytes(point.over)
-        return found + max(0, staged)
-
-    def passing_bytes(self, point: Point) -> int:
-        """Other tensors' values or gradients that live at a point, and in backward the gradients of the op's own."""
-        return self._local_bytes(point.passing)
-
-    def _local_bytes(self, refs: Iterable[TensorRef]) -> int:
-        """Values or gradients, as they lie where they are made."""
-        return sum(self.memory.local_bytes(ref, self.chosen[ref.node].outputs[ref.index]) for ref in refs)

@@ -11,17 +11,19 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.cost.measure import storage_id
+from autopar.cost.measure import storage_holders, storage_id
 from autopar.cost.node_cost import NodeCost
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes of temporaries forward and backward; by input, the output whose gradient is the input's own."""
+    """Bytes of temporaries forward and backward; by input, the output whose gradient is the input's own, and whether
+    its gradient is a view, to which autograd adds nothing in place."""
 
     forward_bytes: int
     backward_bytes: int
     gradient_alias_of: tuple[int | None, ...]
+    gradient_is_view: tuple[bool, ...]
 
     def added_to(self, cost: NodeCost, places: Sequence[int], *, at_once: bool) -> NodeCost:
         """A node's cost with these figures; `places` of its inputs here. `at_once`: by one kernel, whose temporaries
@@ -29,6 +31,7 @@ class Workspace:
         return replace(
             cost,
             gradient_alias_of=tuple(self.gradient_alias_of[place] for place in places),
+            gradient_is_view=tuple(self.gradient_is_view[place] for place in places),
             workspace_forward_bytes=cost.workspace_forward_bytes if at_once else self.forward_bytes,
             workspace_backward_bytes=cost.workspace_backward_bytes if at_once else self.backward_bytes,
         )
@@ -67,7 +70,7 @@ def measure_workspace(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -
 
     >>> x = torch.empty(4, 8, device="meta", requires_grad=True)
     >>> measure_workspace(lambda: (x * 2.0).exp().sum(1), [x])
-    Workspace(forward_bytes=112, backward_bytes=0, gradient_alias_of=(None,))
+    Workspace(forward_bytes=112, backward_bytes=0, gradient_alias_of=(None,), gradient_is_view=(True,))
     """
     live = LiveBytes()
     live.given(inputs)
@@ -78,8 +81,9 @@ def measure_workspace(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -
     heads = [(i, t) for i, t in enumerate(outputs) if t.requires_grad]
     places = [i for i, t in enumerate(inputs) if t.requires_grad]
     alias: list[int | None] = [None] * len(inputs)
+    views = [False] * len(inputs)
     if not heads or not places:
-        return Workspace(forward, 0, tuple(alias))
+        return Workspace(forward, 0, tuple(alias), tuple(views))
     given = [torch.empty_like(t) for _, t in heads]
     live.given(given)
     before = live.peak_bytes = live.live_bytes
@@ -90,6 +94,12 @@ def measure_workspace(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -
     for place, gradient in zip(places, gradients, strict=True):
         if gradient is not None:
             alias[place] = source.get(storage_id(gradient))
+            views[place] = _is_view(gradient)
             if alias[place] is None:
                 own[storage_id(gradient)] = gradient.untyped_storage().nbytes()
-    return Workspace(forward, max(0, live.peak_bytes - before - sum(own.values())), tuple(alias))
+    return Workspace(forward, max(0, live.peak_bytes - before - sum(own.values())), tuple(alias), tuple(views))
+
+
+def _is_view(tensor: torch.Tensor) -> bool:
+    """Whether another tensor holds its storage: the base of a view does, also where no gradient is tracked."""
+    return storage_holders(tensor) > 1

@@ -3,6 +3,9 @@
 Gloo's threads hold what a collective was given and what it gave for a moment after it has ended: microseconds where
 they find a free core, milliseconds where they do not. So that a peak is that of the step, and not of how busy the host
 is, it is waited until they let go.
+
+Under a dispatch mode autograd adds gradients up in new tensors, where it adds in place without one. So the mode adds in
+place what autograd would: to a tensor that nobody else holds (`accumulate` in torch's `input_buffer.cpp`).
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from autopar.cost.measure import storage_holders
 
 _MOST_SECONDS = 0.5  # then what a thread holds counts: it is there
 _FUNCTIONAL = "_c10d_functional::"
@@ -25,6 +31,7 @@ class LiveStorages(TorchDispatchMode):
 
     def __init__(self, tensors: Iterable[Any]) -> None:
         super().__init__()
+        self._alone = _held_by_autograd_alone()
         self.live_bytes = self.peak_bytes = 0
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._held: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()  # results that gloo's threads hold
@@ -36,6 +43,8 @@ class LiveStorages(TorchDispatchMode):
         name = func.name()
         if name == f"{_FUNCTIONAL}wait_tensor":
             result = self._let_go(func, args[0])
+        elif func is torch.ops.aten.add.Tensor and self._adds_in_place(*args, **(kwargs or {})):
+            result = args[0].add_(args[1])
         else:
             result = func(*args, **(kwargs or {}))
             # of a reduce-scatter, gloo reduces a copy of its own
@@ -43,6 +52,14 @@ class LiveStorages(TorchDispatchMode):
                 self._held.add(result.untyped_storage())
         self._follow(result)
         return result
+
+    def _adds_in_place(self, old: Any, new: Any, **kwargs: Any) -> bool:
+        """Whether this is autograd, which adds up the gradients of a tensor."""
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or kwargs:
+            return False
+        tensors = type(old) is torch.Tensor and type(new) is torch.Tensor
+        alike = tensors and (old.shape, old.dtype) == (new.shape, new.dtype)
+        return alike and (old._use_count(), storage_holders(old)) == (self._alone, 1)
 
     def _let_go(self, wait: Any, tensor: torch.Tensor) -> Any:
         """Wait for a collective, and until no thread of gloo holds its result any more."""
@@ -68,6 +85,32 @@ class LiveStorages(TorchDispatchMode):
 
     def _freed(self, count: int) -> None:
         self.live_bytes -= count
+
+
+class _Counts(TorchDispatchMode):
+    """How many hold the first tensor of an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.add.Tensor:
+            self.found = args[0]._use_count()
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _held_by_autograd_alone() -> int:
+    """How many hold a gradient, as a mode sees it, that autograd is to add another to: it, and what carries it here."""
+    with torch.enable_grad():
+        x = torch.ones(2, requires_grad=True) * 1.0
+        total = (x * 2.0 + x * 3.0).sum()
+    with _Counts() as counts:
+        total.backward()
+    return counts.found
 
 
 def _holders(tensor: torch.Tensor) -> int:

@@ -54,9 +54,9 @@ def test_blocks_differ_where_that_is_faster(seed: int) -> None:
     assert made.certificate.bound <= made.certificate.objective == made.predicted.step_seconds
 
 
-@pytest.mark.parametrize("part", [0.8, 0.7, 0.6])
+@pytest.mark.parametrize("part", [0.71, 0.69, 0.55])
 def test_blocks_compute_otherwise_where_that_is_faster(part: float) -> None:
-    """With storage and recompute alone left to each block, these plans take 6 to 7 % longer."""
+    """Under these budgets the blocks of the best plan have strategies of their own."""
     problem, budget = _stack(4, 1, rows=512, part=part)
     made, unfolded = (_plan(problem, memory_budget_bytes=budget, gap=GAP, fold=fold) for fold in (True, False))
     assert _ways(problem, made) > 1

@@ -14,9 +14,10 @@ from thinned import thinned
 from toys import Toy, firsts
 
 from autopar.cost.folds import MODEL
-from autopar.cost.lifetimes import Lifetimes, Point
+from autopar.cost.lifetimes import Lifetimes
 from autopar.cost.memory import StepMemory
 from autopar.cost.momentary import own_bytes
+from autopar.cost.point import Point
 from autopar.cost.step import predict
 from autopar.graph import KIND, VAL, TensorRef, output_tensors
 from autopar.plans import Segment
@@ -75,7 +76,8 @@ def _memories(toy: Toy, train: bool = True) -> tuple[StepMemory, StepMemory]:
 def _unordered(point: Point) -> tuple[object, ...]:
     """The sum over what passes is asked for, in whatever order."""
     assert len(set(point.passing)) == len(point.passing)
-    return point.node, point.backward, set(point.passing), point.made, set(point.over)
+    awaited, apart = set(point.awaited), set(point.apart)
+    return point.node, point.backward, set(point.passing), point.made, set(point.over), awaited, apart
 
 
 @pytest.mark.parametrize(("name", "mesh_shape"), thinned(2, NAMES, [(2,), (2, 4)]), ids=str)

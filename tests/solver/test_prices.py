@@ -16,7 +16,7 @@ from autopar.layout import R_PLUS, Layout, P, R, shard
 from autopar.reshard import steps
 from autopar.solver.model import Model
 from autopar.solver.staged import staged_of_paths
-from autopar.staging import staged_elements
+from autopar.staging import makes_another, staged_elements
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 4), (1, 4, 2)], ids=str)
@@ -53,9 +53,10 @@ def test_what_conversions_stage(
         one for one in map(Layout, itertools.product(some, repeat=len(mesh))) if one.is_legal(shape, mesh, ragged=True)
     ]
     paths = all_paths(layouts, layouts, shape, mesh, needs_grad=needs_grad)
-    forward, backward = staged_of_paths(paths, shape, mesh, order)
+    (forward, another), (backward, another_back) = staged_of_paths(paths, shape, mesh, order)
     for (i, source), (j, wanted) in itertools.product(enumerate(layouts), repeat=2):
         if paths.found[i, j]:
             path = steps(source, wanted, shape, mesh, needs_grad=needs_grad)
             assert (forward[i, j], backward[i, j]) == staged_elements(path, shape, mesh, order), (source, wanted)
+            assert (another[i, j], another_back[i, j]) == makes_another(path, shape, mesh), (source, wanted)
     assert forward.any()
