@@ -20,6 +20,7 @@ from autopar.errors import (
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.tracing import known
+from autopar.user_warnings import AutoparWarning
 
 if TYPE_CHECKING:
     from autopar.leaf_requests import LeafWarning
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adafactor",
     "AutoparError",
+    "AutoparWarning",
     "Checkpoint",
     "CheckpointError",
     "Cluster",

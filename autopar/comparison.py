@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitE
 from autopar.planning import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint
 from autopar.sizes import show_bytes
+from autopar.user_warnings import warn
 
 _UNBOUNDED_BYTES = 1 << 60
 
@@ -94,7 +94,7 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
         try:
             made = prepared.solve(memory_budget_bytes=budget, constraints=constraints)
         except TimeLimitError as error:
-            warnings.warn(f"the curve of budgets lacks one of {show_bytes(budget)}: {error.message}", stacklevel=2)
+            warn(f"the curve of budgets lacks one of {show_bytes(budget)}: {error.message}")
             continue
         yield _point(budget, made)
     yield _point(most, free)

@@ -10,7 +10,6 @@ leaf goes by its path too ("forward", "decoder.unroll"); it is accepted, and no 
 from __future__ import annotations
 
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,12 +20,13 @@ from autopar.cost.annotation import total_flops
 from autopar.errors import InputError, UntraceableError
 from autopar.graph import COST, PLACE
 from autopar.leaf_calls import LeafCall
+from autopar.user_warnings import AutoparWarning, warn
 
 LARGEST_SHARE = 0.1
 _KIND = "leaf:"
 
 
-class LeafWarning(UserWarning):
+class LeafWarning(AutoparWarning):
     """A module is one op in the plan: it runs whole on every rank, or is split on the batch alone."""
 
 
@@ -102,7 +102,7 @@ def warn_of_leaves(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraint
         then = (
             "is one op, which only the batch splits" if split else "cannot be traced and will run whole on every rank"
         )
-        warnings.warn(f"{paths[0]}{others} ({kind}) {then}: {why}", LeafWarning, stacklevel=4)
+        warn(f"{paths[0]}{others} ({kind}) {then}: {why}", LeafWarning)
 
 
 def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints: Iterable[str]) -> None:

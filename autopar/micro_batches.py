@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from autopar.argument_checks import count_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
 from autopar.planning import Prepared, Request, Stopwatch, prepare, trace_for
 from autopar.plans import GAP, Certificate, Plan
+from autopar.user_warnings import warn
 
 Examples = Mapping[str, Any]
 
@@ -86,7 +86,7 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
     [(best, chosen)] = found
     for one, reason in late:
         bounds.append(_bound_without_budget(one))
-        warnings.warn(f"{one.request.micro_batches} micro-batches are left out: {reason.message}", stacklevel=3)
+        warn(f"{one.request.micro_batches} micro-batches are left out: {reason.message}")
     seconds = {stage: sum(made.planning_seconds.get(stage, 0.0) for made in plans) for stage in chosen.planning_seconds}
     return best, replace(chosen, certificate=_of_all(chosen.certificate, min(bounds)), planning_seconds=seconds)
 

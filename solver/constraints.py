@@ -6,7 +6,6 @@ comes here: `autopar.leaf_requests`.
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,11 +14,12 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.solver.pins import KINDS, hold, is_overruled, is_preference, read_pin
 from autopar.solver.restricted import ExcludedError, Restricted, Strategies
 from autopar.solver.schemes import PRESETS, arrange, is_scheme, scheme_of
+from autopar.user_warnings import AutoparWarning, warn
 
 Found = TypeVar("Found")
 
 
-class PreferenceWarning(UserWarning):
+class PreferenceWarning(AutoparWarning):
     """No plan fits with a layout that was preferred."""
 
 
@@ -73,9 +73,7 @@ def satisfied(
             raise _named(error, _members(constraints, possible)) from error
         preferred = ", ".join(f"'{text}'" for text in constraints if is_preference(text))
         found = satisfied(firm, solve, possible)
-        warnings.warn(
-            f"no plan fits with {preferred}: planned without ({error.message})", PreferenceWarning, stacklevel=2
-        )
+        warn(f"no plan fits with {preferred}: planned without ({error.message})", PreferenceWarning)
         return found
 
 

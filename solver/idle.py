@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from autopar.cost.memory import StepMemory
 from autopar.solver.pins import Spoken, read_pin, spoken_of, told
 from autopar.solver.restricted import Strategies
+from autopar.user_warnings import AutoparWarning, warn
 
 _FEW = 4  # layouts that a warning tells
 
 
-class ConstraintWarning(UserWarning):
+class ConstraintWarning(AutoparWarning):
     """A constraint changes nothing, or frees no memory."""
 
 
@@ -31,7 +31,7 @@ def warn_of_idle(
         spoken = spoken_of(memory, pin, axis_names)
         why = "it leaves every axis free" if spoken.is_free else _nothing_lies_so(spoken, strategies, memory)
         if why and (spoken.is_free, pin.sign) not in ((True, "!="), (False, "=")):
-            warnings.warn(f"constraint '{pin.text}' changes nothing: {why}", ConstraintWarning, stacklevel=3)
+            warn(f"constraint '{pin.text}' changes nothing: {why}", ConstraintWarning)
 
 
 def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory) -> str:

@@ -12,7 +12,6 @@ Only ops that keep something for backward count: what lies between two of them a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from autopar.errors import InputError
 from autopar.graph import output_tensors
 from autopar.solver.idle import ConstraintWarning
 from autopar.solver.restricted import Recompute
+from autopar.user_warnings import warn
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,9 @@ def levels_for(
             "whole block, or of another part"
         ) from error
     if wish.some and wish.whole is False and len(levels) == 1 and most:
-        warnings.warn(
+        warn(
             f"constraints ask to recompute a part of '{block}', but no part of what they name saves memory and can be "
             f"recomputed by itself: it is kept; ask for full in place of selective",
             ConstraintWarning,
-            stacklevel=2,
         )
     return levels

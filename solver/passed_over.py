@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from torch import fx
@@ -16,6 +15,7 @@ from autopar.solver.idle import ConstraintWarning
 from autopar.solver.parts import wish_of
 from autopar.solver.pins import ONLY_BLOCKS, Pin, named, read_pin
 from autopar.solver.restricted import Restricted
+from autopar.user_warnings import warn
 
 
 def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: Restricted) -> None:
@@ -44,11 +44,10 @@ def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricte
     asked = _asked(memory, restricted) if pins else []
     for pin in pins:
         if part := _frees_nothing(pin, memory, asked):
-            warnings.warn(
+            warn(
                 f"constraint '{pin.text}' frees no activation: all that '{stretch_name(part)}' keeps for backward is "
                 "made before it; name what makes that too",
                 ConstraintWarning,
-                stacklevel=3,
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,9 +36,10 @@ from autopar.strategies.positions import useful_positions
 from autopar.strategies.ragged import ragged
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry, is_registered, parse
+from autopar.user_warnings import AutoparWarning, warn
 
 
-class NoRuleWarning(UserWarning):
+class NoRuleWarning(AutoparWarning):
     """An op has no sharding rule and runs replicated."""
 
 
@@ -225,7 +225,7 @@ def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
         warned.add(name)
         place = _place(node)
         message = f"{name} {reason}, and {found.why}: it runs replicated{f' [at {place}]' if place else ''}"
-        warnings.warn(message, NoRuleWarning, stacklevel=5)
+        warn(message, NoRuleWarning)
     return None
 
 

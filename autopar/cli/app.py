@@ -25,6 +25,7 @@ from autopar.cli.simulating import simulate
 from autopar.cli.zoo import zoo
 from autopar.errors import AutoparError
 from autopar.sources import told
+from autopar.user_warnings import AutoparWarning
 
 app = typer.Typer(
     name="autopar",
@@ -82,13 +83,13 @@ _HERE = str(Path(autopar.__file__).parent)
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Warnings of autopar are one line, as errors are, without the line of autopar that warned."""
+    """Warnings of autopar are one line, as errors are, without the line of code that led to them."""
     before = warnings.formatwarning
 
     def formatted(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        if filename.startswith(_HERE):
+        if issubclass(category, AutoparWarning) or filename.startswith(_HERE):
             return f"warning: {' '.join(str(message).split())}\n"
         return before(message, category, filename, lineno, line)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.runtime.failures import told
+from autopar.user_warnings import users_line
 
 WARNING_SECONDS = 20.0
 _ITEMS = 16  # digests that one call can compare
@@ -60,7 +60,7 @@ def waiting_told(call: str) -> Iterator[None]:
         f"rank {dist.get_rank()} has waited {WARNING_SECONDS:g} s in {call} for other ranks: every rank must call it "
         "alike, so take it out of `if rank == 0:` and the like; a rank that is only slow is waited for"
     )
-    timer = threading.Timer(WARNING_SECONDS, warnings.warn, [text])
+    timer = threading.Timer(WARNING_SECONDS, users_line().warn, [text])  # its thread has no line of the user's
     timer.daemon = True
     timer.start()
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from autopar.runtime.traces import Traced
+from autopar.user_warnings import warn
 
 _SHOWN = (bool, int, float, str, type(None))
 
@@ -36,8 +36,7 @@ class ChangedValues:
         if new:
             self._told.update(new)
             listed = ", ".join(f"'{name}' (now {value})" for name, value in list(new.items())[:4])
-            warnings.warn(
+            warn(
                 f"forward reads {listed}, changed since the model was planned: this call is traced and planned anew. "
-                "What changes at every step is better a buffer, written in place, or a tensor among the arguments",
-                stacklevel=2,
+                "What changes at every step is better a buffer, written in place, or a tensor among the arguments"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from autopar.runtime.pieces import cut, ranges_of
 from autopar.runtime.planned import Planned
 from autopar.runtime.rearranged import Conversion, renamed_and_converted
 from autopar.runtime.weight_files import WeightFiles, weight_files
+from autopar.user_warnings import warn
 
 _WHOLE_NUMBERS = ("I", "U", "BOOL")  # how safetensors' names of dtypes that are not floating begin
 
@@ -112,7 +112,7 @@ def _chosen(model: nn.Module, files: WeightFiles, strict: bool) -> _Chosen:
             f"{'; '.join(told)}: are these the weights of this {type(model).__name__}? strict=False loads what there is"
         )
     if told:
-        warnings.warn("; ".join(told), stacklevel=4)
+        warn("; ".join(told))
     return _Chosen(chosen, conversions)
 
 

@@ -10,7 +10,6 @@ says, with a warning.
 from __future__ import annotations
 
 import time
-import warnings
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -21,6 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from autopar.errors import InputError
 from autopar.runtime.failures import told
 from autopar.runtime.standing import Meeting, absence, listing, mine, note_from_now_on, others, period_seconds
+from autopar.user_warnings import warn
 
 _WARNING_SECONDS = 20.0
 _EVEN_TIME = timedelta(seconds=30)  # for who waits longer than the first to come: that one answers for all
@@ -90,7 +90,7 @@ class _Room:
             if late:
                 self._decide(door, text)
             elif not is_told:
-                warnings.warn(text, stacklevel=5)
+                warn(text)
                 is_told = True
 
     def _comes(self, door: str) -> bool:

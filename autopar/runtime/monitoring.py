@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -23,6 +22,7 @@ from autopar.runtime.carried import planned_of
 from autopar.runtime.collectives import waits
 from autopar.runtime.live_storages import LiveStorages
 from autopar.runtime.planned import Planned, Program
+from autopar.user_warnings import warn
 
 Line = dict[str, Any]
 _MEASURED_STEP = 2  # the third: state and buffers are there by then
@@ -164,11 +164,10 @@ class Monitor:
         if self._warned or not predicted or abs(peak_bytes / predicted - 1) <= self._deviation:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"rank {dist.get_rank()}: the peak of a step is {peak_bytes} bytes, and the plan predicted {predicted} "
             f"({peak_bytes / predicted - 1:+.0%}; told from {self._deviation:.0%} on): tensors that the training loop "
-            "keeps are not in the plan; what else differs is worth a report",
-            stacklevel=4,
+            "keeps are not in the plan; what else differs is worth a report"
         )
 
 

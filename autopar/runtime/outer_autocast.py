@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import fx
 
 from autopar.graph import AUTOCAST
+from autopar.user_warnings import warn
 
 
 def outer_autocast(graph: fx.Graph, device: torch.device) -> dict[str, str]:
@@ -17,9 +16,8 @@ def outer_autocast(graph: fx.Graph, device: torch.device) -> dict[str, str]:
         return {"torch.autocast around the call": "off"}
     dtype = str(torch.get_autocast_dtype(kind))
     if not any(node.meta.get(AUTOCAST) for node in graph.nodes):
-        warnings.warn(
+        warn(
             f"torch.autocast ({dtype}) is on around a planned model, whose ops then run in dtypes that its plan does "
-            'not count: plan with precision="bf16" (fp32 parameters, bf16 compute) and leave autocast out',
-            stacklevel=2,
+            'not count: plan with precision="bf16" (fp32 parameters, bf16 compute) and leave autocast out'
         )
     return {"torch.autocast around the call": dtype}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,6 +37,7 @@ from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.trained import Trained
 from autopar.runtime.transit import Transit
+from autopar.user_warnings import warn
 
 MAX_GRAPHS = 16
 """How many graphs of one model are kept; the one that was not used for longest goes first."""
@@ -175,10 +175,9 @@ class Planned:
         if len(self.programs) > MAX_GRAPHS:
             dropped = self.programs.pop()
             self._calls = {key: known for key, known in self._calls.items() if known[0] is not dropped}
-            warnings.warn(
+            warn(
                 f"the model was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and each new one is "
-                "traced and planned: pad the inputs to fewer shapes",
-                stacklevel=2,
+                "traced and planned: pad the inputs to fewer shapes"
             )
         return program
 

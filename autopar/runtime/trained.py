@@ -6,7 +6,6 @@ know of; it is added to their predictions when that graph is planned.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.runtime.parameters import tied_names
 from autopar.sizes import show_bytes
+from autopar.user_warnings import warn
 
 
 class HasPlan(Protocol):
@@ -60,11 +60,10 @@ class Trained:
             budget = program.plan.memory_budget_bytes
             peak = program.plan.predicted.peak_bytes
             if budget is not None and peak - states.total() <= budget < peak:
-                warnings.warn(
+                warn(
                     f"this call trains {len(new)} parameters that an earlier one does not, and the optimizer keeps "
                     f"{show_bytes(states.total())} of states for them: steps of the earlier call take "
-                    f"{show_bytes(peak)} from now on, more than the budget of {show_bytes(budget)}",
-                    stacklevel=2,
+                    f"{show_bytes(peak)} from now on, more than the budget of {show_bytes(budget)}"
                 )
 
 

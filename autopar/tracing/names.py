@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from autopar.tracing.errors import ArgumentError
+from autopar.user_warnings import warn
 
 _ALIKE = 0.8  # "use_cash" is use_cache misspelt; "shift_labels" is not labels
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -43,10 +43,9 @@ def check_names(
         if close or len(own) == len(parameters) or not isinstance(name, str):
             meant = f": did you mean {close[0]!r}?" if close else ""
             raise ArgumentError(f"{kind} names {name!r}, but {forward} takes {', '.join(own)}{meant}")
-        warnings.warn(
+        warn(
             f"{kind} names {name!r}, which {forward} does not declare: its **kwargs take it, and it has no effect "
-            "unless something inside reads it",
-            stacklevel=4,
+            "unless something inside reads it"
         )
 
 

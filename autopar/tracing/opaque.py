@@ -9,7 +9,6 @@ is a leaf is found out likewise, but for the first way and the last.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from autopar.tracing.attributes import Attributes
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.targets import DATA_QUESTIONS
 from autopar.tracing.values import data_free_like
+from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
 SMALL = 1 << 22  # elements
@@ -67,10 +67,7 @@ def outputs_of(
     fault = f"{type(last).__name__}: {last}"
     if guessed is not None:
         guessed[module] = f"{path} fails without its data ({fault})"
-    warnings.warn(
-        f"{path} cannot run without its data ({fault}); its output is taken to look like its first input",
-        stacklevel=2,
-    )
+    warn(f"{path} cannot run without its data ({fault}); its output is taken to look like its first input")
     return torch.empty_like(tensors[0], requires_grad=tensors[0].requires_grad), 0
 
 

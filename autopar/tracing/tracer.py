@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
@@ -24,6 +23,7 @@ from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.mends import differs_by_mends
 from autopar.tracing.own_hooks import users_hooks
 from autopar.tracing.traced import Traced
+from autopar.user_warnings import warn
 
 
 def trace(
@@ -89,16 +89,14 @@ def trace(
     contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
     traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")
     if traced.attributes_set:
-        warnings.warn(
+        warn(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
-            "make it a buffer, pass it as an argument, or return it",
-            stacklevel=2,
+            "make it a buffer, pass it as an argument, or return it"
         )
     if hooked := users_hooks(root):
-        warnings.warn(
+        warn(
             f"forward hooks of {', '.join(hooked[:4])} run now, while the model is traced, and not at every call: what "
-            "they make of a result is planned, what else they do is not done; return from forward what they collect",
-            stacklevel=2,
+            "they make of a result is planned, what else they do is not done; return from forward what they collect"
         )
     if prove_sizes:
         traced.inputs = replace(inputs, sizes=_free_sizes(root, inputs, options, traced))
@@ -136,7 +134,7 @@ def trace_until_done(
                 return _mended(root, inputs, options, traced)
             return traced
         except UnrolledError as error:
-            warnings.warn(f"{error.message}: modules of this type are leaves", stacklevel=3)
+            warn(f"{error.message}: modules of this type are leaves")
             options.policy.unrolled[error.kind] = error.message
         except UnknownDataError as error:
             if options.paths.offer(error.frames):
@@ -170,10 +168,9 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
         mended = traced
     if mended is not traced and differs_by_mends(mended.graph, traced.graph):
         return replace(mended, assumptions=())
-    warnings.warn(
+    warn(
         f"activations are taken to be finite at {', '.join(traced.assumptions)}: what the model does where they are "
-        "not is not in the graph",
-        stacklevel=4,
+        "not is not in the graph"
     )
     return traced
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
+
+from autopar.user_warnings import warn
 
 SHIPPED = Path(__file__).with_name("discovered.json")
 
@@ -46,7 +47,7 @@ def keep(key: str, entry: Entry) -> None:
             json.dump(known, out, indent=1, sort_keys=True)
         os.replace(out.name, path)  # at once: another process may be reading it
     except OSError as error:
-        warnings.warn(f"discovered rules are not kept: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"discovered rules are not kept: {error}")
 
 
 @cache
@@ -62,6 +63,6 @@ def _read(path: Path) -> dict[str, Entry]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        warnings.warn(f"{path} is left aside: {error}", RuntimeWarning, stacklevel=2)
+        warn(f"{path} is left aside: {error}")
         return {}
     return found

@@ -14,6 +14,7 @@ from commands import run
 import autopar.cli.app
 import autopar.cli.reading
 from autopar.errors import InputError
+from autopar.leaf_requests import LeafWarning
 
 
 def test_the_documentation_names_every_option() -> None:
@@ -29,6 +30,7 @@ def test_warnings_of_autopar_are_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
     def warned(path: object) -> None:
         told.append(warnings.formatwarning("a thing\nto know", UserWarning, autopar.cli.reading.__file__, 1))
+        told.append(warnings.formatwarning("at a\nline", LeafWarning, "/theirs.py", 1))
         told.append(warnings.formatwarning("of another", UserWarning, "/theirs.py", 1))
         raise InputError("enough")
 
@@ -36,7 +38,8 @@ def test_warnings_of_autopar_are_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(autopar.cli.reading, "load_plan", warned)
     assert run("explain", "plan.json") == 2
     assert told[0] == "warning: a thing to know\n"
-    assert told[1].startswith("/theirs.py:1: UserWarning: of another")
+    assert told[1] == "warning: at a line\n"
+    assert told[2].startswith("/theirs.py:1: UserWarning: of another")
     assert warnings.formatwarning is before
 
 

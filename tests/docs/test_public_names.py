@@ -19,5 +19,6 @@ def test_a_public_name_is_in_the_reference(name: str) -> None:
 
 
 def test_warnings_have_public_names() -> None:
-    assert issubclass(autopar.ConstraintWarning, UserWarning)
-    assert issubclass(autopar.LeafWarning, UserWarning)
+    assert issubclass(autopar.AutoparWarning, UserWarning)
+    assert issubclass(autopar.ConstraintWarning, autopar.AutoparWarning)
+    assert issubclass(autopar.LeafWarning, autopar.AutoparWarning)

@@ -21,6 +21,7 @@ from autopar.strategies.discovery import Found, cache, discover, trying
 from autopar.strategies.discovery.apart import Died, search_apart
 from autopar.strategies.examples import example
 from autopar.tracing import trace
+from autopar.user_warnings import AutoparWarning
 
 
 @pytest.fixture(autouse=True)
@@ -202,14 +203,14 @@ def test_what_was_found_is_kept_and_run_before_it_is_used(file: Path, monkeypatc
 
 def test_a_damaged_file_is_left_aside_with_a_warning(file: Path) -> None:
     file.write_text("{")
-    with pytest.warns(RuntimeWarning, match="is left aside"):
+    with pytest.warns(AutoparWarning, match="is left aside"):
         assert discover(example(tripled, x(6, 10))[0]).rule is not None
 
 
 def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("AUTOPAR_DISCOVERY_CACHE", str(tmp_path / "taken" / "file.json"))
-    with pytest.warns(RuntimeWarning, match="are not kept|is left aside"):
+    with pytest.warns(AutoparWarning, match="are not kept|is left aside"):
         assert discover(example(tripled, x(6, 10))[0]).rule is not None
 
 
