@@ -20,7 +20,7 @@ from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InputError, PlanMismatchError
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.layout import Layout
-from autopar.leaf_requests import split_requests
+from autopar.leaf_requests import split_requests, warn_of_leaves
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest, prepared_for
 from autopar.plan_checks import check_on_graph
@@ -250,6 +250,7 @@ def autoparallelize(
         if plan is not None:
             check_fingerprints(plan.fingerprints, digests)
             check_on_graph(plan, traced.graph)
+            warn_of_leaves(traced.graph, traced.failures, request.constraints)
         digests["the code (autopar, torch, Python or the files of the model's classes)"] = code_version(model)
         digests["whether a plan is given"] = str(plan is not None)
         digests.update(options_of(request))

@@ -147,7 +147,7 @@ def trace_for(
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
-    Modules that cannot be traced, and those that the constraints ask for, are leaves; the former with a warning.
+    Modules that cannot be traced, and those that the constraints ask for, are leaves.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before.
     """
     module_of(model)
@@ -179,7 +179,6 @@ def trace_for(
         show_leaf_tensors(traced, request.precision.compute)
         check_requests(model, traced.graph, request.constraints)
         find_splits(traced.graph)
-        warn_of_leaves(traced.graph, traced.failures, request.constraints)
     return traced
 
 
@@ -284,7 +283,8 @@ class Prepared:
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
     """Annotate a trace and list every node's strategies.
 
-    Raises UntraceableError where too much of the model is in leaves that nobody asked for.
+    Raises UntraceableError where too much of the model is in leaves that nobody asked for; tells of the others by a
+    LeafWarning.
     """
     from autopar.cost import annotate
     from autopar.cost.blocks import find_repeats
@@ -293,6 +293,7 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)
         check_shares(traced.graph, traced.failures, request.constraints)
+        warn_of_leaves(traced.graph, traced.failures, request.constraints)  # those that are no error
     with watch.stage("strategies"):
         repeats = find_repeats(traced.graph)
         strategies = strategies_for(traced.graph, request.cluster.shape, inputs=request.inputs, repeats=repeats)
