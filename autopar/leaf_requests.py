@@ -20,6 +20,7 @@ from autopar.cost.annotation import total_flops
 from autopar.errors import InputError, UntraceableError
 from autopar.graph import COST, PLACE
 from autopar.leaf_calls import LeafCall
+from autopar.near_names import did_you_mean
 from autopar.user_warnings import AutoparWarning, warn
 
 LARGEST_SHARE = 0.1
@@ -62,6 +63,7 @@ def check_requests(model: nn.Module, graph: fx.Graph, constraints: Iterable[str]
             raise InputError(
                 f"constraint '{text}' matches nothing: no module is called '{pattern}', and no function that could "
                 "not be traced (write 'leaf:PATTERN', where the pattern is that of module paths)"
+                + did_you_mean(pattern, paths)
             )
 
 

@@ -39,8 +39,8 @@ def restrict(
         elif pin is not None:
             pins.append(pin)
         else:
-            close = difflib.get_close_matches(text.lower().replace(" ", ""), PRESETS, n=1)
-            meant = f" Did you mean '{close[0]}'?" if close else ""
+            close = _near(text)
+            meant = f" Did you mean '{close}'?" if close else ""
             raise InputError(
                 f"constraint '{text}' is no preset ({', '.join(PRESETS)}), no role of an axis ('axis:NAME = role') and "
                 "no pin: write 'kind:pattern = layout', with != to forbid it and ~ to prefer it, and a kind of "
@@ -53,6 +53,14 @@ def restrict(
         if is_overruled(found, memory, pin):
             raise ExcludedError(pin.text, "later ones ask other recompute of all that the first of them names")
     return found
+
+
+def _near(text: str) -> str:
+    """What a constraint of no form may have meant: a preset, or a pin of another kind; nothing where none is near."""
+    kind, colon, rest = text.partition(":")
+    known = (*KINDS, "leaf", "axis") if colon else PRESETS
+    close = difflib.get_close_matches(kind.lower().replace(" ", ""), known, n=1)
+    return f"{close[0]}{colon}{rest}" if close and close[0] != kind else ""
 
 
 def satisfied(

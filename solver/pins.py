@@ -27,6 +27,7 @@ from autopar.cost.memory import StepMemory
 from autopar.errors import InputError, LayoutError
 from autopar.graph import SCOPE, TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_of
 from autopar.layout import Layout, Placement
+from autopar.near_names import did_you_mean
 from autopar.solver.restricted import RECOMPUTE, ExcludedError, Restricted
 from autopar.strategies.strategy import Strategy
 
@@ -134,11 +135,25 @@ def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
             f"constraint '{pin.text}' asks for recompute, but {ONLY_BLOCKS}, and this model has no modules"
         )
     if not nodes:
+        names = _names(memory, pin.kind)
         does = " that runs anything here" if KINDS[pin.kind] == "module" else ""
         raise InputError(
             f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{does} is called '{pin.pattern}'"
+            + (did_you_mean(pin.pattern, names) if pin.kind != "output" else f"; its places are {', '.join(names)}")
         )
     return nodes
+
+
+def _names(memory: StepMemory, kind: str) -> list[str]:
+    """What patterns of a kind may match."""
+    nodes = memory.graph.nodes
+    if kind == "param":
+        return [str(node.target) for node in nodes if memory.is_parameter(node)]
+    if kind == "input":
+        return [str(node.target) for node in nodes if node.op == "placeholder"]
+    if kind == "output":
+        return [str(i) for node in nodes if node.op == "output" for i in range(len(memory.inputs[node]))]
+    return [path for node in nodes if node.op.startswith("call") for path, _ in node.meta.get(SCOPE, ())]
 
 
 def names_any(memory: StepMemory, text: str) -> bool:

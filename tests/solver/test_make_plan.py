@@ -132,6 +132,13 @@ def test_recompute_can_be_forbidden() -> None:
         ("param:head.weight = Q", "no placement"),
         ("recompute:blocks.* = always", "never"),
         ("hsdp", "two axes"),
+        ("param:head = S0", r"no parameter is called 'head': did you mean 'head\.\*'\?"),
+        ("param:block.*.up.wieght ~ S0", r": did you mean 'blocks\.\*\.up\.weight'\?"),
+        ("recompute:layers.bocks.0 = full", r": did you mean 'blocks\.0'\?"),
+        ("activation:norm = S0", r": did you mean '\*\.norm'\?"),
+        ("output:logits = R", r"no output is called 'logits'; its places are 0$"),
+        ("param:mlp.gate = S0", r"no parameter is called 'mlp\.gate'$"),
+        ("params:head.weight = S0", r"Did you mean 'param:head\.weight = S0'\?"),
     ],
 )
 def test_bad_constraints(text: str, message: str) -> None:

@@ -1,0 +1,42 @@
+"""What a name pattern that matches nothing may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+_WILD = frozenset("*?[")
+
+
+def did_you_mean(pattern: str, names: Iterable[str]) -> str:
+    """How a message ends that says that nothing is called so; nothing where no name is near.
+
+    The pattern of what is inside comes first, or of what is anywhere, then words that are misspelt.
+
+    >>> did_you_mean("head", ["head.weight"])
+    ": did you mean 'head.*'?"
+    >>> did_you_mean("layer.*.wieght", ["layers.0.weight"])
+    ": did you mean 'layers.*.weight'?"
+    >>> did_you_mean("decoder", ["head.weight"])
+    ''
+    """
+    known = list(dict.fromkeys(names))
+    spelt = _spelt(pattern, {word for name in known for word in name.split(".")})
+    found = (one for one in _wider(pattern, spelt) if any(fnmatchcase(name, one) for name in known))
+    near = next(found, None) or next(iter(difflib.get_close_matches(pattern, known, n=1)), None)
+    return f": did you mean '{near}'?" if near is not None else ""
+
+
+def _wider(*patterns: str) -> Iterator[str]:
+    for one in dict.fromkeys(patterns):
+        yield from (one, f"{one}.*", f"*.{one}", f"*.{one}.*")
+
+
+def _spelt(pattern: str, words: Collection[str]) -> str:
+    """The pattern with each word that no name has in the place of the nearest one."""
+    return ".".join(word if _WILD & set(word) else _nearest(word, words) for word in pattern.split("."))
+
+
+def _nearest(word: str, words: Collection[str]) -> str:
+    return word if word in words else next(iter(difflib.get_close_matches(word, sorted(words), n=1)), word)
