@@ -25,6 +25,7 @@ from autopar import probes
 from autopar.among_ranks import gathered, mean_over_ranks, together
 from autopar.cluster import Cluster
 from autopar.cost.fitting import Sample, fit_axis
+from autopar.environment import number_in
 from autopar.errors import InputError
 from autopar.hardware import Axis, Device
 from autopar.presets import gpu_overlap
@@ -265,7 +266,7 @@ def _memory_bytes(kind: str) -> int:
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         total = min(total, int(text))
     ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return total // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return total // number_in("LOCAL_WORLD_SIZE", ranks)
 
 
 def measure_as_rank(
@@ -281,7 +282,7 @@ def measure_as_rank(
     leave_quietly()
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(number_in("LOCAL_RANK", 0, least=0))
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         if torch.Size(shape).numel() != dist.get_world_size():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autopar.argument_checks import count_of, path_of
+from autopar.environment import number_in
 from autopar.errors import InputError
 from autopar.figure_checks import check_spreads
 from autopar.hardware import Axis, Device, Node
@@ -99,8 +99,8 @@ class Cluster:
                 f"{type(mesh).__name__}"
             )
         device, node = PRESETS[_preset_of_device(mesh.device_type)]
-        if "LOCAL_WORLD_SIZE" in os.environ:  # torchrun knows how many ranks share a host
-            node = replace(node, devices=int(os.environ["LOCAL_WORLD_SIZE"]))
+        # torchrun knows how many ranks share a host
+        node = replace(node, devices=number_in("LOCAL_WORLD_SIZE", node.devices))
         shape, names = _checked_mesh(tuple(mesh.mesh.shape), mesh.mesh_dim_names)
         axes = node.axes(shape, names, mesh.mesh.flatten().tolist())
         return Cluster(device, axes, source=f"preset {device.name}, by the device of the mesh")

@@ -18,6 +18,7 @@ from rich.status import Status
 from autopar.cli.output import check_folder, progress, say, say_json
 from autopar.cli.question import axis_words, mesh_shape
 from autopar.cluster import Axis, Cluster
+from autopar.environment import number_in
 from autopar.errors import AutoparError, InputError
 from autopar.report.tables import show_amount, show_seconds, table
 from autopar.sizes import show_bytes
@@ -40,7 +41,7 @@ def profile(
     check_folder("--out", out)
     under_torchrun = dist.is_torchelastic_launched()
     if mesh is None:
-        ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun else max(torch.cuda.device_count(), 1)
+        ranks = number_in("WORLD_SIZE") if under_torchrun else max(torch.cuda.device_count(), 1)
         mesh = str(ranks)
     shape, names = mesh_shape(mesh), axis_words(axis_names)
     Cluster.preset("cpu", shape, names)  # raises for what is no mesh
@@ -48,7 +49,7 @@ def profile(
         from autopar.calibrate import measure_as_rank  # which imports what runs plans, after DTensor
 
         measured = measure_as_rank(shape, names, seconds, _announce)
-        if int(os.environ["RANK"]) == 0:
+        if number_in("RANK", least=0) == 0:
             measured.save(out)
             _tell(measured, json)
         return

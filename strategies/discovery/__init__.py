@@ -4,6 +4,6 @@
 found, and what an earlier process found (`cache`), passes the executed check that every rule of the table passes.
 """
 
-from autopar.strategies.discovery.trying import Found, discover, is_on
+from autopar.strategies.discovery.trying import Found, discover
 
-__all__ = ["Found", "discover", "is_on"]
+__all__ = ["Found", "discover"]

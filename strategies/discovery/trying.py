@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
+from autopar.environment import is_on
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.discovery import cache
 from autopar.strategies.discovery.apart import Died, search_apart
@@ -24,18 +24,13 @@ class Found(NamedTuple):
     why: str = ""
 
 
-def is_on() -> bool:
-    """Whether ops are tried: unless AUTOPAR_DISCOVERY is 0."""
-    return os.environ.get("AUTOPAR_DISCOVERY", "1") != "0"
-
-
 def discover(node: fx.Node) -> Found:
     """The rule of the node's call, found by running it; also those of earlier processes are run before they are used.
 
     The op runs on the CPU, on tensors of a few thousand elements, in float64 or float32. No rule is found for ops
     whose results are random or whose shapes depend on data, that write into their inputs, or that do not run there.
     """
-    if not is_on():
+    if not is_on("AUTOPAR_DISCOVERY"):
         return Found(None, "discovery is off (AUTOPAR_DISCOVERY=0)")
     if node.op == "call_module":
         return Found(None, "modules that are kept whole are not tried")

@@ -115,6 +115,13 @@ def test_of_a_mesh_believes_torchrun_on_the_ranks_of_a_host(monkeypatch: pytest.
     assert across.bytes_per_s < inside.bytes_per_s
 
 
+@pytest.mark.parametrize("text", ["four", "", "0", "-1", "1.5"])
+def test_of_a_mesh_names_a_variable_that_is_no_number(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    with pytest.raises(InputError, match=rf"LOCAL_WORLD_SIZE is '{text}': .* torchrun.*unset it"):
+        Cluster.of(mesh_of("cpu", torch.arange(4)))
+
+
 def test_of_a_host_or_a_cluster() -> None:
     cluster = Cluster.of(mesh_of("cpu", torch.arange(4)))
     assert cluster == Cluster.preset("cpu", (4,))

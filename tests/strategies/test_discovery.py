@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autopar.errors import InputError
 from autopar.strategies import NoRuleWarning, strategies_for
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.check import check
@@ -217,6 +218,9 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch
 def test_it_can_be_turned_off(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOPAR_DISCOVERY", "0")
     assert discover(example(tripled, x(6, 10))[0]) == Found(None, "discovery is off (AUTOPAR_DISCOVERY=0)")
+    monkeypatch.setenv("AUTOPAR_DISCOVERY", "off")  # who meant to turn it off is not to run ops
+    with pytest.raises(InputError, match="AUTOPAR_DISCOVERY is 'off': set it to 0 for off"):
+        discover(example(tripled, x(6, 10))[0])
     assert not file.exists()
 
 
