@@ -85,6 +85,18 @@ def test_quoted_messages_are_in_the_source() -> None:
         assert any(in_order(parts, message) for message in known), f"nothing in the source says {quote!r}"
 
 
+def test_the_index_of_messages_leads_to_them() -> None:
+    index, *sections = re.split(r"^## ", (DOCS / "troubleshooting.md").read_text(), flags=re.MULTILINE)
+    quoted = {re.sub(r"\W+", "-", s.split("\n")[0].lower()): re.findall(r"^\*\*`(.+)`\*\*$", s, re.M) for s in sections}
+    rows = [line.split(" | ")[1:] for line in index.splitlines() if "](#" in line]
+    for places, words in rows:
+        anchors = re.findall(r"\(#(.+?)\)", places)
+        known = [quote for anchor in anchors for quote in quoted[anchor]]
+        for word in re.findall(r"`(.+?)`", words):
+            assert any(word in quote for quote in known), f"nothing under {places} says {word!r}"
+    assert {anchor for places, _ in rows for anchor in re.findall(r"\(#(.+?)\)", places)} == quoted.keys()
+
+
 def in_order(parts: list[str], text: str) -> bool:
     """Whether the text holds all of the parts, one behind the other."""
     place = 0
