@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from messages import messages
@@ -29,7 +30,7 @@ TINY = {
 
 
 LAUNCHES = pytest.mark.slow  # pages that start processes more than once
-SLOW = {"checkpoints", "large"}
+SLOW = {"checkpoints", "coming_from", "large"}
 TRAINING = {"start", "checkpoints"}  # pages whose scripts train the model of plain.py
 
 
@@ -60,6 +61,17 @@ def test_code_blocks_run(page: Path, reader: Path) -> None:
     assert bool(trained) == (page.stem in TRAINING)
     if trained:
         _one_run(trained)
+    assert len(_compared_pairs(reader)) == (3 if page.stem == "coming_from" else 0)
+
+
+def _compared_pairs(folder: Path) -> list[str]:
+    """The systems that the reader came from: what each wrote has the weights of the plan that takes its place."""
+    systems = [path.stem.removeprefix("planned_") for path in folder.glob("planned_*.pt")]
+    for name in systems:
+        theirs, ours = (torch.load(folder / f"{way}_{name}.pt") for way in ("with", "planned"))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+        assert all(weight.dtype == torch.float32 for weight in ours.values())
+    return systems
 
 
 def _losses(printed: str) -> dict[str, float]:
