@@ -158,6 +158,16 @@ def tensor_of(ref: TensorRef) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else output_tensors(ref.node)[ref.index]
 
 
+def given_dtype(node: fx.Node) -> torch.dtype:
+    """The dtype of what the caller gives for an input; of others, their own."""
+    return (node.meta[EXAMPLE] if EXAMPLE in node.meta else tensor_of(TensorRef(node, 0))).dtype
+
+
+def is_cast_input(node: fx.Node) -> bool:
+    """Whether a node is an input that is given in another dtype than that in which it is read."""
+    return EXAMPLE in node.meta and given_dtype(node) != tensor_of(TensorRef(node, 0)).dtype
+
+
 def target_name(node: fx.Node) -> str:
     """The target as text: `torch.nn.functional.linear`, `Tensor.view`, a module's path."""
     if isinstance(node.target, str):

@@ -15,7 +15,7 @@ from autopar.cost.momentary import (
     slices_beside,
 )
 from autopar.cost.point import Point, Read
-from autopar.graph import TensorRef
+from autopar.graph import TensorRef, is_cast_input
 from autopar.layout import Layout
 from autopar.solver.linear import Array, Linear
 from autopar.solver.model import Model
@@ -89,7 +89,8 @@ class Alive:
             if flow.use.index in unsaved:
                 ref = self.problem.ref(flow.tensor)
                 for ((layout, _), wanted), variable in flow.pairs.items():
-                    copies = {self.memory.copy(ref, one) for one in (layout, wanted)}
+                    layouts = (wanted,) if is_cast_input(ref.node) else (layout, wanted)
+                    copies = {self.memory.copy(ref, one) for one in layouts}
                     add(found, variable, flow.use.times * sum(map(self.memory.copy_bytes, copies)))
         return found
 

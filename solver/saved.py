@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from autopar.cost.traffic import in_segment
-from autopar.graph import TensorRef
+from autopar.graph import TensorRef, is_cast_input
 from autopar.solver.counts import Counts
 from autopar.solver.model import Model
 from autopar.solver.neighbours import Neighbours
@@ -209,9 +209,8 @@ class Saved:
             stage, op = tensor.stage, self.problem.ops[tensor.source]
             if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
                 continue
-            if self.memory.is_parameter(op.node) or not any(
-                in_segment(self.problem.ops[u.op].node) for u in tensor.uses
-            ):
+            there = self.memory.is_parameter(op.node) or is_cast_input(op.node)
+            if there or not any(in_segment(self.problem.ops[u.op].node) for u in tensor.uses):
                 continue
             copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
             sizes = [self.memory.copy_bytes(copy) for copy in copies]

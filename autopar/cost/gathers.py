@@ -23,6 +23,7 @@ from autopar.cost.on_the_way import Phase
 from autopar.cost.planned_bytes import PlannedBytes
 from autopar.cost.point import Point
 from autopar.cost.traffic import in_segment
+from autopar.graph import is_cast_input
 from autopar.layout import Layout
 
 
@@ -155,7 +156,8 @@ class Arrivals:
         for j in self.lifetimes.unsaved(node):
             ref, wanted = memory.inputs[node][j], chosen[node].inputs[j]
             if not memory.is_parameter(ref.node):
-                for layout in (chosen[ref.node].outputs[ref.index], wanted):
+                made = chosen[ref.node].outputs[ref.index]
+                for layout in (wanted,) if is_cast_input(ref.node) else (made, wanted):
                     copy = memory.copy(ref, layout)
                     found[copy] = memory.copy_bytes(copy)
         return sum(found.values())

@@ -24,7 +24,7 @@ from autopar.cost.cuts import in_storage
 from autopar.cost.found import Found
 from autopar.cost.states import state_bytes
 from autopar.cost.weights import named_once, unread_bytes
-from autopar.graph import COST, EXAMPLE, TensorRef, output_tensors, tensor_inputs, tensor_of
+from autopar.graph import COST, TensorRef, given_dtype, is_cast_input, output_tensors, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.precision import Precision
 
@@ -248,9 +248,9 @@ class StepMemory:
         return {}
 
     def copy_bytes(self, copy: Copy) -> int:
-        """Bytes of a storage; inputs and buffers in whole are there anyway."""
+        """Bytes of a storage; inputs and buffers in whole are there anyway, unless they are cast."""
         root, cuts = copy
-        if not cuts and root.node.op in ("placeholder", "get_attr"):
+        if not cuts and root.node.op in ("placeholder", "get_attr") and not is_cast_input(root.node):
             return 0
         tensor = tensor_of(root)
         kept, whole = tensor.numel(), 1
@@ -291,9 +291,8 @@ class StepMemory:
         return (TensorRef(fold.model_of(root.node), root.index) if fold else root) in self.saved_roots
 
     def input_bytes(self, node: fx.Node, layout: Layout) -> int:
-        """A placeholder or buffer as it is given, and the copy that is read where the dtype is another."""
+        """A placeholder or buffer as it is given; where it is read in another dtype, that is a copy (`copy_bytes`)."""
         if len(output_tensors(node)) != 1:
             return 0
         read, as_read = tensor_of(TensorRef(node, 0)).dtype, self.local_bytes(TensorRef(node, 0), layout)
-        given = node.meta[EXAMPLE].dtype if EXAMPLE in node.meta else read
-        return as_read if given == read else as_read + as_read // read.itemsize * given.itemsize
+        return as_read // read.itemsize * given_dtype(node).itemsize

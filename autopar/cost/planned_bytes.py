@@ -17,7 +17,7 @@ from autopar.cost.momentary import Momentary
 from autopar.cost.moving import Moving, moving
 from autopar.cost.returned import Returned
 from autopar.cost.traffic import in_segment
-from autopar.graph import TensorRef
+from autopar.graph import TensorRef, is_cast_input
 from autopar.layout import Layout
 from autopar.plans import ParameterPlan, Segment
 
@@ -273,6 +273,7 @@ class PlannedBytes:
         inside = set(self.members[i]) if i in self.recomputed else set()
         for node in inside:
             for ref in self.memory.inputs[node]:
-                if in_segment(node) and ref.node not in inside and not self.memory.is_parameter(ref.node):
+                there = self.memory.is_parameter(ref.node) or is_cast_input(ref.node)
+                if in_segment(node) and ref.node not in inside and not there:
                     found.add(self.memory.copy(ref, self.chosen[ref.node].outputs[ref.index]))
         return found

@@ -35,6 +35,7 @@ class Conversions:
         self.stops: list[Stop] = []
         self._mesh, self._stored = mesh, stored
         self._has_backward = torch.is_grad_enabled()
+        self._casts_inputs = plan.precision.get("compute") is not None
         self._attributes = {str(node.target): node for node in nodes if node.op == "get_attr"}
         self._parameters = {p.name: p for p in plan.parameters}
         self._reduction_dtype = dtype_named(plan.precision.get("reduction"))
@@ -84,9 +85,16 @@ class Conversions:
             tuple(data.shape),
             self._mesh,
             needs_grad=self._needs_grad(ref),
-            dtype=data.dtype if name and self._stored.get(name, data.dtype) != data.dtype else None,
+            dtype=data.dtype if self._is_cast(ref) else None,
             reduction_dtype=self._reduction_dtype if name else None,
         )
+
+    def _is_cast(self, ref: TensorRef) -> bool:
+        """Whether a tensor may be there in another dtype than that in which it is read."""
+        data = tensor_of(ref)
+        if ref.node.op == "placeholder":  # whatever a call gives
+            return self._casts_inputs and data.is_floating_point()
+        return ref.node.op == "get_attr" and self._stored.get(str(ref.node.target), data.dtype) != data.dtype
 
     def _bucket(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> None:
         """Convert the members of the bucket that has this tensor, all at its first use in this scope."""

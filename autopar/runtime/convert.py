@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -229,14 +230,32 @@ def _of_step(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple
     return (), act("keep_on_first" if src.partial_grad else "all_reduce")
 
 
+def _cast(
+    tensor: torch.Tensor, dtype: torch.dtype, actions: tuple[Action, ...]
+) -> tuple[torch.Tensor, tuple[Action, ...]]:
+    """A tensor in `dtype`, and what of `actions` is left to do: slices come first, as views, so that no more is cast
+    than what stays here. Its dims lie in memory in the order that `Action.apply` gives them."""
+    cuts = [(a.cut, a.rank) for a in takewhile(lambda a: a.kind == "slice", actions) if a.cut is not None]
+    if not cuts:
+        return tensor.to(dtype), actions
+    ragged = any(cut.is_ragged for cut, _ in cuts)
+    order = tuple(range(tensor.dim())) if ragged else memory_order(tensor)
+    for cut, rank in cuts:
+        tensor = cut.take(tensor, rank)
+    cast = tensor.permute(order).to(dtype, memory_format=torch.contiguous_format)
+    return cast.permute([order.index(d) for d in range(tensor.dim())]), actions[len(cuts) :]
+
+
 class _Moves(torch.autograd.Function):
     """The actions of a stage forward; their conjugates backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
         ctx.stage, ctx.dtype = stage, tensor.dtype
-        value = tensor if stage.dtype is None else tensor.to(stage.dtype)
-        for action in stage.forward:
+        value, actions = tensor, stage.forward
+        if stage.dtype not in (None, tensor.dtype):
+            value, actions = _cast(tensor, stage.dtype, actions)
+        for action in actions:
             value = action.apply(value)
         return value.view_as(value) if value is tensor else as_output(value)
 

@@ -73,7 +73,6 @@ class _Lowering:
         self.conversions = Conversions(self.nodes, plan, rank.mesh, rank.stored)
         self.plans = self.conversions.plans
         self.written = {ref for node in self.nodes for ref in written_buffers(node)}
-        self.casts_inputs = plan.precision.get("compute") is not None
         self.segment_of = _segments_by_node(self.nodes, plan)
         beyond_replay = {
             node
@@ -114,12 +113,6 @@ class _Lowering:
             if node.op == "placeholder":
                 local = self.outer.placeholder(node.name)
                 self.outer.values.update((ref, self.outer.pick(local, path)) for ref, path in _paths(node))
-        if self.casts_inputs:
-            for ref in list(self.outer.values):
-                if tensor_of(ref).is_floating_point():
-                    self.outer.values[ref] = self.outer.graph.call_method(
-                        "to", (self.outer.values[ref], tensor_of(ref).dtype)
-                    )
         for node, name in zip(self.state_nodes, self.state, strict=True):
             self.outer.values[TensorRef(node, 0)] = self.outer.placeholder("state_" + name.replace(".", "_"))
         self.conversions.places.update((name, place) for place, name in enumerate(self.state))
