@@ -66,6 +66,8 @@ class Choices:
 
     def _worth(self, duals: Array) -> Array:
         matrix = self.matrix
+        if not len(duals):  # CBC tells none
+            return np.zeros(matrix.columns)
         priced = np.where(self._priced, duals, 0.0)
         return np.bincount(matrix.column, priced[matrix.row] * matrix.value, minlength=matrix.columns)
 

@@ -20,10 +20,9 @@ from autopar.solver.relaxation import Relaxation
 Told = tuple[int, int, int]  # a row, the count that it is about, the variable that tells
 Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
-_SMALL = (
-    2_000  # columns up to which HiGHS's presolve does not aggregate: it lost the best plan of a program of 142, whose
-)
-# rows of memory had entries of 1e-5 (seed 65 of `tests/solver/test_exhaustive.py`)
+# Columns up to which HiGHS's presolve does not aggregate: it lost the best plan of a program of 142, whose rows of
+# memory had entries of 1e-5 (seed 65 of `test_counts_of_nested_levels`).
+_SMALL = 2_000
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from random_graphs import (
@@ -22,15 +23,19 @@ from random_graphs import (
 from toys import Toy
 
 from autopar.errors import InfeasibleError
+from autopar.solver.model import Model
+from autopar.solver.rows import Rows
+from autopar.solver.running import run
 from autopar.solver.solution import Solution
 
 GRAPHS, QUICK, MOST_PLANS = 500, 8, 400
+CBC = {*range(40), 65}
 EQUAL = 1e-6  # of seconds: what HiGHS holds rows to
 
 pytestmark = pytest.mark.timeout(0)  # which goes by the clock
 
 
-def cases(*, but: Sequence[int] = (), also: Sequence[int] = ()) -> list[object]:
+def cases(*, but: Sequence[int] = (), also: Sequence[int] = ()) -> list[Any]:
     """`but`: of the first ones, those that take long; `also`: where something went wrong once."""
     quick = {*range(QUICK), *also} - set(but)
     return [pytest.param(seed, marks=[] if seed in quick else pytest.mark.slow) for seed in range(GRAPHS)]
@@ -120,6 +125,19 @@ def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
     plans = list(every_plan(asked, problem, recompute=True))
     for budget in budgets(seed, plans):
         check(asked, fixed, plans, budget, recompute=True)
+
+
+@pytest.mark.parametrize("seed", [case for case in cases(but=range(2, QUICK), also=(65,)) if case.values[0] in CBC])
+def test_cbc_finds_what_highs_finds(seed: int) -> None:
+    """CBC gives no dual values: boxes are cut without them."""
+    asked = drawn(seed, 2 * MOST_PLANS, Levelled, fold=True)
+    for budget in budgets(seed, list(every_plan(asked, asked.problem(), recompute=True)))[1:3]:
+        seconds = []
+        for solver in ("highs", "cbc"):
+            model = Model(asked.problem())
+            Rows(model, budget * (1 + 1e-9))
+            seconds.append(run(model, solver, 60.0, 1e-7).objective)
+        assert seconds[0] == pytest.approx(seconds[1], rel=EQUAL)
 
 
 def test_some_graphs_have_levels() -> None:
