@@ -80,6 +80,7 @@ def test_wheel_imports_outside_the_checkout(built: Path, tmp_path: Path) -> None
     assert all(path.startswith(str(tmp_path / "site")) for path in done.stdout.split())
 
 
+@pytest.mark.slow
 def test_wheel_plans_and_reports_outside_the_checkout(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

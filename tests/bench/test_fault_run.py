@@ -13,10 +13,11 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "fault_run.py"
 CASES = [
     pytest.param(["--ranks=2", "--runs=1", "--kills=2"], 2, id="two ranks"),
     # the third run restarts with half of the ranks after half of the kills
-    pytest.param(["--ranks=4", "--only=2", "--kills=4"], 4, id="four ranks, then two", marks=pytest.mark.slow),
+    pytest.param(["--ranks=4", "--only=2", "--kills=4"], 4, id="four ranks, then two"),
 ]
 
 
+@pytest.mark.slow  # deaths at every change of the disk: tests/runtime/test_checkpoint_crashes.py
 @pytest.mark.parametrize(("words", "kills"), CASES)
 def test_nothing_is_lost(words: list[str], kills: int, tmp_path: Path) -> None:
     """The script fails where a step, a bit, or a process is left over; here also where it has not killed."""

@@ -4,7 +4,9 @@ import pytest
 import trace_speed
 
 
-@pytest.mark.parametrize("way", trace_speed.WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] if way == "dynamo" else []) for way in trace_speed.WAYS]
+)
 def test_every_way_captures_a_shallow_model(way):
     result = trace_speed.measure(way, "gpt2", 2, 1)
     assert len(result["seconds"]) == 2

@@ -263,11 +263,16 @@ def test_the_root_tells_exit_codes_and_completion(capsys: pytest.CaptureFixture[
     assert "Exit codes: 0 done; 2" in printed and "--install-completion" in printed
 
 
-def test_completion_names_every_command() -> None:
-    asked = {"_AUTOPAR_COMPLETE": "complete_bash", "COMP_WORDS": "autopar ", "COMP_CWORD": "1"}
-    assert shown(**asked).split() == EVERY
-    asked = {"_AUTOPAR_COMPLETE": "complete_bash", "COMP_WORDS": "autopar plan --prec", "COMP_CWORD": "2"}
-    assert shown(**asked).split() == ["--precision"]
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        pytest.param("autopar ", EVERY, id="commands"),
+        pytest.param("autopar plan --prec", ["--precision"], id="options", marks=pytest.mark.slow),
+    ],
+)
+def test_completion_names_commands_and_options(typed: str, words: list[str]) -> None:
+    asked = {"_AUTOPAR_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert shown(**asked).split() == words
 
 
 def shown(*arguments: str, **environment: str) -> str:
@@ -278,6 +283,7 @@ def shown(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # the test below and test_terminal.py have most of it
 def test_no_color_and_pipes_have_no_escapes(folder: Path) -> None:
     assert "\x1b" not in shown("--help")
     assert "\x1b[" in shown("--help", FORCE_COLOR="1")
@@ -285,7 +291,8 @@ def test_no_color_and_pipes_have_no_escapes(folder: Path) -> None:
     assert all(code.startswith(("0m", "1m", "2m", "1;", "2;")) for code in codes)  # weight, but no colour
 
 
-def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str) -> None:
-    bold, plain = (shown("explain", plan_file, **{name: "1"}) for name in ("FORCE_COLOR", "NO_COLOR"))
+def test_a_terminal_gets_bold_headings_and_the_same_text(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", plan_file) == 0
+    bold, plain = shown("explain", plan_file, FORCE_COLOR="1"), capsys.readouterr().out
     assert re.sub(r"\x1b\[[0-9;]*m", "", bold) == plain
     assert "\x1b[1mPlan" in bold and "\x1b" not in plain

@@ -12,7 +12,9 @@ from autopar.sources import load_source
 from autopar.zoo import ZOO
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "llama-2-70b" else []) for name in ZOO]
+)
 def test_a_model_has_the_parameters_that_are_told(name: str) -> None:
     source = load_source(name, batch=1, sequence=None if name.startswith("vit") else 32)
     assert sum(parameter.numel() for parameter in source.model.parameters()) == ZOO[name].parameters

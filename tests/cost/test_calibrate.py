@@ -67,6 +67,7 @@ def test_whatever_is_measured_an_all_reduce_lies_between_its_halves(seconds: lis
         assert whole <= (scatter + gather) * (1 + 1e-9)
 
 
+@pytest.mark.slow  # the two tests below measure one too
 def test_a_host_alone() -> None:
     cluster = measure_host(seconds=0.3)
     assert cluster.shape == (1,)

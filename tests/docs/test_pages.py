@@ -29,8 +29,8 @@ TINY = {
 }
 
 
-LAUNCHES = pytest.mark.slow  # pages that start processes more than once
-SLOW = {"checkpoints", "coming_from", "large"}
+LAUNCHES = pytest.mark.slow  # pages that start processes more than once; README's, of two ranks, is not
+SLOW = {"checkpoints", "coming_from", "large", "start"}
 TRAINING = {"start", "checkpoints"}  # pages whose scripts train the model of plain.py
 
 

@@ -29,6 +29,8 @@ from other_device import build, can_be_built
 pytestmark = pytest.mark.timeout(3600)  # the first test waits for every launch
 
 _KINDS_ELSEWHERE = {"gpt2": "sharded", "llama": "recompute", "bert": "free", "t5": "tp", "resnet": "sharded"}
+_ON_THE_OTHER = ("gpt2", "llama")
+_ON_FOUR = {(4,): ("gpt2", "tp"), (2, 2): ("resnet", "free")}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 JOBS = [
     planning.Job(model, dtype, mesh, kind)
@@ -45,17 +47,17 @@ JOBS = [
 
 
 def _marked(job: planning.Job) -> Any:
-    """Unmarked: in float64 on 2 ranks one model under all plans, others under two, and small ones on 4; the rest takes
-    long.
+    """Unmarked: in float64 on 2 ranks one model under all plans, others under one, and a small one on each mesh of 4;
+    the rest takes long.
 
-    On GPUs and the other device, which have no CPU tensors in them, one kind of plan of most models.
+    On GPUs one kind of plan of most models; on the other device, which has no CPU tensors in it either, of two.
     """
-    small = job.model in ("mlp", "resnet", "gpt2") and job.kind in ("free", "tp")
-    few = job.model == "gpt2" or job.kind in ("free", _KINDS_ELSEWHERE.get(job.model, "sharded"))
+    few = job.model == "gpt2" or job.kind == _KINDS_ELSEWHERE.get(job.model, "sharded")
+    small = (job.model, job.kind) == _ON_FOUR.get(job.mesh)
     quick = job.dtype == "float64" and ((job.mesh == (2,) and few) or small)
     marks: list[Any] = []
     if job.device != "cpu":
-        quick = _KINDS_ELSEWHERE.get(job.model) == job.kind
+        quick = _KINDS_ELSEWHERE.get(job.model) == job.kind and (job.device == "cuda" or job.model in _ON_THE_OTHER)
         unbuilt = pytest.mark.skipif(not can_be_built(), reason="the other device needs a C++ compiler and ninja")
         marks = [pytest.mark.gpu if job.device == "cuda" else unbuilt]
     return pytest.param(job, id=job.id, marks=marks if quick else [*marks, pytest.mark.slow])

@@ -14,25 +14,28 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from launch import selected
 from running import run_alone, run_example
 
+SLOW = pytest.mark.slow
 TRAINER, SAVES = "with_trainer.py", ["--save-steps", "4"]
 CASES = [
     pytest.param("with_accelerate.py", "tp", "", id="accelerate"),
     pytest.param(TRAINER, "fsdp", "trained/model.safetensors", id="trainer"),
-    pytest.param("with_lora.py", "fsdp", "adapters/adapter_model.safetensors", id="lora"),
-    pytest.param("from_folder.py", "fsdp", "trained/model.safetensors", id="folder"),
+    pytest.param("with_lora.py", "fsdp", "adapters/adapter_model.safetensors", id="lora", marks=SLOW),
+    pytest.param("from_folder.py", "fsdp", "trained/model.safetensors", id="folder", marks=SLOW),
     pytest.param("with_lightning.py", "fsdp", "step=6.ckpt", id="lightning"),
-    pytest.param("with_titan_config.py", "", "", id="titan"),
+    pytest.param("with_titan_config.py", "", "", id="titan", marks=SLOW),
 ]
 LOGGED = "with_tensorboard.py"
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder with what each example wrote on one process, and what each reports."""
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with what each example of a test that is to run wrote on one process, and what each reports."""
     folder = tmp_path_factory.mktemp("alone")
-    return folder, run_alone([str(case.values[0]) for case in CASES] + [LOGGED], folder)
+    return folder, run_alone(selected(request, "name"), folder)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +82,11 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_tensorboard_has_what_was_logged(alone: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    result = run_example(LOGGED, tmp_path, "--constraint", "fsdp", processes=2)
-    _check_same(alone[1][LOGGED], result)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LOGGED])
+def test_tensorboard_has_what_was_logged(name: str, alone: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    result = run_example(name, tmp_path, "--constraint", "fsdp", processes=2)
+    _check_same(alone[1][name], result)
     log = EventAccumulator(str(tmp_path / "tensorboard"))
     log.Reload()
     told = {tag: [event.value for event in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
@@ -93,6 +98,7 @@ def test_tensorboard_has_what_was_logged(alone: tuple[Path, dict[str, Any]], tmp
         assert measured == pytest.approx(told["predicted/peak_bytes"][0], rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_trainer_resumes_where_it_was(
     trained: Callable[[str, str], tuple[Path, dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from autopar.reshard import Move, Step, steps
 VALUES = [R, P, shard(0), shard(1), shard(0, 2), Placement("partial", join="max")]
 
 SLOW = pytest.mark.slow
+LONG = [((16, 3), (2, 2, 2), True), ((8, 5), (1, 4, 2), True), ((8, 5), (1, 4, 2), False)]
 
 
 def one(source: Layout, wanted: Layout, shape: tuple[int, ...], mesh: tuple[int, ...], grad: bool) -> list[Step] | None:
@@ -34,15 +35,18 @@ def sent(paths: Paths, number: int) -> tuple[int, Move | None, Move | None]:
     return axis, moves[0], moves[1]
 
 
-@pytest.mark.parametrize("grad", [True, False], ids=["gradient", "value"])
 @pytest.mark.parametrize(
-    ("shape", "mesh"),
+    ("shape", "mesh", "grad"),
     [
-        ((8, 6), (4,)),
-        ((8, 6), (2, 3)),
-        ((16, 8), (2, 4)),
-        ((16, 3), (2, 2, 2)),
-        pytest.param((8, 5), (1, 4, 2), marks=SLOW),
+        pytest.param(shape, mesh, grad, id=f"{shape}-{mesh}-{kind}", marks=SLOW if (shape, mesh, grad) in LONG else [])
+        for shape, mesh in [
+            ((8, 6), (4,)),
+            ((8, 6), (2, 3)),
+            ((16, 8), (2, 4)),
+            ((16, 3), (2, 2, 2)),
+            ((8, 5), (1, 4, 2)),
+        ]
+        for kind, grad in {"gradient": True, "value": False}.items()
     ],
 )
 def test_they_are_the_steps_of_each_pair(shape: tuple[int, ...], mesh: tuple[int, ...], grad: bool) -> None:

@@ -96,10 +96,21 @@ def launch(
         return results
 
 
-def selected(request: pytest.FixtureRequest, parameter: str = "case") -> list[str]:
+def selected(request: pytest.FixtureRequest, parameter: str = "case") -> list[Any]:
     """The values of this parameter in those tests of the module that are to run: the others' cases need not."""
     calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     return list(dict.fromkeys(call.params[parameter] for call in calls if parameter in call.params))
+
+
+def needed(request: pytest.FixtureRequest, cases: Iterable[str], *parameters: str, of: Iterable[str]) -> list[str]:
+    """The cases without those of a grid (`of`) that no test is to run.
+
+    A case of the grid is named by what these parameters of a test are, "-" between.
+    """
+    calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    wanted = {"-".join(call.params[name] for name in parameters) for call in calls if {*parameters} <= {*call.params}}
+    grid = {*of}
+    return [case for case in cases if case not in grid or case in wanted]
 
 
 def _run(environment: Mapping[str, str], folder: Path, worker: str, backends: str) -> None:

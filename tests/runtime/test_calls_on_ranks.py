@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, needed
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 COMPLEX, WRITING = "complex_cases.py", "writing_cases.py"
@@ -62,17 +64,32 @@ KINDS = {
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
     WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room", "written_at_a_step"),
 }
+GRID = [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds]
+PRESETS = ("ddp", "fsdp", "tp")
 Two = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def two() -> Two:
+def two(request: pytest.FixtureRequest) -> Two:
     """What two ranks found of a file of cases."""
-    return functools.cache(lambda cases: launch(cases, 2))
+
+    @functools.cache
+    def found(cases: str) -> list[dict[str, Any]]:
+        grid = [f"{kind}-{preset}" for kind in KINDS[cases] for preset in PRESETS]
+        every = importlib.import_module(Path(cases).stem).CASES[2]
+        return launch(cases, 2, cases=needed(request, every, "kind", "preset", of=grid))
+
+    return found
 
 
-@pytest.mark.parametrize("preset", ["ddp", "fsdp", "tp"])
-@pytest.mark.parametrize(("cases", "kind"), [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds])
+@pytest.mark.parametrize(
+    ("cases", "kind", "preset"),
+    [
+        pytest.param(*one, preset, marks=[pytest.mark.slow] if (i + j) % len(PRESETS) else [])
+        for i, one in enumerate(GRID)
+        for j, preset in enumerate(PRESETS)
+    ],
+)
 def test_equals_one_process(cases: str, kind: str, preset: str, two: Two) -> None:
     for rank in two(cases):
         found = rank[f"{kind}-{preset}"]

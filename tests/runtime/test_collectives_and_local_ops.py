@@ -13,12 +13,14 @@ import pytest
 WORKER = Path(__file__).with_name("rank_worker.py")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_on_ranks(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "one_of"), [(2, 4), *(pytest.param(ranks, 1, marks=pytest.mark.slow) for ranks in (2, 4))]
+)
+def test_on_ranks(ranks: int, one_of: int, tmp_path: Path) -> None:
     """Every rank finds every case to be what one process computes, and the collectives to be those announced."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     run = subprocess.run(
-        [*launch, str(WORKER), str(tmp_path)],
+        [*launch, str(WORKER), str(tmp_path), str(one_of)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

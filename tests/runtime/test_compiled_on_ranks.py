@@ -30,6 +30,7 @@ def test_compiled_is_eager() -> None:
         check(rank[QUICK], tolerance=1e-6)
 
 
+@pytest.mark.slow
 def test_models_that_lie_otherwise_and_under_a_default_device_compile_in_one_process() -> None:
     cases = "models_in_one_process", "default_device"
     for rank in launch("compile_cases.py", 2, cases=cases, timeout_seconds=800):

@@ -8,7 +8,9 @@ import pytest
 from check_peak import check_peak
 from conversion_peak_cases import PEAKS, STAGED
 from launch import launch, selected
+from thinned import every
 
+QUICK = "conv, tp", "llama, tp, split sequence", "S1, S2", "S2, S1", "view, R", "S2, R, S2"  # of each model some
 UNDER, OVER = 0.001, 0.03  # what a step may need beyond the prediction, and the prediction beyond a step
 
 
@@ -22,7 +24,7 @@ def ranks(request: pytest.FixtureRequest) -> dict[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("many", [2, 4])
-@pytest.mark.parametrize("case", STAGED)
+@pytest.mark.parametrize("case", every(4, STAGED))  # of each shape and order one
 def test_what_a_conversion_stages(ranks: dict[int, list[dict[str, Any]]], many: int, case: str) -> None:
     """Never more than is foreseen on any rank; and where all dims divide, as much on the last one."""
     for rank in ranks[many]:
@@ -34,7 +36,9 @@ def test_what_a_conversion_stages(ranks: dict[int, list[dict[str, Any]]], many: 
             assert beside == foreseen, pair
 
 
-@pytest.mark.parametrize("case", PEAKS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in PEAKS]
+)
 def test_peak(ranks: dict[int, list[dict[str, Any]]], case: str) -> None:
     for rank in ranks[2]:
         check_peak(rank[case], under=UNDER, over=OVER)

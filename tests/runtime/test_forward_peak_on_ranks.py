@@ -18,7 +18,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return launch("forward_peak_cases.py", 2, cases=selected(request))
 
 
-@pytest.mark.parametrize("case", every(2, CASES[2]))
+@pytest.mark.parametrize("case", every(5, CASES[2]))
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     for rank in ranks:
         check_peak(rank[case], under=UNDER, over=OVER)

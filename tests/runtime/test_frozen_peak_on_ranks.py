@@ -45,7 +45,7 @@ def _trained(found: dict[str, Any]) -> dict[str, Any]:
     return dict(found["value"])
 
 
-@pytest.mark.parametrize("case", every(2, [case for case in CASES[2] if case not in TRAINED]))
+@pytest.mark.parametrize("case", every(3, [case for case in CASES[2] if case not in TRAINED]))
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     over = OVER_IN_PARTS if "words, adapters" in case else OVER
     for rank in ranks:

@@ -9,16 +9,26 @@ from check_peak import check_peak
 from half_peak_cases import CASES
 from launch import launch, selected
 
+QUICK = (1, "llama"), (2, "llama, whole")
 UNDER, OVER = 0.001, 0.025  # what a step may need beyond the prediction, and the prediction beyond a step
 
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest) -> dict[int, list[dict[str, Any]]]:
-    wanted = {ranks for ranks, _ in selected(request, "at")}
-    return {ranks: launch("half_peak_cases.py", ranks, timeout_seconds=600) for ranks in sorted(wanted)}
+    wanted: dict[int, list[str]] = {}
+    for many, case in selected(request, "at"):
+        wanted.setdefault(many, []).append(case)
+    return {many: launch("half_peak_cases.py", many, cases=wanted[many], timeout_seconds=600) for many in wanted}
 
 
-@pytest.mark.parametrize("at", [(ranks, case) for ranks, cases in CASES.items() for case in cases], ids=str)
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param((ranks, case), id=f"{ranks}, {case}", marks=[] if (ranks, case) in QUICK else pytest.mark.slow)
+        for ranks, cases in CASES.items()
+        for case in cases
+    ],
+)
 def test_peak(ranks: dict[int, list[dict[str, Any]]], at: tuple[int, str]) -> None:
     for found in ranks[at[0]]:
         check_peak(found[at[1]], under=UNDER, over=OVER)

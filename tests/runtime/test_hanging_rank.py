@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RANKS = 4
 
 
+@pytest.mark.slow  # of the waits in test_uneven_calls.py one is not
 def test_the_others_do_not_hang() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from large_cases import MODELS, PRESETS
-from launch import launch
+from large_cases import CASES, MODELS, PRESETS
+from launch import launch, needed
+from thinned import thinned
 
 
 @pytest.fixture(scope="module")
-def two() -> list[dict[str, Any]]:
-    return launch("large_cases.py", 2)
+def two(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    grid = [f"{name}-{preset}" for name in MODELS for preset in PRESETS]
+    return launch("large_cases.py", 2, cases=needed(request, CASES[2], "name", "preset", of=grid))
 
 
 def values(two: list[dict[str, Any]], case: str) -> list[Any]:
@@ -20,8 +22,7 @@ def values(two: list[dict[str, Any]], case: str) -> list[Any]:
     return [rank[case]["value"] for rank in two]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "preset"), thinned(3, list(MODELS), PRESETS))
 def test_values_are_one_process(name: str, preset: str, two: list[dict[str, Any]]) -> None:
     for found in values(two, f"{name}-{preset}"):
         assert found["was_on_meta"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, needed
+from rank_cases import CASES
+from thinned import every
 
 STYLES = ("dp", "tp", "fsdp")
 KINDS = ("", "+recompute", "+regather")
@@ -15,15 +17,19 @@ EXACT = 1e-9  # float64 after several AdamW steps
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.getbasetemp() / "checkpoint"
-    return launch("rank_cases.py", 4, environment={"CHECKPOINT": str(folder)})
+    cases = needed(request, CASES[4], "on_four", of=ON_LINE + ON_SQUARE)
+    return launch("rank_cases.py", 4, cases=cases, environment={"CHECKPOINT": str(folder)})
 
 
 @pytest.fixture(scope="module")
-def two(four: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def two(
+    request: pytest.FixtureRequest, four: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     folder = tmp_path_factory.getbasetemp() / "checkpoint"  # what the four saved
-    return launch("rank_cases.py", 2, environment={"CHECKPOINT": str(folder)})
+    cases = needed(request, CASES[2], "on_two", of=ON_LINE)
+    return launch("rank_cases.py", 2, cases=cases, environment={"CHECKPOINT": str(folder)})
 
 
 def value(ranks: list[dict[str, Any]], case: str) -> Any:
@@ -39,14 +45,14 @@ def check_equal(found: dict[str, Any]) -> None:
     assert found["counted"] == found["announced"]
 
 
-@pytest.mark.parametrize("case", ON_LINE)
-def test_two_ranks_equal_one_process(case: str, two: list[dict[str, Any]]) -> None:
-    check_equal(value(two, case))
+@pytest.mark.parametrize("on_two", every(2, ON_LINE))
+def test_two_ranks_equal_one_process(on_two: str, two: list[dict[str, Any]]) -> None:
+    check_equal(value(two, on_two))
 
 
-@pytest.mark.parametrize("case", ON_LINE + ON_SQUARE)
-def test_four_ranks_equal_one_process(case: str, four: list[dict[str, Any]]) -> None:
-    check_equal(value(four, case))
+@pytest.mark.parametrize("on_four", every(2, ON_LINE + ON_SQUARE))
+def test_four_ranks_equal_one_process(on_four: str, four: list[dict[str, Any]]) -> None:
+    check_equal(value(four, on_four))
 
 
 def test_the_model_stays_the_users_object(two: list[dict[str, Any]]) -> None:

@@ -17,10 +17,10 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return launch("recompute_peak_cases.py", 2, cases=selected(request), timeout_seconds=300)
 
 
-SLOW = "llama, ddp, few rows", "llama, tp", "llama, ddp, adapters", "gpt2, ddp", "llama, parts of blocks"
+QUICK = "llama, ddp", "llama, fsdp, adapters", "gpt2, tp, shared buckets", "gpt2, parts of blocks"
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else []) for c in CASES[2]])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES[2]])
 def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
     for rank in ranks:
         check_peak(rank[case], under=UNDER, over=OVER)

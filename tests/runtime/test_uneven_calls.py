@@ -37,6 +37,7 @@ def two_ranks(*words: str) -> Iterator[list[subprocess.Popen[str]]]:
             rank.communicate()
 
 
+@pytest.mark.slow
 def test_the_rank_whose_rows_changed_tells_and_nobody_waits() -> None:
     """Though the process groups would wait for minutes."""
     with two_ranks("600", "4", "2") as ranks:
@@ -67,6 +68,7 @@ def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
     assert f"Rank 1 made only 2 calls of planned models{ended}, and this rank is in its 3rd" in log, log
 
 
+@pytest.mark.slow  # tests/errors has it among others
 def test_a_rank_that_saves_alone_tells_and_nobody_waits() -> None:
     """As under `if rank == 0:`; the other goes on to its next step."""
     with two_ranks("600", "saves", "4") as ranks:

@@ -8,7 +8,7 @@ import pytest
 from launch import launch, selected
 from vocabulary_cases import CASES
 
-QUICK = "gpt2-2", "wide-2", "llama-2x2"
+QUICK = "gpt2-2", "llama-2x2"
 EXACT = 1e-8  # float64, after AdamW steps
 
 

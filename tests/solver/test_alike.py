@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_models import ready, toy_of
 from test_rows import check
+from thinned import thinned
 from torch import nn
 from toys import Toy, cluster, on_meta, toy
 
@@ -130,8 +131,7 @@ def test_it_costs_little_and_what_they_choose_is_what_one_of_them_would(
         assert mine.seconds == pytest.approx(some.predict(mine).step_seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("more", [0, 2])
+@pytest.mark.parametrize(("more", "micro_batches"), thinned(2, [2, 0], [2, 1]))
 def test_rows_count_what_is_predicted(more: int, micro_batches: int) -> None:
     """Where periods have two levels of recompute, rows of models so small say up to a quarter more, alike or not."""
     check(hybrid(2, 2, more=more, micro_batches=micro_batches), seed=more, fold=True, most=1.25)

@@ -35,7 +35,7 @@ def four(*mesh: int, inner_levels: int = MOST) -> tuple[Toy, float, float]:
     return problem, problem.smallest_budget(inner_levels=inner_levels), problem.predict(problem.solve()).peak_bytes
 
 
-@pytest.mark.parametrize("mesh", [(2,), (4,)], ids=str)
+@pytest.mark.parametrize("mesh", [(2,), pytest.param((4,), marks=pytest.mark.slow)], ids=str)
 def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
     problem, least, most = four(*mesh)
     for part in (0.9, 0.3, 0.02):

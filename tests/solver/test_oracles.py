@@ -30,8 +30,7 @@ def _random(seed: int, mesh: tuple[int, ...], micro_batches: int = 1) -> Toy:
     return toy(on_meta(Random, seed), x, on=on, keep=3, seed=seed, micro_batches=micro_batches)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "mesh"), thinned(2, range(4), MESHES), ids=str)
 def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) -> None:
     problem = _random(seed, mesh)
     plans = _every_prediction(problem)
@@ -46,7 +45,14 @@ def test_optimum_is_that_of_exhaustive_search(seed: int, mesh: tuple[int, ...]) 
         assert solution.seconds == pytest.approx(fits, rel=1e-6)
 
 
-@pytest.mark.parametrize(("seed", "mesh"), thinned(2, range(6), MESHES), ids=str)
+@pytest.mark.parametrize(
+    ("seed", "mesh"),
+    [
+        *thinned(2, range(3), MESHES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(range(3, 6), MESHES)),
+    ],
+    ids=str,
+)
 def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[int, ...]) -> None:
     """One result is read by the output alone, one by the loss as well."""
     x = torch.empty(4, 8, device="meta")
@@ -57,8 +63,7 @@ def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[
     assert solution.seconds == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "micro_batches"), thinned(2, range(4), [1, 2]))
 def test_optimum_where_communication_hides(seed: int, micro_batches: int) -> None:
     """Buckets of some elements, so that reductions begin before the end of backward."""
     problem = _random(seed, (2,), micro_batches)
@@ -86,7 +91,9 @@ def test_objective_is_the_predicted_step(mesh: tuple[int, ...], micro_batches: i
         assert solution.seconds == pytest.approx(problem.predict(solution).step_seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize(("fold", "mesh"), [(True, (2,)), (True, (2, 2)), (False, (2,))], ids=str)
+@pytest.mark.parametrize(
+    ("fold", "mesh"), [(True, (2,)), (True, (2, 2)), pytest.param(False, (2,), marks=pytest.mark.slow)], ids=str
+)
 def test_objective_and_budget_hold_with_recompute(fold: bool, mesh: tuple[int, ...]) -> None:
     problem = toy(on_meta(Stack, 4), torch.empty(512, 16, device="meta"), on=cluster(*mesh, seed=1), keep=4)
     least, most = problem.smallest_budget(fold=fold), problem.predict(problem.solve(fold=fold)).peak_bytes

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from test_branches import Normed, four
-from thinned import thinned
 from toys import cluster, on_meta, toy
 
 from autopar.solver import held, relaxation, search, wholes
@@ -30,7 +29,15 @@ def program(part: float, *mesh: int) -> Program:
     return model.program
 
 
-@pytest.mark.parametrize(("part", "mesh"), thinned(2, [-0.01, 0.0, 0.3, 1.0], [(2,), (2, 2)]))
+@pytest.mark.parametrize(
+    ("part", "mesh"),
+    [
+        *((part, (2,)) for part in (-0.01, 0.0, 0.3)),
+        (1.0, (2, 2)),
+        *(pytest.param(part, (2, 2), marks=pytest.mark.slow) for part in (-0.01, 0.0, 0.3)),
+        pytest.param(1.0, (2,), marks=pytest.mark.slow),
+    ],
+)
 def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(part, *mesh)
@@ -169,7 +176,11 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
 
 
-@pytest.mark.parametrize(("mesh", "from_last"), thinned(2, [(2,), (2, 2)], [False, True]), ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "from_last"),
+    [((2,), False), ((2,), True), *(pytest.param((2, 2), way, marks=pytest.mark.slow) for way in (False, True))],
+    ids=str,
+)
 def test_a_box_above_a_cutoff_is_closed(
     mesh: tuple[int, ...], from_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,8 +105,7 @@ def test_equal_blocks_count_as_much_as_blocks_told_apart() -> None:
             assert together == pytest.approx(apart, rel=1e-3), levels
 
 
-@pytest.mark.parametrize("bucket_bytes", [20 << 10, 6 << 10, 1 << 10])
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize(("mesh", "bucket_bytes"), thinned(2, [(2,), (2, 2)], [20 << 10, 6 << 10, 1 << 10]), ids=str)
 def test_rows_of_small_buckets(mesh: tuple[int, ...], bucket_bytes: int) -> None:
     """A few blocks have one, or a block several, or each of its weights one by itself."""
     asked = toy(on_meta(Stack, 5), torch.empty(64, 16, device="meta"), on=cluster(*mesh, seed=3))

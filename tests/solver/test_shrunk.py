@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from test_relaxation import program
+from thinned import thinned
 
 from autopar.solver import held, wholes
 from autopar.solver import search as searching
@@ -100,8 +101,7 @@ def test_after_a_few_nodes_the_bound_holds(nodes: int) -> None:
     assert found.objective >= best.objective * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("costs", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize(("part", "costs"), thinned(3, [0.0, 0.9, 0.3], [0.0, 0.05, 1.0]))
 def test_the_relaxation_without_a_budget_leaves_the_optimum(
     part: float, costs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

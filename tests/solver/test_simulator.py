@@ -68,7 +68,11 @@ def test_the_questions_are_twenty_plans() -> None:
     assert sum(len(presets) for _, _, presets in QUESTIONS) == 20
 
 
-@pytest.mark.parametrize(("mesh", "micro_batches", "presets"), QUESTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "micro_batches", "presets"),
+    [pytest.param(*one, marks=[pytest.mark.slow] if i in (1, 4) else []) for i, one in enumerate(QUESTIONS)],
+    ids=str,
+)
 def test_objective_and_simulation_agree(mesh: tuple[int, ...], micro_batches: int, presets: tuple[str, ...]) -> None:
     """Within 5 % on every plan, and plans whose objectives differ by more than 4 % in the same order."""
     prepared = ready(mesh, micro_batches)

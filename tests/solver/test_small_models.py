@@ -71,7 +71,7 @@ def first(names: list[str], quick: int) -> list[object]:
 
 
 @pytest.mark.parametrize("name", first(list(MODELS), 1))
-@pytest.mark.parametrize("part", [None, 0.6, 0.3])
+@pytest.mark.parametrize("part", [None, 0.6, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_folding_costs_little(name: str, part: float | None) -> None:
     """Of all plans in which each block decides for itself, levels of recompute too, none is faster by more than 2 %.
 

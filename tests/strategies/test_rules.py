@@ -32,8 +32,14 @@ def _made(case: tuple[Any, ...]) -> Any:
     return example(target, *args, **kwargs)
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
-@pytest.mark.parametrize("case", [pytest.param(case, id=f"{family} {name_of(case)}") for family, case in EVERY])
+@pytest.mark.parametrize(
+    ("case", "mesh_shape"),
+    [
+        pytest.param(case, mesh, id=f"{family} {name_of(case)}-{mesh}", marks=[pytest.mark.slow] if (i + j) % 2 else [])
+        for i, (family, case) in enumerate(EVERY)
+        for j, mesh in enumerate(MESHES)
+    ],
+)
 def test_split_equals_whole(case: tuple[Any, ...], mesh_shape: tuple[int, ...], ranks: Any) -> None:
     node, tensors = _made(case)
     assert check(node, tensors, mesh_shape, ranks=ranks, most=60) >= 1
