@@ -114,19 +114,26 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor, transit: Transit, place: int, name: str) -> torch.Tensor:
-        ctx.spec, ctx.transit, ctx.place, ctx.name = tensor._spec, transit, place, name
+        ctx.given = tensor._spec, transit, place, name
         ctx.set_materialize_grads(False)
         return tensor._local_tensor.view_as(tensor._local_tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
-        for arrived in ctx.transit.arrived(ctx.place, ctx.name):
+        spec, transit, place, name = ctx.given
+        for arrived in transit.arrived(place, name):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:
             return None, None, None, None
-        gradient = gradient.to(ctx.spec.tensor_meta.dtype)
+        if gradient.dtype != spec.tensor_meta.dtype:
+            gradient = gradient.to(spec.tensor_meta.dtype)
         # not `DTensor(...)`, whose `__init__` does nothing, slowly
-        return DTensor.__new__(DTensor, gradient, ctx.spec, requires_grad=False), None, None, None
+        return DTensor.__new__(DTensor, gradient, spec, requires_grad=False), None, None, None
+
+
+# Where no functorch transform is active, `_Local.apply` looks through all arguments and then calls this; to look takes
+# longer than to call, for each parameter in each step. Under a transform parameters come as no DTensors.
+_local = super(torch.autograd.Function, _Local).apply
 
 
 def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: str) -> torch.Tensor:
@@ -135,7 +142,7 @@ def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: st
         return tensor
     if transit is None or not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor.to_local()
-    local: torch.Tensor = _Local.apply(tensor, transit, place, name)
+    local: torch.Tensor = _local(tensor, transit, place, name)
     if not transit.brings(place):
         # its gradient is what ops give: handed out at once, it does not wait beside those of the micro-batches before
         assert local.grad_fn is not None

@@ -282,7 +282,8 @@ class Transit:
 
     def arrived(self, place: int, name: str) -> list[torch.Tensor]:
         """The reduced gradients of one parameter, waited for."""
-        found = [flight.finish()[number] for flight, number in self._arriving.pop(place, ())]
+        arriving = self._arriving.pop(place) if place in self._arriving else ()
+        found = [flight.finish()[number] for flight, number in arriving]
         if self._accumulation.waits_for(name) and not self._held and self._accumulation.moves():
             rest = self._accumulation.take_rest(name, self._parameters[place])
             for stage, gradient in rest.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,11 @@ class LocalContext:
     input_shapes: tuple[tuple[int, ...], ...]
     shapes: tuple[tuple[int, ...], ...]
     position: int
+    _local_shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)  # asked in each call
+
+    def __post_init__(self) -> None:
+        shapes = tuple(self._local_shape(index) for index in range(len(self.shapes)))
+        object.__setattr__(self, "_local_shapes", shapes)
 
     def cuts(self, layout: Layout, dim: int, length: int) -> list[tuple[Cut, int]]:
         """The cuts of a dim of global `length`, outermost digit first, each with the piece that this rank takes.
@@ -45,6 +50,9 @@ class LocalContext:
 
     def local_shape(self, index: int = 0) -> tuple[int, ...]:
         """This rank's shape of output `index`."""
+        return self._local_shapes[index]
+
+    def _local_shape(self, index: int) -> tuple[int, ...]:
         shape = list(self.shapes[index])
         for dim in range(len(shape)):
             for cut, rank in self.cuts(self.outputs[index], dim, shape[dim]):
