@@ -70,7 +70,7 @@ def measure_workspace(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -
 
     >>> x = torch.empty(4, 8, device="meta", requires_grad=True)
     >>> measure_workspace(lambda: (x * 2.0).exp().sum(1), [x])
-    Workspace(forward_bytes=112, backward_bytes=0, gradient_alias_of=(None,), gradient_is_view=(True,))
+    Workspace(forward_bytes=112, backward_bytes=0, gradient_alias_of=(None,), gradient_is_view=(False,))
     """
     live = LiveBytes()
     live.given(inputs)
