@@ -23,6 +23,7 @@ from autopar.solver.replays import Expression, Flow, largest
 from autopar.solver.stage_bytes import UNIT, add
 from autopar.strategies.strategy import Strategy
 
+_FEW = 2  # terms that every point has as they are
 BytesOf = Callable[[StepMemory, TensorRef, Layout, Layout], int]
 
 
@@ -34,6 +35,7 @@ class Alive:
         self.model, self.problem = model, model.problem
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self._conversions: dict[tuple[Flow, bool, bool], int | None] = {}
+        self._sums: dict[frozenset[tuple[int, float]], int] = {}
         self._flow_bytes: dict[tuple[Flow, BytesOf], Expression] = {}
         self._aparts: dict[tuple[Flow, Flow], int] = {}
         self._stagings: dict[tuple[object, ...], int | None] = {}
@@ -100,12 +102,22 @@ class Alive:
         for ref in point.passing:
             self._add_as_made(found, ref)
         for read in point.awaited if not self.model.bare else ():
-            for variable, size in self._by_flow(read, awaited_bytes).items():
-                add(found, variable, size)
+            self._add_sum(found, "awaited", self._by_flow(read, awaited_bytes))
         for reads in point.apart if not self.model.bare else ():
-            for variable, size in self._apart(*reads).items():
-                add(found, variable, size)
+            self._add_sum(found, "apart", self._apart(*reads))
         return found
+
+    def _add_sum(self, found: Expression, name: str, terms: Expression) -> None:
+        """Terms that many points have, as one variable."""
+        if len(terms) > _FEW:
+            key = frozenset(terms.items())
+            if key not in self._sums:
+                self._sums[key] = self.model.program.variable(name, upper=None, whole=False)
+                bytes_ = [(v, c / UNIT) for v, c in terms.items()]
+                self.model.program.equal(name, [(self._sums[key], -1.0), *bytes_], 0.0)
+            terms = {self._sums[key]: UNIT}
+        for variable, size in terms.items():
+            add(found, variable, size)
 
     def _by_flow(self, read: Read, bytes_of: BytesOf) -> Expression:
         """A sum over the flows that a read can take."""
