@@ -98,8 +98,8 @@ class Lifetimes:
         return max(parameter.users, key=self.position.__getitem__, default=None)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
-        """Those of one op: none of what is only read or handed over. In a pass without backward, outputs live from
-        their makers on, and where they are handed over is a point too."""
+        """Those of one op: none of what is only read. Where outputs are handed over is a point too; of a step only as
+        far as they are converted, while in a pass without backward they live from their makers on."""
         over = node.op == "output"
         if not over and (not in_segment(node) or is_getitem(node) or COST not in node.meta):
             return ()
