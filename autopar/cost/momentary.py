@@ -52,14 +52,14 @@ class Momentary:
         """Other tensors' values or gradients that live at a point, and in backward the gradients of the op's own."""
         found = self._local_bytes(point.passing)
         for read in point.awaited:
-            found += awaited_bytes(self.memory, read.tensor, *self._ends(read))
+            found += awaited_bytes(self.memory, read.tensor, *self._layouts(read))
         for read, *to_come in point.apart:
-            source, wanted = self._ends(read)
-            if all(self._ends(other)[1] != wanted for other in to_come):
+            source, wanted = self._layouts(read)
+            if all(self._layouts(other)[1] != wanted for other in to_come):
                 found += apart_bytes(self.memory, read.tensor, source, wanted)
         return found
 
-    def _ends(self, read: Read) -> tuple[Layout, Layout]:
+    def _layouts(self, read: Read) -> tuple[Layout, Layout]:
         """How what is read lies, and how it is wanted."""
         (maker, output), (reader, place) = read
         return self.chosen[maker].outputs[output], self.chosen[reader].inputs[place]
@@ -98,17 +98,17 @@ def conversion_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: L
     ends = _ends(memory, point, ref, source, wanted)
     if ends is None:
         return 0
-    another, moves = _makes(memory, point, ref, *ends)
+    another, moves = _makes(memory, ref, *ends, backward=point.backward)
     counts = moves or (another and not point.backward and slices_beside(memory, point.node, ref))
     return memory.local_bytes(ref, ends[0]) if counts else 0
 
 
-def _makes(memory: StepMemory, point: Point, ref: TensorRef, source: Layout, wanted: Layout) -> tuple[bool, bool]:
+def _makes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layout, *, backward: bool) -> tuple[bool, bool]:
     """Whether a conversion makes another tensor, and whether by collectives."""
     shape, mesh = tuple(tensor_of(ref).shape), memory.mesh_shape
     path = steps(source, wanted, shape, mesh, needs_grad=needs_grad(memory, ref))
-    moves = ((step.axis, step.backward if point.backward else step.forward) for step in path)
-    another = makes_another(path, shape, mesh)[point.backward]
+    moves = ((step.axis, step.backward if backward else step.forward) for step in path)
+    another = makes_another(path, shape, mesh)[backward]
     return another, another and any(move and mesh[axis] > 1 for axis, move in moves)
 
 
@@ -129,8 +129,7 @@ def apart_bytes(memory: StepMemory, ref: TensorRef, source: Layout, wanted: Layo
     """A gradient that would be another's, where a reader converts it."""
     if source == wanted:
         return 0
-    shape, mesh = tuple(tensor_of(ref).shape), memory.mesh_shape
-    _, another = makes_another(steps(source, wanted, shape, mesh, needs_grad=True), shape, mesh)
+    another, _ = _makes(memory, ref, source, wanted, backward=True)
     return memory.local_bytes(ref, source) if another else 0
 
 
@@ -142,7 +141,7 @@ def staging_bytes(memory: StepMemory, point: Point, ref: TensorRef, source: Layo
     shape = tuple(tensor.shape)
     path = steps(*ends, shape, mesh, needs_grad=needs_grad(memory, ref))
     found = staged_elements(path, shape, mesh, memory_order(tensor))[point.backward] * tensor.dtype.itemsize
-    if point.backward and _makes(memory, point, ref, *ends) == (True, False):
+    if point.backward and _makes(memory, ref, *ends, backward=True) == (True, False):
         return max(found, memory.local_bytes(ref, ends[0]))
     return found
 
