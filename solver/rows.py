@@ -50,7 +50,7 @@ from autopar.solver.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.peaks import Peaks
 from autopar.solver.points import Points
 from autopar.solver.problem import Stage
-from autopar.solver.replayed_frozen import frozen_again
+from autopar.solver.replay_gathers import replay_gathers
 from autopar.solver.replays import Expression, Flow, replays
 from autopar.solver.returned import Returned
 from autopar.solver.returned_again import returned_again
@@ -247,7 +247,7 @@ class Rows:
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting, self.cast)
-        again = frozen_again(self.model, self.flows)
+        again = replay_gathers(self.model, self.flows)
         stages = list(enumerate(self.problem.stages))
         kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]

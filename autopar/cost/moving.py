@@ -7,10 +7,11 @@ gathered       b for a parameter that is gathered again, while the ops of its re
 arriving       b of a bucket behind that one, which arrives meanwhile, and what its last collective was handed
 landing        2 b once it has arrived: what came, in the order of the ranks, and the parameters that are made of it
 begun          where that takes several collectives: what all but the last leave of the next bucket behind
-waiting        its own gradient, as the op gives it, until those of its bucket are there
+waiting        its own gradient, as the op gives it, until those of its bucket are there; and what is made of it, if
+               that is no smaller (all-to-all, all-gather): the bucket may be handed in at any op behind
 cast           where it moves nowhere, as the op gives it, beside the same in another dtype in which it is stored
-reduction      once they are: b more, the buffer that is handed in, and the result where it is another tensor; and half
-               of b, where collectives behind the first hand in what is not their result: so much they may hold
+reduction      once they are: b more, the buffer that is handed in, and the result where it is another, smaller tensor;
+               and half of b, where collectives behind the first hand in what is not their result: so much they may hold
 left behind    b until the next bucket's turn, where what comes out is not what was handed in (reduce-scatter); and
                half of b, as above
 left of one    the same of one block's part of a bucket of several, which recompute divides
@@ -106,6 +107,23 @@ def moving(
     return found
 
 
+def replayed(memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: Layout, wanted: Layout) -> Moving:
+    """What moves for a replay, of a parameter that is not gathered again otherwise: what is on its way, if anything is,
+    for copies count with the ops that keep them.
+
+    A replayed block's bucket is of its own parameters. Where blocks share one otherwise, that of the block before is
+    under way meanwhile, and counts as what is `gathered`: their regions have no other on its way.
+    """
+    way, whole = way_between(memory, ref, storage, wanted), memory.local_bytes(ref, wanted)
+    if not way.last or not whole:
+        return Moving()
+    own = tensor_of(ref).dtype.itemsize
+    one = grouping.one_of_bucket(ref, wanted, own)
+    arriving = one + one * way.last * own // whole
+    shared = grouping.bucket_bytes(ref, wanted, own) > one
+    return Moving(arriving if shared else 0, arriving, one, one * way.further * own // whole)
+
+
 def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
     mesh = memory.mesh_shape
     both = conversion_moves(ref, storage, wanted, mesh, needs_grad=needs_grad(memory, ref))
@@ -145,13 +163,15 @@ def _moving(
     if memory.micro_batches == 1:  # else, what they are reduced to is not counted beside what micro-batches left
         others = max(0, others - others * elements * travels // max(1, whole))
     is_cast = reduction_dtype(memory, ref) != memory.stored_dtype(ref.node)
+    result = way.result * own
+    early = result if result >= whole else 0
     return Moving(
         gathered=gathered,
         arriving=arriving,
         landing=landing,
         begun=begun,
-        waiting=whole,
-        reduction=bucket + bucket * way.result * own // max(1, whole) + held,
+        waiting=whole + early,
+        reduction=bucket + bucket * (result - early) // max(1, whole) + held,
         left_behind=left,
         left_of_one=left_of_one,
         left_of_rest=max(0, left - left_of_one - others),

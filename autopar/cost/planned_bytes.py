@@ -14,7 +14,7 @@ from autopar.cost.buckets import Grouping
 from autopar.cost.folds import MODEL, Fold
 from autopar.cost.memory import Copy, Cuts, StepMemory
 from autopar.cost.momentary import Momentary
-from autopar.cost.moving import Moving, moving
+from autopar.cost.moving import Moving, moving, replayed
 from autopar.cost.returned import Returned
 from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef, is_cast_input
@@ -181,21 +181,23 @@ class PlannedBytes:
         }
 
     def kept_in(self, i: int) -> list[Moving]:
-        """What moves of the parameters that a region's ops keep for backward; of those frozen, that replays read."""
-        found: dict[tuple[TensorRef, Layout], Moving] = {}
+        """What moves of the parameters that a region's ops keep for backward, or that replays read."""
+        found: dict[tuple[TensorRef, Layout, bool], Moving] = {}
         for node in self.members[i]:
             refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
-            saved = self.memory.saved(node)[0] if in_segment(node) else ()
+            saved, replays = self.memory.saved(node)[0] if in_segment(node) else (), node in self.segment_of
             for j, (ref, wanted) in enumerate(zip(refs, inputs, strict=True)):
-                again = self._replays_frozen(node, ref)
-                if (j in saved or again) and self.memory.is_parameter(ref.node) and (ref, wanted) not in found:
-                    storage, regather = self.storage(ref.node), again or self.regathers(ref.node)
-                    found[ref, wanted] = moving(self.memory, self.grouping, ref, storage, wanted, regather=regather)
+                key = ref, wanted, replays
+                if (j in saved or replays) and self.memory.is_parameter(ref.node) and key not in found:
+                    found[key] = self._moved_in_backward(ref, wanted, replays=replays)
         return list(found.values())
 
-    def _replays_frozen(self, node: fx.Node, ref: TensorRef) -> bool:
-        """Whether an op reads a frozen parameter in a replay: this gathers it, whatever the plan says."""
-        return node in self.segment_of and self.memory.is_frozen(ref.node)
+    def _moved_in_backward(self, ref: TensorRef, wanted: Layout, *, replays: bool) -> Moving:
+        """A replay gathers what it reads, whatever the plan says."""
+        regather, storage = self.regathers(ref.node), self.storage(ref.node)
+        if replays and not regather:
+            return replayed(self.memory, self.grouping, ref, storage, wanted)
+        return moving(self.memory, self.grouping, ref, storage, wanted, regather=regather)
 
     def reduces(self, i: int) -> bool:
         """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
@@ -237,7 +239,7 @@ class PlannedBytes:
         for j in memory.saved(node)[0]:
             ref, wanted = memory.inputs[node][j], self.chosen[node].inputs[j]
             parameter = self._parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
-            if parameter and not parameter.regather and not self._replays_frozen(node, ref):
+            if parameter and not parameter.regather:
                 found[ref.node, memory.cuts(wanted)] = memory.read_bytes(ref.node, parameter.storage, wanted)
         return found
 

@@ -52,12 +52,19 @@ def phi() -> nn.Module:
     return transformers.PhiForCausalLM(config)
 
 
-def peaks(build: Callable[[], nn.Module], asked: str | None, *, least: bool) -> dict[str, Any]:
+def peaks(
+    build: Callable[[], nn.Module],
+    asked: str | None,
+    *,
+    least: bool,
+    rows: int = 32,
+    precision: torch.dtype | str = torch.float32,
+) -> dict[str, Any]:
     """Of a step without a budget, or with the smallest that has a plan."""
-    ids = torch.randint(WORDS, (32, LENGTH))
+    ids = torch.randint(WORDS, (rows, LENGTH))
     batch, mesh = {"input_ids": ids, "labels": ids}, init_device_mesh("cpu", (2,))
     plan = functools.partial(
-        autopar.autoparallelize, build(), batch, mesh, constraints=asked, optimizer="sgd", precision=torch.float32,
+        autopar.autoparallelize, build(), batch, mesh, constraints=asked, optimizer="sgd", precision=precision,
         time_limit=20,
     )  # fmt: skip
     model = plan(memory_budget=_least(plan)) if least else plan()
@@ -78,5 +85,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "gpt2, tp": functools.partial(peaks, gpt2, "tp", least=True),
         "llama, tp": functools.partial(peaks, llama, "tp", least=True),
         "phi, split sequence": functools.partial(peaks, phi, "tp(sequence=split)", least=False),
+        # few rows: beside activations this small, what replays gather is large
+        "phi, replays gather": functools.partial(peaks, phi, "tp", least=True, rows=4, precision="bf16"),
     }
 }

@@ -17,7 +17,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return launch("gradient_peak_cases.py", 2, cases=selected(request), timeout_seconds=600)
 
 
-MORE = ("bert", "llama, tp")
+MORE = ("bert", "llama, tp", "phi, replays gather")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in MORE else ()) for c in CASES[2]])
