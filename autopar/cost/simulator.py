@@ -126,7 +126,6 @@ class _Simulation:
                 self.due[one.phase, one.node].append(one.bucket)
             self.buckets[one.phase, one.bucket].append(one)
         self.longest = max((len(moves) for moves in self.buckets.values()), default=0)
-        self.segment_ends = {self.nodes[s.last]: s for s in segments}
         self.segment_of = {node: s for s in segments for node in self.nodes[s.first : s.last + 1] if in_segment(node)}
         self.begun: dict[tuple[str, int], _Flight] = {}  # gathers ahead of use
 
