@@ -72,7 +72,7 @@ def bind(rule: ShardingRule, inputs: Sequence[Shape], outputs: Sequence[Shape]) 
         for dims, shape in zip(tensors, shapes, strict=True)
         for terms, length in zip(dims, shape, strict=True)
         for term in terms
-        if len(terms) > 1 and sizes[term.name] != length
+        if len(terms) > 1 and sizes[term.name] != length and not _broadcasts(terms, length, sizes)
     }
     factors = tuple(
         Factor(n, sizes[n], n not in fixed and sizes[n] > 1, note, n not in shares)
@@ -142,7 +142,7 @@ def _sizes(tensors: Sequence[list[tuple[Term, ...]]], shapes: Sequence[Shape], r
         for terms, length in merged:
             unknown = [t.name for t in terms if t.name == "_" or t.name not in sizes]
             known = math.prod(sizes[t.name] for t in terms if t.name not in unknown)
-            if not unknown and known != length:
+            if not unknown and known != length and not _broadcasts(terms, length, sizes):
                 raise RuleError(f"rule '{rule}': '{Dim(terms)}' is {known} long by its factors, {length} by its shape")
             if len(unknown) == 1 and length % known == 0:
                 learn(unknown[0], length // known)
@@ -155,11 +155,18 @@ def _sizes(tensors: Sequence[list[tuple[Term, ...]]], shapes: Sequence[Shape], r
     return sizes
 
 
+def _broadcasts(terms: tuple[Term, ...], length: int, sizes: dict[str, int]) -> bool:
+    """Whether a dim of these factors is one long where they are longer, as a mask's is that all heads share."""
+    return length == 1 and any(sizes[t.name] > 1 for t in terms if t.name != "_")
+
+
 def _spots(
     dims: Sequence[tuple[Term, ...]], shape: Shape, names: Sequence[str], sizes: dict[str, int]
 ) -> tuple[Spot | None, ...]:
     found: dict[str, Spot] = {}
     for d, (terms, length) in enumerate(zip(dims, shape, strict=True)):
+        if _broadcasts(terms, length, sizes):
+            continue
         outer = 1
         others = math.prod(sizes[t.name] for t in terms if t.name != "_")
         private = max(1, length // others)  # what the others of its dim leave; a dim of length 0 lies as any other

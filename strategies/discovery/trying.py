@@ -36,7 +36,7 @@ def discover(node: fx.Node) -> Found:
         return Found(None, "modules that are kept whole are not tried")
     key = f"{qualified_name(node)} {describe(node)}"
     if key not in _known:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
             _known[key] = _found(node, key)
     return _known[key]
 

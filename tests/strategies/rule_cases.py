@@ -261,6 +261,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "attention": [
         (sdpa, x(6, 4, 6, 2), x(6, 4, 12, 2), x(6, 4, 12, 2)),
         (sdpa, x(2, 12, 6, 2), x(2, 6, 6, 2), x(2, 6, 6, 2), {"is_causal": True, "enable_gqa": True}),
+        (sdpa, x(6, 12, 6, 2), x(6, 6, 6, 2), x(6, 6, 6, 2), {"attn_mask": mask(6, 1, 1, 6), "enable_gqa": True}),
         (sdpa, x(2, 4, 6, 2), x(2, 4, 6, 2), x(2, 4, 6, 2), {"is_causal": True}),
         (sdpa, x(6, 4, 6, 2), x(6, 4, 12, 2), x(6, 4, 12, 2), x(1, 4, 6, 12)),
         (sdpa, x(6, 4, 6, 2), x(6, 4, 12, 2), x(6, 4, 12, 2), {"attn_mask": mask(6, 12), "scale": 0.3}),

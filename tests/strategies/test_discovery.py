@@ -232,6 +232,12 @@ def test_the_generator_is_left_as_it_was() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_inference_mode_around_changes_nothing() -> None:
+    """An evaluation may be the first to meet an op, and what it finds is kept for training."""
+    with torch.inference_mode():
+        assert discover(example(tripled, torch.randn(6, 10))[0]) == Found("a b -> a b | linear")
+
+
 def test_a_trial_that_ends_its_process_has_failed() -> None:
     def holds(text: str) -> bool:
         if text == "deadly":

@@ -122,6 +122,10 @@ def test_broadcast_dims_do_not_have_the_factor() -> None:
     assert [[s is not None for s in spots] for spots in bound.spots] == [
         [True, False, True], [False, True, True], [True, True, True],
     ]  # fmt: skip
+    grouped = bind(ShardingRule.parse("(h g=2) q, (h g=2) k! -> (h g=2) q"), [(6, 4), (1, 5)], [(6, 4)])
+    assert [[s is not None for s in spots] for spots in grouped.spots] == [
+        [True, True, True, False], [False, False, False, True], [True, True, True, False],
+    ]  # fmt: skip
 
 
 def test_every_text_in_the_table_parses() -> None:
