@@ -10,7 +10,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+
+from autopar.flops import TotalFlops
 
 # These read, of their first argument, only as much as they yield.
 _PICKS = {"embedding", "index_select", "gather", "index", "take", "select_backward", "slice_backward"}
@@ -92,7 +93,7 @@ def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured
         saved.append(tensor)
         return tensor
 
-    counter, forward, backward = FlopCounterMode(display=False), Traffic(), Traffic()
+    counter, forward, backward = TotalFlops(), Traffic(), Traffic()
     with counter:
         with forward, saved_tensors_hooks(pack, lambda tensor: tensor):
             value = call()

@@ -116,7 +116,8 @@ def global_stand_ins(
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 leaf_name = name if single else f"{name}_{next(count)}"
-                leaf = torch.empty(_global_shape(leaf, whole.get(leaf_name)), dtype=leaf.dtype, device="meta")
+                shape, needs = _global_shape(leaf, whole.get(leaf_name)), leaf.requires_grad
+                leaf = torch.empty(shape, dtype=leaf.dtype, device="meta", requires_grad=needs)
             made.append(leaf)
         return pytree.tree_unflatten(made, spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 
 from autopar.errors import UntraceableError
 from autopar.graph import VAL
-from autopar.tracing import histories
+from autopar.tracing import gradients, histories
 from autopar.tracing.asking import ask
 from autopar.tracing.covariance import COVARIANCES, covariances
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
@@ -173,28 +174,22 @@ def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
         node.meta[VAL] = value_of(args[0])
 
 
-def _differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients of gradients would miss what other ranks have. It is no TraceError: as a leaf it would be no better."""
-    if func is torch.autograd.grad and not kwargs.get("create_graph"):
-        return recorder.record(func, *args, **kwargs)
-    raise UntraceableError(
-        f"{func.__name__}() inside forward asks for gradients that are differentiated again, which is not planned",
-        where=recorder.where(),
-    )
-
-
-def _hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """It would hang on a data-free tensor, and no gradient would come. As a leaf it might get one rank's rows."""
-    raise UntraceableError(
-        "register_hook() in forward changes or reads a gradient, which calls of the graph would not do: write it as "
-        "the backward of a torch.autograd.Function",
-        where=recorder.where(),
-    )
+_EMBEDDING_ARGUMENTS = {
+    function: tuple(inspect.signature(function).parameters)
+    for function in (torch.nn.functional.embedding, torch.nn.functional.embedding_bag)
+}
 
 
 def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """`max_norm` scales rows of the weight in place, which no plan of its shards does."""
-    most = args[3] if len(args) > 3 else kwargs.get("max_norm")
+    """`max_norm` scales rows of the weight in place, which no plan of its shards does; nor are gradients sparse."""
+    given = {**dict(zip(_EMBEDDING_ARGUMENTS[func], args, strict=False)), **kwargs}
+    if given.get("sparse") and given["weight"].requires_grad and torch.is_grad_enabled():
+        raise UntraceableError(
+            f"{func.__name__} with sparse=True has sparse gradients, and parameters of a planned model are DTensors, "
+            "whose gradients are dense: build it with sparse=False, and take Adam where you have SparseAdam",
+            where=recorder.where(),
+        )
+    most = given.get("max_norm")
     if most is None:
         return recorder.record(func, *args, **kwargs)
     raise UntraceableError(
@@ -263,13 +258,13 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.nn.functional.ctc_loss: _ctc_loss,
     **dict.fromkeys(LOOKED_INTO, look_into),
-    **dict.fromkeys((torch.nn.functional.embedding, torch.nn.functional.embedding_bag), _embedding),
+    **dict.fromkeys(_EMBEDDING_ARGUMENTS, _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
     **dict.fromkeys(COVARIANCES, covariances),
     torch._VF._pack_padded_sequence: _packed,
-    Tensor.register_hook: _hooked,
+    Tensor.register_hook: gradients.hooked,
     **dict.fromkeys(DATA_QUESTIONS, ask),
-    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), _differentiates),
+    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), gradients.differentiates),
 }
 if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls
     HANDLERS[torch._grouped_mm] = _grouped_product

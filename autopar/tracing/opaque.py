@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
+from autopar.flops import TotalFlops
 from autopar.tracing import masked
 from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
@@ -89,7 +89,7 @@ def _agreed(attempts: Sequence[Callable[[], Any]], inside: bool) -> tuple[Any, i
     found: list[tuple[Any, int]] = []
     for attempt in attempts:
         try:
-            with FlopCounterMode(display=False) as counter:
+            with TotalFlops() as counter:
                 outputs = attempt()
         except Exception as error:  # whatever it does: it is opaque
             last = error

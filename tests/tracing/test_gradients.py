@@ -121,6 +121,30 @@ def test_checkpointed_layers_of_transformers_are_regions(reentrant):
     assert traced.graph.output_node().meta["region"] == ()
 
 
+class Pushed(nn.Module):
+    """An input that is moved along a gradient, as by Langevin steps; the gradient itself is a constant."""
+
+    def __init__(self, by_weight: bool) -> None:
+        super().__init__()
+        self.energy, self.head, self.by_weight = nn.Linear(3, 3), nn.Linear(3, 3), by_weight
+
+    def forward(self, x):
+        z = x.detach().requires_grad_()
+        energy = self.energy(z).tanh().sum()
+        (push,) = torch.autograd.grad(energy, self.energy.weight if self.by_weight else z)
+        return self.head(x + push.sum(0)).square().sum()
+
+
+@pytest.mark.parametrize("by_weight", [False, True])
+def test_gradients_in_forward_by_what_is_no_input_are_taken_in_a_leaf(by_weight):
+    model, x = Pushed(by_weight), torch.randn(5, 3)
+    with pytest.raises(UntraceableError, match=r"by a parameter or by a tensor that forward has made: let.*\.py:\d+"):
+        trace(model, dict(x=x))
+    traced = trace(model, dict(x=x), unsupported="leaf")
+    found = [(f(x), *torch.autograd.grad(f(x), list(model.head.parameters()))) for f in (traced.gm, model)]
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_gradients_of_gradients_are_refused(create_graph):
     """Energies and forces: the loss of a derivative would be differentiated by parameters that lie in parts."""

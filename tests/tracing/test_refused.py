@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -89,6 +90,14 @@ def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     [
         (lambda net, x, ids: net.embed(ids), r"embedding with max_norm=1.0 writes .*after each optimizer.step\(\)"),
         (lambda net, x, ids: net.bag(ids), r"embedding_bag with max_norm=1.0 writes into its weight"),
+        (
+            lambda net, x, ids: F.embedding(ids, net.linear.weight, sparse=True),
+            r"embedding with sparse=True has sparse gradients.*: build it with sparse=False",
+        ),
+        (
+            lambda net, x, ids: F.embedding_bag(ids % 4, net.linear.weight, sparse=True),
+            r"embedding_bag with sparse=True has sparse gradients",
+        ),
         (clamped, r"forward writes into the parameter 'linear.weight': write after optimizer.step\(\)"),
         (averaged, r"forward writes into the parameter 'frozen'.* make it a buffer"),
         (counted, r"as many bins as its largest value says.*give their number, minlength=N"),

@@ -1,0 +1,44 @@
+"""Calls in forward that ask for gradients, or for a say in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.errors import UntraceableError
+from autopar.tracing.errors import TraceError
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+
+def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients of gradients would miss what other ranks have. It is no TraceError: as a leaf it would be no better.
+
+    Gradients by an input are in the graph. What forward makes needs none in a replay, and parameters are read through
+    copies that are gathered: these are gradients by nothing there, and right in a leaf, which runs the code as it is.
+    """
+    if func is torch.autograd.grad and not kwargs.get("create_graph"):
+        by = pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"])
+        if all(recorder.node_of(tensor).op == "placeholder" for tensor in by):
+            return recorder.record(func, *args, **kwargs)
+        raise TraceError(
+            "grad() inside forward asks for gradients by a parameter or by a tensor that forward has made: let the "
+            "module around it be a leaf, whose gradients every rank computes whole",
+            where=recorder.where(),
+        )
+    raise UntraceableError(
+        f"{func.__name__}() inside forward asks for gradients that are differentiated again, which is not planned",
+        where=recorder.where(),
+    )
+
+
+def hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """It would hang on a data-free tensor, and no gradient would come. As a leaf it might get one rank's rows."""
+    raise UntraceableError(
+        "register_hook() in forward changes or reads a gradient, which calls of the graph would not do: write it as "
+        "the backward of a torch.autograd.Function",
+        where=recorder.where(),
+    )

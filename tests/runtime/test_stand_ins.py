@@ -1,0 +1,15 @@
+"""With inputs="local" a call is looked up by stand-ins of whole batches, made from one rank's part."""
+
+import torch
+from torch import nn
+
+from autopar.layout import Layout
+from autopar.runtime.calls import global_stand_ins
+
+
+def test_they_need_gradients_where_the_parts_do():
+    part = torch.randn(4, 3, requires_grad=True)
+    (whole,), _ = global_stand_ins(nn.Linear(3, 3), {"input": (Layout.parse("S0"), (2,))}, (part,), {})
+    assert (whole.shape, whole.requires_grad) == ((8, 3), True)
+    (whole,), _ = global_stand_ins(nn.Linear(3, 3), {}, (part.detach(),), {})
+    assert (whole.shape, whole.requires_grad) == ((4, 3), False)
