@@ -51,7 +51,8 @@ def user_name(node: fx.Node) -> str:
     if name == "write":
         return "Tensor.__setitem__"
     if name == "write_view":
-        return f"a write into what Tensor.{node.args[2]} returned"
+        view = str(node.args[2])
+        return f"a write into what {view if '.' in view else 'Tensor.' + view} returned"
     return target_name(node)
 
 

@@ -6,6 +6,7 @@ in-place operation itself.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -27,11 +28,15 @@ def write(base: Tensor, key: Any, value: Any) -> Tensor:
 def write_view(base: Tensor, value: Tensor, view: str, args: Any, kwargs: Any, index: int | None = None) -> Tensor:
     """`base` after its view `base.view_name(*args, **kwargs)` was overwritten by `value`; `index` picks from several.
 
+    `view` is the name of a method or function, or of an operator ("aten.diagonal.default"), as below vmap.
+
     >>> write_view(torch.zeros(2, 2), torch.ones(2), "diagonal", (), {}).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
     result = base.clone()
-    method = getattr(Tensor, view, None) or getattr(torch, view)
+    method = (
+        operator.attrgetter(view)(torch.ops) if "." in view else getattr(Tensor, view, None) or getattr(torch, view)
+    )
     target = method(result, *args, **kwargs)
     (target if index is None else target[index]).copy_(value)
     return result

@@ -176,7 +176,8 @@ class _Functionalization:
         if node.target is operator.getitem:
             back = pure.function(functional.write, whole, args[1], value)
         else:
-            name = node.target if isinstance(node.target, str) else node.target.__name__
+            target = node.target
+            name = str(target) if isinstance(target, (str, torch._ops.OpOverload)) else target.__name__
             back = pure.function(functional.write_view, whole, value, name, tuple(args[1:]), dict(kwargs), index)
         back.meta[GRAD_MODE] = any(n.meta.get(GRAD_MODE, True) for n in (parent, value))  # a history goes on
         return parent, back

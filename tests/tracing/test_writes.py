@@ -187,6 +187,24 @@ def test_writes_inside_vmap_are_seen(functional):
     assert torch.equal(traced.gm(x), Marked()(x))
 
 
+def test_writes_through_views_that_are_operators_are_seen():
+    """Below vmap a view is an operator: the Jacobian begins as zeros on whose diagonal ones are written."""
+
+    class Contracting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.vmap(torch.func.jacrev(lambda row: self.linear(row).tanh()))(x).square().sum()
+
+    model, x = Contracting(), torch.randn(3, 4)
+    traced = trace(model, dict(x=x), remove_inplace=True)
+    found = [torch.autograd.grad(f(x), list(model.parameters())) for f in (traced.gm, model)]
+    assert torch.equal(traced.gm(x), model(x))
+    assert all(map(torch.equal, *found))
+
+
 def test_data_of_another_shape_are_refused():
     def narrowed(m, y):
         y.data = y.data[:2]
