@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -93,12 +96,26 @@ def engine(
         if not aggregates:
             options["presolve_rule_off"] = _AGGREGATOR
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
-    return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
+    with _as_of_pulp_3():
+        return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
+
+
+@contextmanager
+def _as_of_pulp_3() -> Iterator[None]:
+    """pulp 3.3 announces the API of pulp 4, which pulp 3.0 to 3.2 do not have yet: nothing that users can mend."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*PuLP 4\.0", DeprecationWarning)
+        yield
 
 
 def optimise(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:
     """The columns of a part at their best, in whole numbers or relaxed, all others being 0; `bounds` is what the part's
     matrix was bounded by."""
+    with _as_of_pulp_3():
+        return _optimised(part, run, integer=integer, gap=gap, bounds=bounds)
+
+
+def _optimised(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:
     matrix, kept = part.matrix, part.columns
     problem = ListedProblem("plan", pulp.LpMinimize)
     lower = [None if low == -math.inf else low for low in matrix.lower[kept].tolist()]

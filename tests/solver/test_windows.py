@@ -81,6 +81,7 @@ def test_windows_are_solved_without_the_aggregator(monkeypatch: pytest.MonkeyPat
     assert all(options["aggregates"] is False for options in seen)
 
 
+@pytest.mark.filterwarnings("ignore:.*PuLP 4.0:DeprecationWarning")
 def test_the_rule_that_is_off_is_the_aggregator(capfd: pytest.CaptureFixture[str]) -> None:
     """Presolve's rules have numbers, which another HiGHS may give to others."""
     problem, several = pulp.LpProblem("one"), [pulp.LpVariable(f"x{i}", 0, 2, "Integer") for i in range(3)]
