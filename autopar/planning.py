@@ -188,10 +188,7 @@ def _default_device(device: str) -> AbstractContextManager[Any]:
 
 
 def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
-    there = (
-        f"; parameters and floating inputs are {compute} there, buffers are not: cast what is computed with a buffer "
-        "(y.to(x.dtype)), or plan with one dtype (precision='fp32')"
-    )
+    there = f"; all but buffers is {compute} there: cast what these give (y.to(x.dtype)), or plan with precision='fp32'"
     return there if compute is not None and "dtype" in message else ""
 
 
