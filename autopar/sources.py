@@ -222,7 +222,8 @@ def _picture(config: Any) -> tuple[int, int, int]:
 
 
 def _longest(config: Any) -> int:
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+    """Tokens of text: of a speech model, those of its decoder."""
+    for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length", "seq_length"):
         if isinstance(value := getattr(config, name, None), int) and value > 0:
             return value
     return 512

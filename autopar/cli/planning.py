@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import MeshQuestion, Question, asks, check_mesh, each_prepared, traced_source
+from autopar.cli.question import MeshQuestion, Question, answered_by, asks, each_prepared, traced_source
 from autopar.cluster import Cluster
 from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
@@ -18,10 +18,9 @@ from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest
 from autopar.plan_checks import check_on_graph
-from autopar.planning import Stopwatch, request_of
+from autopar.planning import Stopwatch
 from autopar.plans import Plan
-from autopar.precision import Precision
-from autopar.report.figures import alternative_figures, limit_bytes, summary
+from autopar.report.figures import alternative_figures, device_notes, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
 from autopar.simulation import streams
@@ -191,16 +190,13 @@ def check(
 
 def _check_plan(question: MeshQuestion, loaded: Plan, json: bool) -> int:
     """A plan that was made before, against the model and mesh of now; by the memory asked for, else by its own."""
-    request = question.request()
-    cluster, asked = request.cluster, request.memory_budget_bytes
-    check_mesh(loaded, cluster)
-    request = request_of(cluster, precision=Precision.from_dict(loaded.precision), micro_batches=loaded.micro_batches)
+    question, request = answered_by(question, loaded)
     with progress("...") as status:
         source, traced = traced_source(question, request, status, Stopwatch())
-    check_fingerprints(loaded.fingerprints, fingerprints(source.model, traced.graph, cluster.shape))
+    check_fingerprints(loaded.fingerprints, fingerprints(source.model, traced.graph, request.cluster.shape))
     check_on_graph(loaded, traced.graph)
-    if asked is not None:
-        loaded = replace(loaded, memory_budget_bytes=asked)
+    if request.memory_budget_bytes is not None:
+        loaded = replace(loaded, memory_budget_bytes=request.memory_budget_bytes)
     return _fits(loaded, json)
 
 
@@ -209,11 +205,13 @@ def _fits(made: Plan, json: bool) -> int:
     limit, peak = limit_bytes(made), made.predicted.peak_bytes
     fits = limit is None or peak <= limit
     if json:
-        say_json({"fits": fits, **alternative_figures_of(made)})
+        say_json({"fits": fits, **alternative_figures_of(made), "notes": list(device_notes(made))})
     else:
         of = f" of {show_bytes(limit)}" if limit is not None else ""
         seconds = show_seconds(made.predicted.step_seconds)
         say(f"{'fits' if fits else 'does not fit'}: {show_bytes(peak)}{of} per device at the peak, {seconds} a step\n")
+        for note in device_notes(made):
+            say(f"{note}\n")
     return 0 if fits else DOES_NOT_FIT
 
 

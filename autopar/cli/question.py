@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -17,6 +17,7 @@ from autopar.errors import InputError
 from autopar.micro_batches import prepared_for
 from autopar.planning import Prepared, Request, Stopwatch, request_of, trace_for
 from autopar.plans import Plan
+from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.sources import Source, load_source
 from autopar.tracing import Traced
@@ -170,8 +171,6 @@ def traced_source(question: Question, request: Request, status: Status, watch: S
 
 
 def with_loss(request: Request, source: Source) -> Request:
-    from dataclasses import replace
-
     return replace(request, loss_fn=source.loss_fn)
 
 
@@ -219,6 +218,50 @@ def cluster_of(name: str, mesh: str, axis_names: str | None) -> Cluster:
             "or measure this one"
         )
     return loaded
+
+
+def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = False) -> tuple[MeshQuestion, Request]:
+    """What a plan from its file answers: of the training, the plan's own is what no option says.
+
+    InputError where an option asks for something else, so that none is passed over in silence. `memory_too`: so for
+    --memory, where nothing else is made of it.
+    """
+    asked, default = question.request(), {f.name: f.default for f in fields(question)}
+    check_mesh(loaded, asked.cluster)
+    cluster = Cluster.from_dict(loaded.cluster) if loaded.cluster else asked.cluster
+    counts = question.counts if isinstance(question.counts, tuple) else (question.counts,)
+    precision = Precision.from_dict(loaded.precision)
+    other = {
+        "cluster": _unnamed(asked.cluster) != _unnamed(cluster),
+        "memory": memory_too and asked.memory_budget_bytes != loaded.memory_budget_bytes,
+        "precision": asked.precision != precision,
+        "optimizer": asked.optimizer != loaded.optimizer,
+        "micro_batches": loaded.micro_batches not in counts,
+        "constraint": asked.constraints != loaded.constraints,
+        "compiled": asked.compiled != loaded.compiled,
+    }
+    for name, differs in other.items():
+        if differs and getattr(question, name) != default[name]:
+            raise InputError(
+                f"--{name.replace('_', '-')} asks for something else than the plan was made for: leave it out, or plan "
+                "again with it"
+            )
+    request = replace(
+        asked,
+        cluster=cluster,
+        precision=precision,
+        optimizer=loaded.optimizer,
+        micro_batches=loaded.micro_batches,
+        constraints=loaded.constraints,
+        inputs=loaded.inputs,
+        compiled=loaded.compiled,
+    )
+    return replace(question, micro_batches=str(loaded.micro_batches)), request
+
+
+def _unnamed(cluster: Cluster) -> Cluster:
+    """Axes may have got names when the plan was made, and none now."""
+    return replace(cluster, axes=tuple(replace(axis, name=str(i)) for i, axis in enumerate(cluster.axes)))
 
 
 def check_mesh(loaded: Plan, cluster: Cluster) -> None:

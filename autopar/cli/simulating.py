@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import MeshQuestion, asks, check_mesh, prepared
+from autopar.cli.question import MeshQuestion, answered_by, asks, prepared
 from autopar.errors import InputError
 from autopar.report.pictures import pyplot
 from autopar.report.streams import chrome_trace, save_streams
@@ -40,9 +40,10 @@ def simulate(
     if picture is not None:
         pyplot()  # before minutes of work: it is there
     given = load_plan(plan) if plan is not None else None
-    request = question.request()
     if given is not None:
-        check_mesh(given, request.cluster)
+        question, request = answered_by(question, given, memory_too=True)
+    else:
+        request = question.request()
     with progress("...") as status:
         ready = prepared(question, request, status)
         if given is None:

@@ -12,6 +12,7 @@ from autopar.hardware import usable_bytes
 from autopar.plans import Alternative, Moment, Plan, Prediction, Segment
 from autopar.report.folding import ranges
 from autopar.report.tables import show_seconds
+from autopar.sizes import show_bytes
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,33 @@ def recomputed_ops(plan: Plan) -> int:
 
 
 def all_notes(plan: Plan) -> tuple[str, ...]:
-    """The planner's notes, and one for each mesh axis over which nothing is split."""
-    return plan.notes + tuple(
+    """The planner's notes, those on the device, and one for each mesh axis over which nothing is split."""
+    idle = (
         f"nothing is split over {name}: its {size} devices all do the same work. A split would take longer than it "
         f"saves, or {size} does not divide what could be split, such as the batch (dims are cut into equal parts)"
         for axis, (name, size) in enumerate(zip(plan.axis_names, plan.mesh_shape, strict=True))
         if size > 1 and _is_idle(plan, axis)
     )
+    return (*plan.notes, *device_notes(plan), *idle)
+
+
+def device_notes(plan: Plan) -> tuple[str, ...]:
+    """Where a budget is more than the device has, and the peak too; where its compute dtype is a slow one."""
+    device, notes = plan.cluster.get("device", {}), []
+    name, has, peak = device.get("name", ""), device.get("memory_bytes"), plan.predicted.peak_bytes
+    if has is not None and peak > has:
+        notes.append(f"the peak of {show_bytes(peak)} is more than the {show_bytes(has)} that one {name} has")
+    rates, compute = device.get("flops_per_s", {}), plan.precision.get("compute") or ""
+    halves = {"bfloat16": ("float16", "fp16"), "float16": ("bfloat16", "bf16")}
+    if compute in halves and rates:
+        other, asked = halves[compute]
+        own, others = (rates.get(dtype, rates["float32"]) for dtype in (compute, other))
+        if own <= rates["float32"] < others:
+            notes.append(
+                f"{name} has no units for {compute} products: it does {own / 1e12:.3g} TFLOP/s of them, and "
+                f'{others / 1e12:.3g} of {other}, which precision="{asked}" computes in'
+            )
+    return tuple(notes)
 
 
 def _is_idle(plan: Plan, axis: int) -> bool:

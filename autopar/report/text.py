@@ -57,7 +57,7 @@ def _summary(plan: Plan) -> list[str]:
     at_most = f"a budget of {show_bytes(budget)}" if budget else f"{show_bytes(limit or 0)} that a plan may take"
     of_limit = f", of {at_most} ({show_share(predicted.peak_bytes, limit)})" if limit else ""
     rows = [
-        ["mesh", f"{_mesh(plan)} ({devices} devices{f', {device}' if device else ''})"],
+        ["mesh", f"{_mesh(plan)} ({devices} device{'s' * (devices > 1)}{f', {device}' if device else ''})"],
         ["step", f"{show_seconds(predicted.step_seconds)} predicted"],
         ["memory", f"{show_bytes(predicted.peak_bytes)} per device at the peak{of_limit}"],
         [

@@ -33,3 +33,31 @@ def test_simulate_takes_a_plan_of_its_model_alone(folder: Path, capsys: pytest.C
     assert run("simulate", *ON_MESH, "--plan", "plan.json") == 0
     assert "exposed" in capsys.readouterr().out
     refused(capsys, ["simulate", "users_models:wider", *ON_MESH[1:], "--plan", "plan.json"], "another model")
+
+
+@pytest.mark.parametrize("command", ["check", "simulate"])
+def test_how_a_model_trains_is_read_from_its_plan(
+    command: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["gpt2", "--mesh", "2", "--batch", "4", "--seq", "16"]
+    trained = ["--cluster", "v100", "--precision", "fp16", "--micro-batches", "2", "--optimizer", "sgd"]
+    trained += ["--constraint", "fsdp", "--memory", "8GiB"]
+    assert run("plan", *model, *trained, "--axis-names", "dp", "--out", "plan.json") == 0
+    assert run(command, *model, "--plan", "plan.json") == 0
+    assert run(command, *model, *trained, "--plan", "plan.json") == 0
+    capsys.readouterr()
+    for option, other in {
+        "--cluster": "a100",
+        "--precision": "fp32",
+        "--micro-batches": "4",
+        "--optimizer": "sgd-momentum",
+        "--constraint": "ddp",
+    }.items():
+        words = [command, *model, option, other, "--plan", "plan.json"]
+        refused(capsys, words, f"{option} asks for something else than the plan was made for")
+
+
+def test_simulate_makes_nothing_of_another_budget(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", *ON_MESH, "--out", "plan.json") == 0
+    capsys.readouterr()
+    refused(capsys, ["simulate", *ON_MESH, "--plan", "plan.json", "--memory", "1GiB"], "--memory asks for something")

@@ -68,6 +68,8 @@ def test_learned_positions_bound_the_sequence() -> None:
     with pytest.raises(InputError, match="longer than the 24 learned positions"):
         example_inputs(model, batch=1, sequence=25)
     assert example_inputs(model, batch=1)["input_ids"].shape == (1, 24)
+    speech = _model("WhisperForConditionalGeneration", {**_WHISPER, "max_target_positions": 24})
+    assert example_inputs(speech, batch=1)["labels"].shape == (1, 24)
 
 
 @pytest.mark.parametrize(

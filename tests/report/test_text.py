@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.layout import Layout
 from autopar.plans import Alternative, Collective, Plan
-from autopar.report.figures import summary
+from autopar.precision import Precision
+from autopar.report.figures import device_notes, summary
 from autopar.report.page import page
 from autopar.report.tables import WIDTH, show_seconds
 from autopar.sizes import show_bytes
@@ -67,6 +69,26 @@ def test_a_note_names_an_axis_over_which_nothing_is_split(plan: Plan) -> None:
     assert "nothing is split over dp" not in idle.explain()
     assert "nothing is split over tp" in summary(idle)["notes"][-1]
     assert "nothing is split over tp" in page(idle)
+
+
+def test_notes_name_what_the_device_does_not_have(plan: Plan) -> None:
+    assert not device_notes(plan)
+    cluster = Cluster.preset("v100-16", (2, 2), ("dp", "tp")).to_dict()
+    large = replace(plan, predicted=replace(plan.predicted, peak_bytes=20 << 30), memory_budget_bytes=1 << 40)
+    assert "the peak of 20.0 GiB is more than the 15.2 GiB that one v100-16 has" in device_notes(
+        replace(large, cluster=cluster)
+    )
+    in_bf16 = replace(plan, cluster=cluster, precision=Precision.of("bf16").to_dict())
+    [note] = device_notes(in_bf16)
+    assert "no units for bfloat16 products: it does 15.7 TFLOP/s of them, and 125 of float16" in note
+    assert note in " ".join(in_bf16.explain().split())
+    assert not device_notes(replace(in_bf16, precision=Precision.of("fp16").to_dict()))
+    assert not device_notes(replace(in_bf16, cluster=Cluster.preset("h100", (2, 2), ("dp", "tp")).to_dict()))
+
+
+def test_one_device_is_one(plan: Plan) -> None:
+    assert "(4 devices, cpu)" in plan.explain()
+    assert "(1 device, cpu)" in replace(plan, mesh_shape=(1, 1)).explain()
 
 
 def _whole_on_tp(layout: Layout) -> Layout:
