@@ -23,7 +23,8 @@ preset      axes                            options
 `fsdp+tp(zero=2, sequence=split, recompute=selective)`: recompute=never, selective (a part of each block) or full, of
 all blocks; without it the planner decides. ZeRO-1 and ZeRO-2 are one storage here: gradients are always reduced into
 the shards that the optimizer updates. `sequence`: whether what lies between tensor-parallel layers, such as norms, is
-whole on the axis (Megatron-LM, 1909.08053) or split on the sequence (2205.05198).
+whole on the axis (Megatron-LM, 1909.08053) or split on the sequence (2205.05198). Norms inside such a layer, as
+those of queries and keys, run on the heads that a device has, and their gradients are summed.
 
 A role takes an op's other strategies away only where one of those it asks for exists.
 """
@@ -203,6 +204,9 @@ def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restr
             if role.sequence == "split":
                 split = _splits_sequence(axis, inputs, others)
                 between = _either(between, split) if BIAS_OF in node.meta else split
+            elif BIAS_OF not in node.meta:
+                heads = {i: rank for i, rank in others.items() if rank > 3}
+                between = _either(between, _splits_sequence(axis, inputs, heads))
             options = _preferred(options, _splits_weights(axis, wide, inputs), between, _sums_nothing(axis, inputs))
         strategies[node] = options
     found = replace(restricted, strategies=strategies, regather=regather)

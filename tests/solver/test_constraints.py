@@ -191,6 +191,23 @@ def test_tensor_parallel_with_and_without_sequences_split() -> None:
     assert _sums(split) == {"all_reduce": 2, "reduce_scatter": 7}  # whole into the first block, as embeddings come
 
 
+class _NormOfHeads(nn.Module):
+    """What a product gives, cut in heads, each normalised: queries, as Qwen3 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.norm, self.o = nn.Linear(256, 256), nn.LayerNorm(32), nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o(self.norm(self.q(x).unflatten(-1, (8, 32))).flatten(2)).sum()
+
+
+@pytest.mark.parametrize("text", ["tp", "tp(sequence=split)"])
+def test_tensor_parallel_norms_heads_where_they_are(text: str) -> None:
+    plan = planned(toy(on_meta(_NormOfHeads), torch.empty(4, 512, 256, device="meta"), on=cluster(4)), text)
+    assert [str(node.inputs[0].value()) for node in _ops(plan, "norm")] == ["S2"]
+
+
 @pytest.mark.parametrize("budget", [None, 1 << 40])
 def test_recompute_of_all_blocks(budget: int | None) -> None:
     problem = stack(2)
