@@ -29,8 +29,9 @@ of the next level that some block has, since F_l - W_l falls with l; where they 
 
 K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `autopar.solver.model`.
 Variables that count copies are bounded from below alone: no row may subtract one. What differs from the prediction is
-never less: inputs of a block recomputed as a whole count beside their copies in its replay, what all blocks of a stage
-share beside each, some of what neighbours keep (`autopar.solver.neighbours`), and gradients of a whole stage at once.
+never less: inputs of a block recomputed as a whole count beside their copies in its replay, what replays gather in the
+backward of every block of a stage, what all of these share beside each, some of what neighbours keep
+(`autopar.solver.neighbours`), and gradients of a whole stage at once.
 """
 
 from __future__ import annotations

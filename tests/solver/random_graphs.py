@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from toys import Toy, cluster, firsts, on_meta, toy
 
+from autopar.cost.moving import replayed
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.graph import tensor_of
@@ -268,7 +269,8 @@ class Fixed:
 
 
 def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
-    """What the recomputed blocks of a plan read from outside, whole; and what they make, where parts of them are."""
+    """What the recomputed blocks of a plan read from outside, whole; what they make, where parts of them are; and what
+    is on its way for their replays."""
     nodes = list(asked.graph.nodes)
     found = 0
     for stage, counts in zip((problem.stages[i] for i in recomputable(problem)), plan.recomputed, strict=True):
@@ -279,4 +281,18 @@ def read_bytes(asked: Toy, problem: Problem, plan: Tried) -> int:
             inner = i >= counts[-1]
             read = {ref for node in inside for ref in asked.memory.inputs[node] if inner or ref.node not in inside}
             found += sum(tensor_of(ref).nbytes for ref in read if not asked.memory.is_parameter(ref.node))
+        found += _on_the_way(asked, problem, plan, stage) if any(counts) else 0
+    return found
+
+
+def _on_the_way(asked: Toy, problem: Problem, plan: Tried, stage: Stage) -> int:
+    """Of the parameters that the replays of a stage's first block gather."""
+    found, memory = 0, asked.memory
+    strategies = [op.choices[i].strategy for op, i in zip(problem.ops, plan.choices, strict=True)]
+    for number in stage.ops:
+        for ref, wanted in zip(memory.inputs[problem.ops[number].node], strategies[number].inputs, strict=True):
+            if memory.is_parameter(ref.node):
+                storage = strategies[problem.op_of[ref.node]].outputs[0]
+                one = replayed(memory, problem.grouping, ref, storage, wanted)
+                found += one.gathered + one.arriving + one.landing + one.begun
     return found
