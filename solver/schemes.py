@@ -205,7 +205,7 @@ def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restr
                 split = _splits_sequence(axis, inputs, others)
                 between = _either(between, split) if BIAS_OF in node.meta else split
             elif BIAS_OF not in node.meta:
-                heads = {i: rank for i, rank in others.items() if rank > 3}
+                heads = {i: rank for i, rank in others.items() if rank > 3}  # batch, sequence, head, features
                 between = _either(between, _splits_sequence(axis, inputs, heads))
             options = _preferred(options, _splits_weights(axis, wide, inputs), between, _sums_nothing(axis, inputs))
         strategies[node] = options

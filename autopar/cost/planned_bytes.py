@@ -194,10 +194,9 @@ class PlannedBytes:
 
     def _moved_in_backward(self, ref: TensorRef, wanted: Layout, *, replays: bool) -> Moving:
         """A replay gathers what it reads, whatever the plan says."""
-        regather, storage = self.regathers(ref.node), self.storage(ref.node)
-        if replays and not regather:
-            return replayed(self.memory, self.grouping, ref, storage, wanted)
-        return moving(self.memory, self.grouping, ref, storage, wanted, regather=regather)
+        if replays and not self.regathers(ref.node):
+            return replayed(self.memory, self.grouping, ref, self.storage(ref.node), wanted)
+        return self.moved(ref, wanted)
 
     def reduces(self, i: int) -> bool:
         """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
