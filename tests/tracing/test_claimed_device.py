@@ -63,6 +63,6 @@ class Running(nn.Module):
 
 def test_dtypes_that_precision_made_differ_are_told_with_it() -> None:
     """bf16 compute is the default on GPUs."""
-    with pytest.raises(UntraceableError, match=r"inputs are torch\.bfloat16 there.*precision='fp32'"):
+    with pytest.raises(UntraceableError, match=r"all but buffers is torch\.bfloat16 there: cast .*precision='fp32'"):
         trace_for(Running(), {"x": X}, None, request_of(Cluster.preset("h100", (2,))), Stopwatch())
     trace_for(Running(), {"x": X}, None, request_of(Cluster.preset("h100", (2,)), precision="fp32"), Stopwatch())
