@@ -61,7 +61,7 @@ class ForwardCopies:
         self._fresh: dict[Read, list[tuple[int, Moving, bool]]] = {}
         self._kept = {parameter for (parameter, _), some in flows.items() if any(map(self._keeps, some))}
         self._stays: dict[Stay, Expression] = {}
-        self._sums: dict[tuple[str, tuple[Read, ...], float], int | None] = {}
+        self._sums: dict[tuple[str, tuple[Read, ...]], int | None] = {}
 
     def copies(self, read: Read, *, moves: bool, leave: bool = False) -> Expression:
         """Bytes of what an op is the first to read, either of what moves or of what is converted there; `leave`: but
@@ -92,17 +92,17 @@ class ForwardCopies:
                 add(found, one, before[pair][0].copied)
         return self._stays[stay]
 
-    def sum(self, kind: str, reads: tuple[Read, ...], alone: float) -> int | None:
-        """A variable for the bytes of a kind of a bucket of what some ops are the first to read; `alone`: as
-        `autopar.cost.buckets.Grouping` has it of their region."""
-        if (kind, reads, alone) not in self._sums:
-            sizes = [[(getattr(one, kind), v) for v, one, _ in self._fresh_of(read) if one.arriving] for read in reads]
-            self._sums[kind, reads, alone] = self.total(kind, sizes, alone)
-        return self._sums[kind, reads, alone]
+    def sum(self, kind: str, reads: tuple[Read, ...]) -> int | None:
+        """A variable for the bytes of a kind of a bucket of what some ops are the first to read, as
+        `autopar.cost.gathers` has them."""
+        if (kind, reads) not in self._sums:
+            moved = [[(one, v) for v, one, _ in self._fresh_of(read) if one.arriving] for read in reads]
+            self._sums[kind, reads] = self.total(kind, moved, kind == "gathered")
+        return self._sums[kind, reads]
 
-    def most(self, kind: str, reads: Sequence[Read], alone: float) -> float:
+    def most(self, kind: str, reads: Sequence[Read]) -> float:
         """No less than `sum` of the same can be."""
-        return max(1.0, alone) * sum(sum(getattr(one, kind) for _, one, _ in self._fresh_of(read)) for read in reads)
+        return sum(sum(one.alone * getattr(one, kind) for _, one, _ in self._fresh_of(read)) for read in reads)
 
     def _fresh_of(self, read: Read) -> list[tuple[int, Moving, bool]]:
         """Variables of what an op is the first to read, what moves for each, and whether any op may keep it."""

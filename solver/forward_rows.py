@@ -42,7 +42,6 @@ class _Bucket(NamedTuple):
 
     kind: str
     reads: tuple[Read, ...]
-    alone: float
 
 
 class _Region(NamedTuple):
@@ -148,15 +147,11 @@ class ForwardRows:
         for phase, terms in forward_way(self.grouping, i).items():
             apart = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
             rest = [term for term in terms if term not in apart]
-            sums = Counter(_Bucket(kind, self._own[one], self._alone(kind, one)) for kind, one in rest)
+            sums = Counter(_Bucket(kind, self._own[one]) for kind, one in rest)
             moved.append((phase, tuple(sums.items())))
         return _Region(
             self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(moved)
         )
-
-    def _alone(self, kind: str, region: int) -> float:
-        """As `autopar.cost.gathers` has it."""
-        return self.grouping.alone(region) if kind != "gathered" else 0.0
 
 
 class _Block:
@@ -216,7 +211,7 @@ class _Block:
         """What makes a row say nothing of what is on its way where any of these parameters moves."""
         found: Expression = {}
         limit = sum(self.of.copies.most(*bucket) * many for bucket, many in self.moved[Phase.BEFORE])
-        limit += self.of.copies.most("arriving", self.alike.own, 0.0)
+        limit += self.of.copies.most("arriving", self.alike.own)
         for read in seen:
             if not read.before:  # else it may have moved with a region before
                 for one, variables in self.of.copies.by_pair(read.parameter, [read.op]).values():
@@ -230,7 +225,7 @@ class _Block:
         for part in parts:
             for variable, size in part.items():
                 add(terms, variable, size)
-        restricted = [(_Bucket(_OWN[phase], own, 0.0), 1)] if own and not self.alike.cut else []
+        restricted = [(_Bucket(_OWN[phase], own), 1)] if own and not self.alike.cut else []
         for bucket, many in (*self.moved[phase], *restricted):
             one = self.of.copies.sum(*bucket)
             if one is not None:

@@ -118,7 +118,5 @@ class OnTheWay:
     def _sum(self, kind: str, stage: int) -> int | None:
         if (kind, stage) not in self._sums:
             moved = (self._kept if kind in READ else self._reduced)[stage]
-            alone = self.grouping.alone(self.first[stage])
-            reads = [[(getattr(one, kind), variable) for one, variable in read] for read in moved]
-            self._sums[kind, stage] = self._total(kind, reads, alone)
+            self._sums[kind, stage] = self._total(kind, moved, False)
         return self._sums[kind, stage]

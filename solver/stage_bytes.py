@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cost.levels import Span
+from autopar.cost.moving import Moving
 from autopar.solver.linear import Array
 from autopar.solver.replays import Expression
 
 UNIT = float(1 << 20)  # rows count MiB: solvers like numbers near one
 
 Part = tuple[int, Span]  # a level of recompute, and one of its segments
-BucketBytes = Callable[[str, Sequence[Sequence[tuple[int, int]]], float], int | None]
-"""A variable for a bucket of what is read: all that is read, or so many times any one of it. Each read has bytes and
-variables, of which at most one is 1: a row for each variable would be many rows, and a looser relaxation."""
+BucketBytes = Callable[[str, Sequence[Sequence[tuple[Moving, int]]], bool], int | None]
+"""A variable for the bytes of a kind (a field of `Moving`) of the largest bucket of what is read: all of it or, unless
+only those `together` count, any one by itself. Each read has several ways to move, with variables of which at most one
+is 1: a row for each variable would be many rows, and a looser relaxation."""
 
 
 @dataclass

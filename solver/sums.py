@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.cost.moving import Moving
 from autopar.solver.linear import arrays_of
 from autopar.solver.program import Program
 from autopar.solver.replays import Expression
@@ -27,19 +28,20 @@ class Sums:
                 self.program.at_least(name, {v: -c / UNIT for v, c in terms.items()} | {largest: 1.0}, 0.0)
         return largest
 
-    def bucket(self, name: str, reads: Sequence[Sequence[tuple[int, int]]], alone: float) -> int | None:
+    def bucket(self, kind: str, reads: Sequence[Sequence[tuple[Moving, int]]], together: bool = False) -> int | None:
         """`autopar.solver.stage_bytes.BucketBytes`."""
         terms: Expression = {}
         each = []
         for some in reads:
             own: Expression = {}
-            for size, variable in some:
-                add(terms, variable, size)
-                add(own, variable, alone * size)
-            each.append((own, 0.0, alone * max((size for size, _ in some), default=0)))
-        if not alone or not terms:
-            return self.sum(name, terms)
-        return self.largest(name, [(terms, 0.0, float("inf")), *each])
+            for one, variable in some:
+                add(terms, variable, getattr(one, kind))
+                add(own, variable, one.alone * getattr(one, kind))
+            if not together and any(one.alone > 1.0 for one, _ in some):
+                each.append((own, 0.0, max(own.values(), default=0.0)))
+        if not each or not terms:
+            return self.sum(kind, terms)
+        return self.largest(kind, [(terms, 0.0, float("inf")), *each])
 
     def sum(self, name: str, terms: Expression, more: int | None = None, *, lower: float = 0.0) -> int | None:
         """A variable equal to a sum of bytes (in MiB), and another such variable."""

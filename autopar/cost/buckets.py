@@ -159,15 +159,12 @@ class Grouping:
         """Whether a region's parameters fill several buckets."""
         return self.stretches[self._stretch[region]].buckets > 1
 
-    def alone(self, region: int) -> float:
-        """By how much a parameter of a region has more of a bucket if it is one by itself than it is taken to have: 0
-        where it never is. The largest bucket has what all together are taken to have, or one parameter alone."""
-        return self.stretches[self._stretch[region]].buckets if self.is_cut(region) else 0.0
-
-    def largest(self, region: int, sizes: Sequence[int], *, together: bool = False) -> int:
-        """The bytes of the largest bucket of a region, from what its parameters are taken to have of one; `together`:
-        of those that have several parameters."""
-        return max(sum(sizes), 0 if together else round(self.alone(region) * max(sizes, default=0)))
+    def alone(self, ref: TensorRef, wanted: Layout) -> float:
+        """By how much a bucket is larger that a parameter fills by itself, as `wanted`, than what it is taken to have
+        of one: more than 1 only where buckets are cut, and it is larger than its part of all of them."""
+        taken = self.one_of_bucket(ref, wanted, 1)
+        local = self._memory.local_bytes(ref, wanted) // tensor_of(ref).dtype.itemsize
+        return local / taken if taken and self.is_cut(self._home[ref.node]) else 1.0
 
     def reads_several(self, region: int) -> bool:
         """Whether a region's ops keep more than one parameter for backward; without backward: read more than one."""

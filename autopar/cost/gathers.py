@@ -18,7 +18,7 @@ from torch import fx
 from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
 from autopar.cost.memory import Copy, StepMemory
-from autopar.cost.moving import Moving, moving
+from autopar.cost.moving import Moving, largest, moving
 from autopar.cost.on_the_way import Phase
 from autopar.cost.planned_bytes import PlannedBytes
 from autopar.cost.point import Point
@@ -59,10 +59,9 @@ class Gathers:
         self.plan, self.memory, self.grouping = plan, memory, grouping
         self.region_of = plan.region_of
         self.copies = self._copies()
-        self._sizes: dict[tuple[str, int], list[int]] = {}  # of parameters by the region that first reads them
+        self._moving: dict[int, list[Moving]] = {}  # of parameters by the region that first reads them
         for one in self.copies:
-            for kind in ("gathered", "arriving", "landing", "begun"):
-                self._sizes.setdefault((kind, self.region_of[one.first]), []).append(getattr(one.moving, kind))
+            self._moving.setdefault(self.region_of[one.first], []).append(one.moving)
 
     def region(self, i: int) -> Arrivals:
         """One region, to be asked of its ops in order."""
@@ -92,7 +91,7 @@ class Gathers:
 
     def bytes(self, kind: str, i: int) -> int:
         """What a region's buckets have of a kind, as they come one by one."""
-        return self.grouping.largest(i, self._sizes.get((kind, i), []), together=kind == "gathered")
+        return largest(self._moving.get(i, ()), kind, together=kind == "gathered")
 
 
 class Arrivals:

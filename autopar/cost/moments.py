@@ -28,7 +28,7 @@ from torch import fx
 from autopar.cost.forward_moments import forward_moments
 from autopar.cost.growth import Growth
 from autopar.cost.memory import Copy
-from autopar.cost.moving import Moving
+from autopar.cost.moving import Moving, largest
 from autopar.cost.naming import stretch_name
 from autopar.cost.on_the_way import READ, Phase, on_the_way
 from autopar.cost.optimizer_step import successive, temporaries
@@ -207,8 +207,7 @@ class _Walk:
 
     def _bytes(self, kind: str, i: int) -> int:
         if (kind, i) not in self._sums:
-            sizes = [getattr(one, kind) for one in (self.read[i] if kind in READ else self.reduced[i])]
-            self._sums[kind, i] = self.grouping.largest(i, sizes)
+            self._sums[kind, i] = largest(self.read[i] if kind in READ else self.reduced[i], kind)
         return self._sums[kind, i]
 
     def _count_parameters(self) -> None:
@@ -261,8 +260,7 @@ class _Walk:
         return Moment("optimizer step", _parts(live))
 
     def _landed(self) -> int:
-        sizes = ([one.landed for one in moved] for moved in self.reduced)
-        return max((self.grouping.largest(i, some) for i, some in enumerate(sizes)), default=0)
+        return max((largest(moved, "landed") for moved in self.reduced), default=0)
 
     def _temporaries(self) -> int:
         each, parameters = temporaries(self.memory), self.plan.distinct_parameters

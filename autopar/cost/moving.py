@@ -25,7 +25,7 @@ copied         without backward: its own copy, gathered or not, from its arrival
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +50,8 @@ the number of ranks: of numbers, or of arrays of them."""
 @dataclass(frozen=True, slots=True)
 class Moving:
     """Bytes of one parameter for one wanted layout; see the head of this file. `others`: what gradients of other
-    regions in its bucket take beyond what they take once reduced, with several micro-batches beyond nothing."""
+    regions in its bucket take beyond what they take once reduced, with several micro-batches beyond nothing.
+    `alone`: by how much all of these are more where it is a bucket by itself."""
 
     gathered: int = 0
     arriving: int = 0
@@ -67,6 +68,15 @@ class Moving:
     accumulated: int = 0
     others: int = 0
     copied: int = 0
+    alone: float = 1.0
+
+
+def largest(some: Iterable[Moving], kind: str, *, together: bool = False) -> int:
+    """Bytes of a kind that the largest bucket of a region's parameters has: all of them, as they are taken to have of
+    one, or one parameter by itself. `together`: of the buckets that have several."""
+    sizes = [(getattr(one, kind), one.alone) for one in some]
+    alone = [0 if together else round(size * more) for size, more in sizes]
+    return max(sum(size for size, _ in sizes), *alone, 0)
 
 
 class Way(NamedTuple):
@@ -121,7 +131,8 @@ def replayed(memory: StepMemory, grouping: Grouping, ref: TensorRef, storage: La
     one = grouping.one_of_bucket(ref, wanted, own)
     arriving = one + one * way.last * own // whole
     shared = grouping.bucket_bytes(ref, wanted, own) > one
-    return Moving(arriving if shared else 0, arriving, one, one * way.further * own // whole)
+    begun = one * way.further * own // whole
+    return Moving(arriving if shared else 0, arriving, one, begun, alone=grouping.alone(ref, wanted))
 
 
 def way_between(memory: StepMemory, ref: TensorRef, storage: Layout, wanted: Layout) -> Way:
@@ -146,13 +157,15 @@ def _moving(
         begun = gathered * way.further * own // max(1, whole)
         arriving = gathered + gathered * way.last * own // max(1, whole)
         landing = 2 * gathered if way.last else gathered
+    alone = grouping.alone(ref, wanted)
     if not memory.is_trainable(ref.node):
-        return Moving(gathered, arriving, landing, begun, copied=copied)
+        return Moving(gathered, arriving, landing, begun, copied=copied, alone=alone)
     if not way.reduces:
         stored = memory.gradient_bytes(ref.node, storage)
         waiting = max(whole, stored)
         cast = whole if memory.stored_dtype(ref.node) != tensor_of(ref).dtype else 0
-        return Moving(gathered, arriving, landing, begun, waiting, cast, reduced=stored, accumulated=stored)
+        back = {"waiting": waiting, "cast": cast, "reduced": stored, "accumulated": stored}
+        return Moving(gathered, arriving, landing, begun, **back, alone=alone)
     travels = reduction_dtype(memory, ref).itemsize
     elements = memory.local_bytes(ref, storage) // own
     bucket = grouping.bucket_bytes(ref, wanted, travels)
@@ -179,4 +192,5 @@ def _moving(
         landed=bucket * elements * own // max(1, whole) if is_cast else 0,
         accumulated=whole // own * travels,
         others=others,
+        alone=alone,
     )

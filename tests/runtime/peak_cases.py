@@ -70,12 +70,12 @@ def peaks(name: str, layers: int, preset: str) -> dict[str, Any]:
     return measured(model, batch, torch.optim.AdamW(model.parameters()))
 
 
-def peaks_of_words(bucket_bytes: int) -> dict[str, Any]:
+def peaks_of_words(bucket_bytes: int, shape: tuple[int, ...] = (2,), preset: str = "fsdp") -> dict[str, Any]:
     """Where buckets are so small beside weights, as those of 64 MiB are beside the embeddings of large models."""
     batch = {"ids": torch.randint(4096, (16, 4))}
     with mock.patch.object(bucket_size, "BUCKET_BYTES", bucket_bytes):
-        mesh = init_device_mesh("cpu", (2,))
-        model = autopar.autoparallelize(Words(4), batch, mesh, constraints="fsdp", optimizer="sgd")
+        mesh = init_device_mesh("cpu", shape)
+        model = autopar.autoparallelize(Words(4), batch, mesh, constraints=preset, optimizer="sgd")
     return measured(model, batch, torch.optim.SGD(model.parameters()))
 
 
@@ -113,5 +113,10 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for layers in LAYERS
         for preset in PRESETS
     }
-    | {f"words, {size >> 10} KiB": functools.partial(peaks_of_words, size) for size in (64 << 20, 1 << 20, 256 << 10)}
+    | {f"words, {size >> 10} KiB": functools.partial(peaks_of_words, size) for size in (64 << 20, 1 << 20, 256 << 10)},
+    4: {  # of a weight larger than a bucket, what one rank has of it
+        f"words, {size >> 10} KiB, {preset}": functools.partial(peaks_of_words, size, (2, 2), preset)
+        for size in (64 << 20, 256 << 10)
+        for preset in ("fsdp+tp", "hsdp")
+    },
 }

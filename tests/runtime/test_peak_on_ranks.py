@@ -14,11 +14,15 @@ UNDER, OVER = 0.005, 0.05  # what a step may need beyond the prediction, and the
 
 
 @pytest.fixture(scope="module")
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return launch("peak_cases.py", 2, cases=selected(request), timeout_seconds=600)
+def ranks(request: pytest.FixtureRequest) -> dict[int, list[dict[str, Any]]]:
+    found = {size: [case for case in selected(request) if case in CASES[size]] for size in CASES}
+    return {
+        size: launch("peak_cases.py", size, cases=some, timeout_seconds=600) for size, some in found.items() if some
+    }
 
 
-@pytest.mark.parametrize("case", every(3, CASES[2]))
-def test_peak(ranks: list[dict[str, Any]], case: str) -> None:
-    for rank in ranks:
+@pytest.mark.parametrize("case", [*every(3, CASES[2]), *CASES[4]])
+def test_peak(ranks: dict[int, list[dict[str, Any]]], case: str) -> None:
+    [size] = [size for size in ranks if case in CASES[size]]
+    for rank in ranks[size]:
         check_peak(rank[case], under=UNDER, over=OVER)
