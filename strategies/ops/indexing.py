@@ -84,10 +84,21 @@ def pad(node: fx.Node) -> str:
 
 
 def new_tensor(node: fx.Node) -> str:
-    """`new_zeros` and its like take only dtype and device from their tensor."""
-    names = letters(len(input_shape(node)))
-    notes = ", ".join(f"{n} whole idle" for n in names)
-    return f"{' '.join(names)} -> {'_ ' * len(node.meta['val'].shape)}{'| ' + notes if notes else ''}"
+    """`new_zeros` and its like take only dtype and device from their tensor.
+
+    But a dim as long as one of that tensor's is mostly the same index, and split with it: the new one is not made whole
+    on every rank.
+    """
+    before, after = input_shape(node), tuple(node.meta["val"].shape)
+    names = letters(len(before))
+    left, side = dict(zip(names, before, strict=True)), []
+    for dim, length in enumerate(after):
+        same = [name for name, other in left.items() if other == length > 1]
+        name = names[dim] if dim < len(names) and names[dim] in same else next(iter(same), "_")
+        left.pop(name, None)
+        side.append(name)
+    notes = [f"{name} {'whole idle' if name in left else '@shape'}" for name in names]
+    return f"{' '.join(names)} -> {' '.join(side)}{' | ' + ', '.join(notes) if notes else ''}"
 
 
 RULES: dict[str, str | Writer] = {

@@ -224,6 +224,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.pad, x(6, 4), (0, 1), {"value": 3.0}),
         (F.pad, ids(5, 6, 4), (0, 1), {"value": -100}),
         ("new_zeros", x(6, 12), (3, 4)),
+        ("new_zeros", x(6, 12), (12, 5, 6)),
     ],
     "layers": [
         (F.layer_norm, x(6, 4, 12), (12,), x(12), x(12), 1e-5),
