@@ -95,19 +95,23 @@ def _exchanged(
     """Tokens to the ranks of their experts and back, when routes go to all experts alike.
 
     Before them go how many, of which expert and with what weight; weights and tokens have gradients, which go the other
-    way.
+    way. Over several axes all of it goes one axis after the other.
     """
     hidden, index, weights = facts[:3]
-    axis = next(a for a, p in enumerate(layouts[3].placements) if p.is_sharded and layouts[0].placements[a].is_sharded)
+    both = zip(layouts[0].placements, layouts[3].placements, strict=True)
+    axes = [axis for axis, (tokens, experts) in enumerate(both) if tokens.is_sharded and experts.is_sharded]
     routes = math.prod(layouts[1].local_shape(index.shape, mesh_shape))
     rows, weight = routes * hidden.shape[1] * hidden.item_bytes, routes * weights.item_bytes
-    return (
-        InnerCollective("all_to_all", axis, 8 * mesh_shape[axis], 0),
-        InnerCollective("all_to_all", axis, 8 * routes, 0),
-        InnerCollective("all_to_all", axis, weight, weight if weights.grad else 0),
-        InnerCollective("all_to_all", axis, rows, rows if hidden.grad else 0),
-        InnerCollective("all_to_all", axis, rows, rows if any(f.grad for f in facts) else 0),
-    )
+    found: list[InnerCollective] = []
+    for axis in axes:
+        found += (
+            InnerCollective("all_to_all", axis, 8 * mesh_shape[axis], 0),
+            InnerCollective("all_to_all", axis, 8 * routes, 0),
+            InnerCollective("all_to_all", axis, weight, weight if weights.grad else 0),
+            InnerCollective("all_to_all", axis, rows, rows if hidden.grad else 0),
+            InnerCollective("all_to_all", axis, rows, rows if any(f.grad for f in facts) else 0),
+        )
+    return tuple(found)
 
 
 def _wide(fact: TensorFact) -> int:

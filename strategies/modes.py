@@ -257,10 +257,8 @@ def _nested(
 
 
 def _local(bound: Bound, choice: Sequence[Mode]) -> str | None:
-    """The local code for this choice; None where two axes would need different code, or both exchange, at once."""
+    """The local code for this choice; None where two axes would need different code."""
     note = bound.operation
-    if sum(len(mode.positions) > 1 for mode in choice) > 1:
-        return None
     split = any(mode.positions for mode in choice)
     names = {mode.local for mode in choice if mode.local}
     if note.local and (split or "always" in note.words):

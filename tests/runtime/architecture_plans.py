@@ -16,12 +16,13 @@ from autopar.plans import Plan
 from autopar.tracing import Traced
 
 KINDS = ("unconstrained", "forced", "random")
+EXCHANGED = {"exchanged": "t+e", "exchanged over both": "t+e 2"}
 MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")  # whose tokens go to the ranks of their experts
 
 
 def kinds_of(name: str) -> tuple[str, ...]:
     """The kinds of plans that an architecture runs under."""
-    return (*KINDS, "exchanged") if name in MIXTURES else KINDS
+    return (*KINDS, *EXCHANGED) if name in MIXTURES else KINDS
 
 
 EXACT = 1e-8  # float64, with the model's own casts promoted
@@ -36,11 +37,11 @@ def mesh_shape(kind: str) -> tuple[int, ...]:
 def plan_of(kind: str, name: str, model: nn.Module, traced: Traced) -> Plan:
     """The best plan on cheap links; the best of those with tensor parallelism on the second axis; any plan.
 
-    "exchanged" is any plan in which tokens are sent to their experts.
+    "exchanged" is any plan in which tokens are sent to their experts, over one axis or both.
     """
     shape = mesh_shape(kind)
-    if kind in ("random", "exchanged"):
-        split = "t+e" if kind == "exchanged" else ""
+    if kind == "random" or kind in EXCHANGED:
+        split = EXCHANGED.get(kind, "")
         return random_plan(traced.graph, model, shape, random.Random(name), split=split)
     constraints = "fsdp+tp" if kind == "forced" else ()
     request = request_of(_with_cheap_links(shape), "100GiB", None, 1, "adamw", constraints, None, "global", 60)

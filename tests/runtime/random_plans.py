@@ -32,7 +32,9 @@ STEPS = 2
 def random_plan(
     graph: fx.Graph, root: nn.Module, mesh_shape: tuple[int, ...], draw: random.Random, *, split: str = ""
 ) -> Plan:
-    """Any plan that the rules allow; with `split`, one in which ops that can split this factor do so."""
+    """Any plan that the rules allow; with `split`, one in which ops that can split this factor do so, on as many axes
+    as follow it ("t+e 2"; default 1) or more."""
+    wanted, _, axes = split.partition(" ")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an op without a rule is replicated, and says so
         strategies = strategies_for(graph, mesh_shape)
@@ -43,7 +45,7 @@ def random_plan(
         if node not in strategies:
             continue
         choices = strategies[node]
-        asked = [way for way in choices if split and split in way.factors]
+        asked = [way for way in choices if wanted and way.factors.count(wanted) >= int(axes or 1)]
         chosen = draw.choice(asked) if asked else choices[0] if draw.random() < plainness else draw.choice(choices)
         shapes = tuple(tuple(t.shape) for t in output_tensors(node))
         planned.append(

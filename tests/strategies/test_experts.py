@@ -138,6 +138,16 @@ def test_the_ways_to_split() -> None:
     }
 
 
+def test_tokens_go_to_their_experts_over_several_axes() -> None:
+    graph = traced("mixtral", "grouped_mm", torch.float32)
+    strategies = strategies_for(graph, (2, 2))[experts_of(graph)]
+    both = [s for s in strategies if s.factors == ("t+e", "t+e")]
+    assert {str(s.inputs[3]) for s in both} == {"S0,S0@2", "S0@2,S0"}, "the experts in either order of the axes"
+    sent = [[i.forward_bytes for i in both[0].inner if i.axis == axis] for axis in (0, 1)]
+    assert sent[0] == sent[1], "as many rows go over the one axis as over the other"
+    assert both[0].work == 0.25
+
+
 def test_experts_lie_on_the_devices_and_the_rest_is_data_parallel() -> None:
     """Known answer A8: a token goes to the devices of its experts and back, and nowhere is a batch gathered."""
     config = transformers.MixtralConfig(num_hidden_layers=2, use_cache=False)

@@ -24,26 +24,33 @@ def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loc
 
 
 def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Tokens and experts both lie over one axis: each route's token goes to its expert's rank, the result comes back.
+    """Tokens and experts both lie over some axes: each route's token goes to its expert's rank, the result comes back.
 
-    How many go where depends on data; every rank says it to the others first, and to the host.
+    Over several axes one after the other: to the ranks that have the expert's outermost digit, from there to those with
+    the next. How many go where depends on data; every rank says it to the others first, and to the host.
     """
     hidden, index, weights, *parameters = args
-    (axis,) = set(ctx.axes_that_shard(ctx.inputs[0], 0)) & set(ctx.axes_that_shard(ctx.inputs[3], 0))
-    ranks, group = ctx.mesh.shape[axis], ctx.mesh.groups[axis]
-    held = ctx.input_shapes[3][0] // ranks
-    home = index.flatten() // held
-    order = home.argsort(stable=True)
-    token = order // index.shape[1]
-    leaving = home.bincount(minlength=ranks)
-    arriving = collectives.all_to_all(leaving, [1] * ranks, [1] * ranks, group)
-    sent, received = leaving.tolist(), arriving.tolist()
-    rows = exchange(hidden[token], sent, received, group)
-    expert = collectives.all_to_all((index.flatten() % held)[order], sent, received, group)
-    share = exchange(weights.flatten()[order], sent, received, group)
+    both = set(ctx.axes_that_shard(ctx.inputs[0], 0)) & set(ctx.axes_that_shard(ctx.inputs[3], 0))
+    rows, expert, share, routes = hidden, index.flatten(), weights.flatten(), index.shape[1]
+    held, ways = ctx.input_shapes[3][0], []
+    for axis in sorted(both, key=lambda axis: ctx.inputs[3].placements[axis].outer):
+        ranks, group = ctx.mesh.shape[axis], ctx.mesh.groups[axis]
+        held //= ranks
+        home = expert // held
+        order = home.argsort(stable=True)
+        source = order // routes
+        leaving = home.bincount(minlength=ranks)
+        arriving = collectives.all_to_all(leaving, [1] * ranks, [1] * ranks, group)
+        sent, received = leaving.tolist(), arriving.tolist()
+        ways.append((source, rows.shape[0], sent, received, group))
+        rows = exchange(rows[source], sent, received, group)
+        expert = collectives.all_to_all((expert % held)[order], sent, received, group)
+        share, routes = exchange(share[order], sent, received, group), 1
     # one row more, of no weight: the library's code takes no empty batch, and every expert gets a gradient
     rows, share = (torch.nn.functional.pad(t, [0, 0] * (t.dim() - 1) + [0, 1]) for t in (rows, share))
     expert = torch.nn.functional.pad(expert, (0, 1))
     done = target(rows, expert.unsqueeze(1), share.unsqueeze(1), *parameters, held=held)[:-1]
-    back = exchange(done, received, sent, group)
-    return torch.zeros_like(hidden).index_add(0, token, back)
+    for source, count, sent, received, group in reversed(ways):
+        back = exchange(done, received, sent, group)
+        done = back.new_zeros(count, back.shape[1]).index_add(0, source, back)
+    return done
