@@ -150,11 +150,22 @@ def _in_whole(figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_MOST_DEVICES = 1 << 20  # where a preset's ranks lie takes a second for every million and axis
+_MOST_AXES = 4
+
+
 def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Shape and axis names as tuples; InputError where they make no mesh."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not shape or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in shape):
         raise InputError(f"mesh shape {shape} must be one or more positive integers, as in (4, 8)")
+    if math.prod(shape) > _MOST_DEVICES:
+        raise InputError(f"a mesh of {shape} has {math.prod(shape):,} devices: plans are for up to {_MOST_DEVICES:,}")
+    if sum(n > 1 for n in shape) > _MOST_AXES:
+        raise InputError(
+            f"a mesh of {shape} has more than {_MOST_AXES} axes of several devices, and ways to split an op multiply with "
+            f"every one: join some, as in {(*shape[: _MOST_AXES - 1], math.prod(shape[_MOST_AXES - 1 :]))}"
+        )
     if axis_names is None:
         return shape, tuple(f"axis{i}" for i in range(len(shape)))
     names = tuple(axis_names) if isinstance(axis_names, (tuple, list)) else (axis_names,)

@@ -12,17 +12,20 @@ from typing import Any, NoReturn
 from autopar.errors import InputError
 
 DEVICE_KINDS = ("cuda", "cpu")
+_LEAST_RATE = 1e-6
+_A_RATE = f"a number, {_LEAST_RATE:f} or more"
 
 
 def check_rates(where: str, holder: object, names: Sequence[str], *, optional: bool = False) -> None:
-    """Numbers of more than 0: rates, and parts of rates. What has an infinite rate takes no time.
+    """Rates a second, and parts of rates, none so small that a step would take for ever. What has an infinite rate
+    takes no time.
 
     `optional`: may be None as well, where another rate holds.
     """
     for name in names:
         value = getattr(holder, name)
-        if not (_is_number(value) and value > 0) and not (optional and value is None):
-            _refuse(where, name, value, "a number of more than 0", optional)
+        if not (_is_number(value) and value >= _LEAST_RATE) and not (optional and value is None):
+            _refuse(where, name, value, _A_RATE, optional)
 
 
 def check_seconds(where: str, holder: object, names: Sequence[str], *, optional: bool = False) -> None:
@@ -50,8 +53,8 @@ def check_device(where: str, kind: Any, overlap: Any, flops_per_s: Any) -> None:
     if not isinstance(flops_per_s, Mapping) or "float32" not in flops_per_s:
         _refuse(where, "flops_per_s", flops_per_s, "rates by dtype, with one of float32, which dtypes without one take")
     for dtype, rate in flops_per_s.items():
-        if not (_is_number(rate) and rate > 0):
-            _refuse(where, f"flops_per_s of {dtype}", rate, "a number of more than 0")
+        if not (_is_number(rate) and rate >= _LEAST_RATE):
+            _refuse(where, f"flops_per_s of {dtype}", rate, _A_RATE)
 
 
 def check_spreads(where: str, spreads: Any) -> None:

@@ -48,7 +48,12 @@ def load_source(
         values = _read_config(config) if config is not None else {}
         return _hugging_face(text, name, batch, sequence, values, config or "its default config")
     if config is not None:
-        raise InputError("--config goes with hf:ARCHITECTURE; a function of your own reads its config itself")
+        other = (
+            f"the config of {text} is that of the zoo: write hf:{ZOO[text].architecture} with yours"
+            if text in ZOO
+            else "a function of your own reads its config itself"
+        )
+        raise InputError(f"--config goes with hf:ARCHITECTURE; {other}")
     if text in ZOO:
         known = ZOO[text]
         return _hugging_face(text, known.architecture, batch, sequence, dict(known.config), f"the config of {text}")

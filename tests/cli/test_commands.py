@@ -79,6 +79,10 @@ def plan_file(planned: str, folder: Path) -> str:
         (["compare", *with_option("--cluster", "z80", ON_MESH)], "'z80' is unknown"),
         (["compare", *with_option("--constraint", "param:* = ", ON_MESH)], "param:*"),
         (["compare", *with_option("--config", "config.json", ON_MESH)], "--config goes with hf:"),
+        (
+            ["plan", *with_option("--config", "config.json", ["gpt2", "--mesh", "2"])],
+            "write hf:GPT2LMHeadModel with yours",
+        ),
         (["compare", *with_option("--precision", "int8", ON_MESH)], "'int8' is unknown"),
         (["compare", *with_option("--out", "nowhere/plan.json", ON_MESH)], "no folder nowhere"),
         (["search", *OWN], "Missing option '--devices'"),

@@ -142,6 +142,8 @@ def test_of_an_unknown_gpu_asks_for_a_profile(monkeypatch: pytest.MonkeyPatch) -
         ((), None, "positive integers"),
         ((2.0,), None, "positive integers"),
         ("4x8", None, "positive integers"),
+        ((10**9, 8), None, "has 8,000,000,000 devices: plans are for up to 1,048,576"),
+        ((2, 1, 2, 3, 2, 2), None, r"more than 4 axes of several devices.* join some, as in \(2, 1, 2, 12\)"),
         ((2, 2), ("dp",), "1 axis names"),
         ((2, 2), ("dp", "dp"), "repeat"),
         ((2, 2), ("dp", 3), "strings"),
@@ -170,9 +172,9 @@ def test_neither_mesh_nor_cluster() -> None:
 
 
 WHOLE = Cluster.preset("h100", (2, 4), ("dp", "tp"))
-MORE = "must be a number of more than 0"
+MORE = "must be a number, 0.000001 or more"
 WRONG: list[tuple[str, str, Any, str]] = [
-    *[("axis", "bytes_per_s", value, MORE) for value in (-1.0, 0, math.nan, "fast", None, True)],
+    *[("axis", "bytes_per_s", value, MORE) for value in (-1.0, 0, 1e-300, math.nan, "fast", None, True)],
     ("axis", "all_to_all_bytes_per_s", 0.0, f"{MORE}, or None"),
     ("axis", "gather_bytes_per_s", -1.0, f"{MORE}, or None"),
     ("axis", "scatter_bytes_per_s", "1", f"{MORE}, or None"),
