@@ -162,9 +162,10 @@ def _checked_mesh(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], tuple[s
     if math.prod(shape) > _MOST_DEVICES:
         raise InputError(f"a mesh of {shape} has {math.prod(shape):,} devices: plans are for up to {_MOST_DEVICES:,}")
     if sum(n > 1 for n in shape) > _MOST_AXES:
+        joined = (*shape[: _MOST_AXES - 1], math.prod(shape[_MOST_AXES - 1 :]))
         raise InputError(
-            f"a mesh of {shape} has more than {_MOST_AXES} axes of several devices, and ways to split an op multiply with "
-            f"every one: join some, as in {(*shape[: _MOST_AXES - 1], math.prod(shape[_MOST_AXES - 1 :]))}"
+            f"a mesh of {shape} has more than {_MOST_AXES} axes of several devices, and ways to split an op multiply "
+            f"with every one: join some, as in {joined}"
         )
     if axis_names is None:
         return shape, tuple(f"axis{i}" for i in range(len(shape)))
