@@ -44,7 +44,7 @@ Row = Callable[..., Kernel | None]
 
 
 def _attention(
-    fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor | None], Tensor], *, sums_in_single: bool
+    fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor, Tensor | None], Tensor], *, sums_in_single: bool
 ) -> Row:
     """Fused attention keeps q, k, v, the output and its log-sum-exp; never the score matrix.
 
@@ -88,7 +88,7 @@ def _attention(
             moved_forward=read + written,
             moved_backward=2 * (read + written),
             attention=True,
-            output=output_like(query, attn_mask),
+            output=output_like(query, value, attn_mask),
             workspace_backward=4 * query.numel() if sums_in_single and query.dtype.itemsize == 2 else 0,
         )
 
@@ -109,20 +109,35 @@ def _fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 
 def _fused_on_cuda(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
     """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
-    dtypes = (torch.bfloat16, torch.float16, torch.float32)
-    return _same_head_dims(query, key, value) and query.shape[-1] <= 256 and query.dtype in dtypes
+    if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    if _same_head_dims(query, key, value) and query.shape[-1] <= 256:
+        return True
+    return _memory_efficient(query, key, value)
 
 
-def _as_query(query: Tensor, mask: Tensor | None) -> Tensor:
+def _memory_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Heads as many as the query's, of which a value may have another size (DeepSeek), and 16 bytes at a time."""
+    tensors = (query, key, value)
+    return (
+        all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and query.shape[-1] == key.shape[-1]
+        and all(t.shape[-1] * t.dtype.itemsize % 16 == 0 for t in tensors)
+    )
+
+
+def _as_query(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """The CPU's kernel lays its output out as the query lies."""
     return torch.empty_like(query)
 
 
-def _on_cuda(query: Tensor, mask: Tensor | None) -> Tensor:
-    """So does flash; the memory-efficient kernel writes (batch, sequence, heads, head dim)."""
-    if mask is None and query.dtype.itemsize == 2:
+def _on_cuda(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """So does flash; the memory-efficient kernel writes (batch, sequence, heads, head dim of the value)."""
+    if mask is None and query.dtype.itemsize == 2 and query.shape[-1] == value.shape[-1] <= 256:
         return torch.empty_like(query)
-    return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    batch, heads, length, _ = query.shape
+    return query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
 
 
 def _dropout_on_cuda(

@@ -135,3 +135,18 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
     assert cost.workspace_backward_bytes == (0 if dtype == torch.float32 else 4 * q.numel()), (
         "gradients of q in float32"
     )
+
+
+@pytest.mark.parametrize(
+    ("of_keys", "of_values", "fused"), [(24, 16, True), (16, 24, True), (24, 12, False), (12, 12, True)]
+)
+def test_values_may_have_heads_of_another_size_on_cuda(of_keys: int, of_values: int, fused: bool) -> None:
+    """As DeepSeek's: by the memory-efficient kernel, which reads 16 bytes at a time."""
+    q = torch.empty(2, 4, 16, of_keys, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    v = torch.empty(2, 4, 16, of_values, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    node = graph_of_call(ATTENTION, q, q.clone(), v, is_causal=True)
+    annotate(node.graph, "cuda")
+    cost = node.meta[COST]
+    assert (cost.saved_internal_bytes == 2 * 4 * 16 * 4) is fused, "one float32 a query in place of its scores"
+    if of_keys != of_values and fused:
+        assert node.meta[VAL].stride() == (16 * 4 * of_values, of_values, 4 * of_values, 1)
