@@ -12,20 +12,19 @@ from typing import Any, NoReturn
 from autopar.errors import InputError
 
 DEVICE_KINDS = ("cuda", "cpu")
-_LEAST_RATE = 1e-6
-_A_RATE = f"a number, {_LEAST_RATE:f} or more"
+_A_RATE = "a number, 1 or more"
 
 
 def check_rates(where: str, holder: object, names: Sequence[str], *, optional: bool = False) -> None:
-    """Rates a second, and parts of rates, none so small that a step would take for ever. What has an infinite rate
-    takes no time.
+    """Rates, of one or more a second, and parts of rates, of more than 0. What has an infinite rate takes no time.
 
     `optional`: may be None as well, where another rate holds.
     """
     for name in names:
         value = getattr(holder, name)
-        if not (_is_number(value) and value >= _LEAST_RATE) and not (optional and value is None):
-            _refuse(where, name, value, _A_RATE, optional)
+        is_rate = name.endswith("_per_s")
+        if not (_is_number(value) and value > 0 and (value >= 1 or not is_rate)) and not (optional and value is None):
+            _refuse(where, name, value, _A_RATE if is_rate else "a number of more than 0", optional)
 
 
 def check_seconds(where: str, holder: object, names: Sequence[str], *, optional: bool = False) -> None:
@@ -53,7 +52,7 @@ def check_device(where: str, kind: Any, overlap: Any, flops_per_s: Any) -> None:
     if not isinstance(flops_per_s, Mapping) or "float32" not in flops_per_s:
         _refuse(where, "flops_per_s", flops_per_s, "rates by dtype, with one of float32, which dtypes without one take")
     for dtype, rate in flops_per_s.items():
-        if not (_is_number(rate) and rate >= _LEAST_RATE):
+        if not (_is_number(rate) and rate >= 1):
             _refuse(where, f"flops_per_s of {dtype}", rate, _A_RATE)
 
 

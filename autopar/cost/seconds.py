@@ -19,6 +19,9 @@ from autopar.cost.products import columns_cut, product_seconds
 from autopar.graph import BIAS_OF, COST
 from autopar.layout import Layout
 
+_PASSES_BACKWARD = 2
+"""How often the backward reads or writes each of an op's tensors, or its gradient, beside what lies between."""
+
 
 class Sharding(Protocol):
     """What is read of a strategy (`autopar.strategies.strategy.Strategy`)."""
@@ -59,7 +62,8 @@ def node_seconds(
     forward_bytes = read + written * outputs + within * strategy.work
     whole = sum(work.input_bytes) + work.output_bytes
     held = sum(size * part for size, part in zip(work.input_bytes, inputs, strict=True)) + work.output_bytes * outputs
-    backward_bytes = cost.moved_bytes_backward * (held / whole if whole else 1.0)
+    own = min(cost.moved_bytes_backward, _PASSES_BACKWARD * whole)
+    backward_bytes = own * (held / whole if whole else 1.0) + (cost.moved_bytes_backward - own) * strategy.work
     products = _products(work, strategy, outputs, inputs, device, mesh_shape) if work.flops_forward else (0.0, 0.0)
     forward, backward = (
         device.together(products[way], moved / device.bytes_per_s, kernels * device.launch_seconds)

@@ -172,7 +172,7 @@ def test_neither_mesh_nor_cluster() -> None:
 
 
 WHOLE = Cluster.preset("h100", (2, 4), ("dp", "tp"))
-MORE = "must be a number, 0.000001 or more"
+MORE = "must be a number, 1 or more"
 WRONG: list[tuple[str, str, Any, str]] = [
     *[("axis", "bytes_per_s", value, MORE) for value in (-1.0, 0, 1e-300, math.nan, "fast", None, True)],
     ("axis", "all_to_all_bytes_per_s", 0.0, f"{MORE}, or None"),
@@ -186,7 +186,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("axis", "low_latency", "yes", "must be True or False"),
     *[("device", "memory_bytes", value, "a whole number, 1 or more") for value in (0, -5, "80GiB", math.inf)],
     ("device", "processors", 0, "a whole number, 1 or more"),
-    *[("device", name, 0.0, MORE) for name in ("bytes_per_s", "efficiency", "attention", "update_bytes_per_s")],
+    *[("device", name, 0.0, MORE) for name in ("bytes_per_s", "update_bytes_per_s")],
+    *[("device", name, 0.0, "must be a number of more than 0") for name in ("efficiency", "attention")],
     *[("device", name, -1.0, "0 or more") for name in ("launch_seconds", "parameter_seconds")],
     *[("device", "overlap", value, "must be a number from 0 to 1") for value in (-0.1, 2.0, math.nan)],
     ("device", "kind", "tpu", "must be one of cuda, cpu"),
