@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch.utils.flop_counter import FlopCounterMode
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from torch.utils.module_tracker import ModuleTracker
 
 
@@ -16,12 +20,32 @@ class _NoModules(ModuleTracker):
         pass
 
 
+def _convolution_backward(
+    grad_out_shape: Sequence[int],
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    output_mask: Sequence[bool],
+    **others: Any,
+) -> int:
+    """Each gradient takes the multiplications of forward; torch 2.13 counts those of the weight as if there were no
+    groups."""
+    forward: int = conv_flop_count(list(x_shape), list(w_shape), list(grad_out_shape), transposed)
+    return forward * sum(output_mask[:2])
+
+
 class TotalFlops(FlopCounterMode):
-    """`FlopCounterMode` without a count for each module.
+    """`FlopCounterMode` without a count for each module, and with the groups of convolutions.
 
     Its hooks on what modules read and return fail where the call itself takes gradients by such a tensor.
     """
 
     def __init__(self) -> None:
-        super().__init__(display=False)
+        super().__init__(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward})
         self.mod_tracker = _NoModules()

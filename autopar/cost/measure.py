@@ -84,7 +84,7 @@ class Traffic(TorchDispatchMode):
 def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured:
     """Run `call` and its backward towards those `inputs` that require a gradient, all on the meta device.
 
-    FLOPs are those of `FlopCounterMode`, which depend on which inputs need a gradient; the saved storages those that
+    FLOPs are those of `autopar.flops`, which depend on which inputs need a gradient; the saved storages those that
     `saved_tensors_hooks` is handed, each counted once and whole.
     """
     saved: list[torch.Tensor] = []

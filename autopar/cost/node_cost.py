@@ -37,7 +37,7 @@ class Work:
 class NodeCost:
     """Cost of one node at its global shapes, on one device, as `node.meta[COST]`.
 
-    `flops_*` are model FLOPs: what `FlopCounterMode` counts on the meta device. Saved tensors are named by their place
+    `flops_*` are model FLOPs: what `autopar.flops` counts on the meta device. Saved tensors are named by their place
     in `autopar.graph.tensor_inputs(node)` and `output_tensors(node)`; what is kept beside them (statistics, masks) is
     `saved_internal_bytes`. `alias_of`: per output, the input whose storage it shares. `gradient_alias_of`: per input,
     the output whose gradient is its gradient too (a view's, an addition's), None where its gradient is a tensor of its
