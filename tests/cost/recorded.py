@@ -81,7 +81,7 @@ def counted_saved_bytes(run: Callable[[], Any], owned: list[torch.Tensor]) -> in
 
 
 def counted_flops(run: Callable[[], torch.Tensor]) -> tuple[int, int]:
-    """FLOPs forward and backward of a run that yields a loss; of convolutions in groups torch counts too many (test_flops)."""
+    """FLOPs forward and backward of a run that yields a loss."""
     with TotalFlops() as counter:
         loss = run()
         forward = counter.get_total_flops()
