@@ -158,12 +158,13 @@ def repeat(node: fx.Node) -> str:
 def repeat_interleave(node: fx.Node) -> str | None:
     """Each element several times over, the copies innermost; `repeats` a number and `dim` given."""
     dim, times = argument(node, "dim", 2), argument(node, "repeats", 1)
-    if dim is None or not isinstance(times, int) or argument(node, "output_size", 3) is not None:
+    if dim is None or not isinstance(times, int):
         return None
     names = letters(len(input_shape(node)))
     after = list(names)
     after[dim] = f"({names[dim]} _)"
-    return _reorder(names, after)
+    size = argument(node, "output_size", 3)  # which a shard has less of
+    return f"{_reorder(names, after)}{f', {names[dim]} @shape' if size is not None else ''}"
 
 
 RULES: dict[str, str | Writer] = {

@@ -165,6 +165,7 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         ("repeat", x(6, 4), 2, 3, 1),
         ("tile", x(6, 4, 3), (2, 3)),
         (torch.repeat_interleave, x(6, 4), 3, 1),
+        (torch.repeat_interleave, x(6, 4), 3, -2, {"output_size": 18}),
     ],
     "pieces": [
         ("split", x(6, 12), 4, 1),

@@ -16,7 +16,7 @@ _FILLS = {"zeros", "ones", "empty"}
 
 
 def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Views and factories with the output's local shape; a factory of another kind makes the whole and takes its part.
+    """Views, repeats and factories with the output's local shape; a factory of another kind makes the whole and takes its part.
 
     A view becomes a reshape: what is contiguous as a whole need not be so in parts.
     """
@@ -25,6 +25,8 @@ def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Local
         return args[0].reshape(local)
     if name in _EXPANDS:
         return args[0].expand(local)
+    if name == "repeat_interleave":
+        return _repeated(local, *args, **kwargs)
     options = {k: v for k, v in kwargs.items() if k not in ("size", "fill_value")}
     if name in _FILLS:
         return target(local, **options)
@@ -38,6 +40,12 @@ def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Local
     for dim, length in enumerate(ctx.shapes[0]):
         whole = whole.index_select(dim, ctx.positions(ctx.outputs[0], dim, length, whole.device))
     return whole
+
+
+def _repeated(
+    local: tuple[int, ...], input: torch.Tensor, repeats: int, dim: int, *, output_size: int | None = None
+) -> torch.Tensor:
+    return input.repeat_interleave(repeats, dim, output_size=local[dim])
 
 
 def split(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
