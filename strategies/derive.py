@@ -27,6 +27,7 @@ from autopar.strategies import ends
 from autopar.strategies.arguments import output_shapes, qualified_name, tensors, user_name
 from autopar.strategies.bind import Bound, bind
 from autopar.strategies.blocks import members_with_blocks
+from autopar.strategies.constant import constants
 from autopar.strategies.discovery import Found, discover
 from autopar.strategies.members import Member, RuledOp, each_op
 from autopar.strategies.modes import Passing, Position, TensorFact, axis_modes, combine
@@ -113,26 +114,6 @@ def _sources(graph: fx.Graph) -> list[tuple[TensorRef, tuple[int, ...]]]:
         for node in graph.nodes
         if node.op == "placeholder" and isinstance(node.meta.get(VAL), torch.Tensor)
     ]
-
-
-def constants(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that no input and no trainable tensor reaches: buffers, factories and what is computed from them."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output", "call_module"):
-            continue
-        value = node.meta.get(VAL)
-        if isinstance(value, torch.Tensor) and value.requires_grad:  # nearly always
-            continue
-        if any(t.requires_grad for t in output_tensors(node)) or (node.op == "get_attr" and _is_parameter(node)):
-            continue
-        if all(ref.node in found for ref in tensor_inputs(node)):
-            found.add(node)
-    return found
-
-
-def _is_parameter(node: fx.Node) -> bool:
-    return isinstance(node.meta.get(VAL), torch.nn.Parameter)
 
 
 class _Rules:

@@ -101,6 +101,12 @@ def new_tensor(node: fx.Node) -> str:
     return f"{' '.join(names)} -> {' '.join(side)}{' | ' + ', '.join(notes) if notes else ''}"
 
 
+def filled(node: fx.Node) -> str:
+    """`zeros` and its like, of which each rank makes its part."""
+    names = letters(len(node.meta["val"].shape))
+    return f"[]? -> {' '.join(names)}{' | ' + ', '.join(f'{n} @shape' for n in names) if names else ''}"  # of no tensor
+
+
 RULES: dict[str, str | Writer] = {
     "gather": gather,
     "take_along_dim": take_along,
@@ -110,4 +116,5 @@ RULES: dict[str, str | Writer] = {
     "tril triu": "... m! n! -> ... m! n! | linear",
     "pad": pad,
     "new_zeros new_ones new_full new_empty": new_tensor,
+    "zeros ones full empty": filled,
 }

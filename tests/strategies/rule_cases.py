@@ -226,6 +226,9 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.pad, ids(5, 6, 4), (0, 1), {"value": -100}),
         ("new_zeros", x(6, 12), (3, 4)),
         ("new_zeros", x(6, 12), (12, 5, 6)),
+        (torch.zeros, (6, 12)),
+        (torch.ones, 6, 12),
+        (torch.full, (6, 12), 2.5),
     ],
     "layers": [
         (F.layer_norm, x(6, 4, 12), (12,), x(12), x(12), 1e-5),

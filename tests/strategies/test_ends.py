@@ -14,7 +14,7 @@ from torch import fx, nn
 from autopar.errors import InputError
 from autopar.graph import VAL
 from autopar.strategies import NoRuleWarning, Strategy, strategies_for
-from autopar.strategies.derive import constants
+from autopar.strategies.constant import constants
 from autopar.tracing import trace
 
 
@@ -157,7 +157,12 @@ def test_what_no_input_reaches_is_constant() -> None:
     table = node_of(graph, "call_function", torch.mul, buffer, steps, val=meta(4))
     used = node_of(graph, "call_function", torch.mul, table, x, val=meta(4))
     scaled = node_of(graph, "call_function", torch.mul, table, weight, val=meta(4))
-    assert constants(graph) == {buffer, steps, table}
+    read, alone, scores = (node_of(graph, "call_function", torch.zeros, 4, val=meta(4)) for _ in range(3))
+    node_of(graph, "call_function", torch.add, read, steps, val=meta(4))
+    node_of(graph, "call_function", torch.add, scores, x, val=meta(4))
+    node_of(graph, "call_function", torch.add, scores, weight, val=meta(4))
+    assert constants(graph) >= {buffer, steps, table, read}
+    assert constants(graph).isdisjoint({x, weight, used, scaled, alone, scores}), "a filling for others alone"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         strategies = strategies_for(graph, (2,))

@@ -16,7 +16,7 @@ from autopar.layout import Layout
 from autopar.strategies import Strategy, only_replicated, strategies_for
 from autopar.strategies.arguments import value
 from autopar.strategies.check import check_strategy
-from autopar.strategies.derive import constants
+from autopar.strategies.constant import constants
 from autopar.strategies.examples import example
 from autopar.tracing import trace
 

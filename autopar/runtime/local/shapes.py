@@ -16,7 +16,7 @@ _FILLS = {"zeros", "ones", "empty"}
 
 
 def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Views, repeats and factories with the output's local shape; a factory of another kind makes the whole and takes its part.
+    """Views, repeats and factories with the output's local shape; another factory makes the whole and takes its part.
 
     A view becomes a reshape: what is contiguous as a whole need not be so in parts.
     """
