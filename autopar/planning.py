@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +15,8 @@ from torch.utils import _pytree as pytree
 from autopar.argument_checks import count_of, flag_of, loss_of, module_of, seconds_of, solver_of, texts_of
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
-from autopar.errors import AutoparError, InputError, UntraceableError
+from autopar.errors import AutoparError, InputError
+from autopar.failed_forward import as_untraceable
 from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
@@ -26,7 +26,6 @@ from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaf_tensors import show_leaf_tensors
-from autopar.tracing.places import raised_at
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -171,11 +170,7 @@ def trace_for(
         except AutoparError:
             raise
         except Exception as error:
-            raise UntraceableError(
-                f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}"
-                + _about_dtypes(str(error), request.precision.compute),
-                where=raised_at(error, _homes(model)),
-            ) from error
+            raise as_untraceable(error, model, request.precision.compute) from error
         show_leaf_tensors(traced, request.precision.compute)
         check_requests(model, traced.graph, request.constraints)
         find_splits(traced.graph)
@@ -187,23 +182,12 @@ def _default_device(device: str) -> AbstractContextManager[Any]:
     return nullcontext() if torch.get_default_device() == torch.device(device) else torch.device(device)
 
 
-def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
-    there = f"; all but buffers is {compute} there: cast what these give (y.to(x.dtype)), or plan with precision='fp32'"
-    return there if compute is not None and "dtype" in message else ""
-
-
 def _device(model: nn.Module, meta_args: Mapping[str, Any], kind: str) -> torch.device:
     """What data-free tensors claim to be on, so that a model takes the branches that it takes on the cluster."""
     examples = list(meta_args.values()) if isinstance(meta_args, Mapping) else []  # what else it is, the trace tells
     tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(examples))
     devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
     return next((device for device in devices if device.type not in ("meta", "cpu")), torch.device(kind))
-
-
-def _homes(model: nn.Module) -> set[str]:
-    """The files in which the model's modules are defined."""
-    files = (getattr(sys.modules.get(type(m).__module__), "__file__", None) for m in model.modules())
-    return {file for file in files if file is not None}
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,11 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
         return leaves, spec
     for kind, leaf in unknown.items():
         if not dataclasses.is_dataclass(leaf):
+            is_cache = "cache" in f"{kind.__module__}.{kind.__name__}".lower()
             raise ArgumentError(
-                f"{what} has tensors in an object of {kind.__name__}, which is not looked into: put them in a tuple, a "
-                "dict or a dataclass"
+                f"{what} has tensors in an object of {kind.__name__}, which is not looked into: "
+                + ("training has no use for a cache, set model.config.use_cache = False; or " if is_cache else "")
+                + "put them in a tuple, a dict or a dataclass"
             )
         pytree.register_dataclass(kind)
     return flattened(value, what)  # one may hold another

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch.utils import _pytree as pytree
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+import autopar
 from autopar.cluster import Cluster
+from autopar.errors import AutoparError, InputError, UntraceableError
 from autopar.planning import Stopwatch, request_of, trace_for
 from autopar.tracing import trace
 from autopar.tracing.huggingface import register_caches
@@ -74,3 +77,25 @@ def test_a_call_is_traced_in_its_own_grad_mode(model: LlamaForCausalLM, mode: ty
         assert traced.key((), {"input_ids": IDS}) == traced.own_key
     (logits, *_), *_ = next(iter(n.args for n in traced.graph.nodes if n.op == "output"))
     assert traced.val(logits).requires_grad is (mode is torch.enable_grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("Bamba", UntraceableError), ("Qwen3Next", InputError)]
+)  # one asks a cache what it has not, the other returns one with states in it
+def test_caches_of_linear_attention_say_how_to_train_without(name: str, error: type[AutoparError]) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 32}
+    heads = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+    }
+    experts = {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = getattr(transformers, f"{name}Config")(**sizes, **(heads if name == "Bamba" else experts))
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    cluster = Cluster.preset("cpu", (2,))
+    with pytest.raises(error, match=r"training has no use for a? ?caches?.* set model\.config\.use_cache = False"):
+        autopar.plan(model, {"input_ids": IDS, "labels": IDS}, cluster)
+    model.config.use_cache = False
+    assert autopar.plan(model, {"input_ids": IDS, "labels": IDS}, cluster, time_limit=5).nodes

@@ -1,0 +1,42 @@
+"""What a model's own forward raises while it is traced, in words that say where, and what may mend it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import torch
+from torch import nn
+
+from autopar.errors import UntraceableError
+from autopar.tracing.places import raised_at
+
+
+def as_untraceable(error: Exception, model: nn.Module, compute: torch.dtype | None) -> UntraceableError:
+    """The error that names the line; `compute`: the dtype in which the model was traced, None for its own."""
+    return UntraceableError(
+        f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}"
+        + _about_dtypes(str(error), compute)
+        + _about_caches(error, model),
+        where=raised_at(error, _homes(model)),
+    )
+
+
+def _about_dtypes(message: str, compute: torch.dtype | None) -> str:
+    there = f"; all but buffers is {compute} there: cast what these give (y.to(x.dtype)), or plan with precision='fp32'"
+    return there if compute is not None and "dtype" in message else ""
+
+
+def _about_caches(error: Exception, model: nn.Module) -> str:
+    """Where the library's caches raised it, which training does without."""
+    is_on = getattr(getattr(model, "config", None), "use_cache", False)
+    frames = traceback.extract_tb(error.__traceback__)
+    if not is_on or not any("cache_utils" in frame.filename for frame in frames):
+        return ""
+    return "; training has no use for caches: set model.config.use_cache = False"
+
+
+def _homes(model: nn.Module) -> set[str]:
+    """The files in which the model's modules are defined."""
+    files = (getattr(sys.modules.get(type(m).__module__), "__file__", None) for m in model.modules())
+    return {file for file in files if file is not None}
