@@ -22,7 +22,11 @@ _OF_ROWS = {  # and of others, as a part of the rows
 _ALL = 2**31 - 1
 Start = Literal["basis", "plain", "begun", "on"]
 Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
-ENOUGH, LIMIT, UNKNOWN = "Bound on objective reached", "Iteration limit reached", "Unknown"  # HiGHS's words
+ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
+_WITHOUT_AN_END = "Unknown", "Not Set"  # and where it does not come to one
+_UPDATES = 100, 5_000
+"""Of a basis until it is factorised anew, from a basis and from nothing. Small pivots from a basis that a box makes
+infeasible end in one that is singular, which HiGHS then examines at length: 28 seconds with 7,000 rows."""
 _NOTHING = 1e-9  # of a proof's largest number
 
 
@@ -72,6 +76,7 @@ class Held:
         first = start not in ("basis", "on") or not self._stands
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff)
+        self._engine.setOptionValue("simplex_update_limit", _UPDATES[first])
         if not first:
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
@@ -87,9 +92,10 @@ class Held:
         elif first:
             most = _ALL
         status = self._solve(most, time_limit)
-        if status in (LIMIT, UNKNOWN) and not first:
+        if status in (LIMIT, *_WITHOUT_AN_END) and not first:
             first = True  # where it needs more, or is lost from this basis, it starts from nothing
             self._engine.clearSolver()
+            self._engine.setOptionValue("simplex_update_limit", _UPDATES[True])
             self._change_costs(True)
             status = self._solve(_ALL if patient else _ANEW, time_limit)
         if first or start == "on":
