@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autopar.errors import UntraceableError
+from autopar.tracing.containers import WITHOUT_CACHES
 from autopar.tracing.places import raised_at
 
 
@@ -33,7 +34,7 @@ def _about_caches(error: Exception, model: nn.Module) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if not is_on or not any("cache_utils" in frame.filename for frame in frames):
         return ""
-    return "; training has no use for caches: set model.config.use_cache = False"
+    return f"; {WITHOUT_CACHES}"
 
 
 def _homes(model: nn.Module) -> set[str]:

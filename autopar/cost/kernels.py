@@ -95,11 +95,12 @@ def _attention(
     return row
 
 
+def _in_rows(*tensors: Tensor) -> bool:
+    return all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
+
+
 def _same_head_dims(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    tensors = (query, key, value)
-    return all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors) and (
-        query.shape[-1] == key.shape[-1] == value.shape[-1]
-    )
+    return _in_rows(query, key, value) and query.shape[-1] == key.shape[-1] == value.shape[-1]
 
 
 def _fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
@@ -118,12 +119,11 @@ def _fused_on_cuda(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 def _memory_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Heads as many as the query's, of which a value may have another size (DeepSeek), and 16 bytes at a time."""
-    tensors = (query, key, value)
     return (
-        all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
+        _in_rows(query, key, value)
         and query.shape[1] == key.shape[1] == value.shape[1]
         and query.shape[-1] == key.shape[-1]
-        and all(t.shape[-1] * t.dtype.itemsize % 16 == 0 for t in tensors)
+        and all(t.shape[-1] * t.dtype.itemsize % 16 == 0 for t in (query, key, value))
     )
 
 

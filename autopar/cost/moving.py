@@ -164,8 +164,17 @@ def _moving(
         stored = memory.gradient_bytes(ref.node, storage)
         waiting = max(whole, stored)
         cast = whole if memory.stored_dtype(ref.node) != tensor_of(ref).dtype else 0
-        back = {"waiting": waiting, "cast": cast, "reduced": stored, "accumulated": stored}
-        return Moving(gathered, arriving, landing, begun, **back, alone=alone)
+        return Moving(
+            gathered=gathered,
+            arriving=arriving,
+            landing=landing,
+            begun=begun,
+            waiting=waiting,
+            cast=cast,
+            reduced=stored,
+            accumulated=stored,
+            alone=alone,
+        )
     travels = reduction_dtype(memory, ref).itemsize
     elements = memory.local_bytes(ref, storage) // own
     bucket = grouping.bucket_bytes(ref, wanted, travels)

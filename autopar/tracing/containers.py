@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.known import Known
 
+WITHOUT_CACHES = "training has no use for caches, set model.config.use_cache = False"
+
 
 def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
     """Leaves and structure; ArgumentError for an object that holds tensors where they cannot be reached.
@@ -27,7 +29,7 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
             is_cache = "cache" in f"{kind.__module__}.{kind.__name__}".lower()
             raise ArgumentError(
                 f"{what} has tensors in an object of {kind.__name__}, which is not looked into: "
-                + ("training has no use for a cache, set model.config.use_cache = False; or " if is_cache else "")
+                + (f"{WITHOUT_CACHES}; or " if is_cache else "")
                 + "put them in a tuple, a dict or a dataclass"
             )
         pytree.register_dataclass(kind)

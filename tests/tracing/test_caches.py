@@ -95,7 +95,7 @@ def test_caches_of_linear_attention_say_how_to_train_without(name: str, error: t
     config = getattr(transformers, f"{name}Config")(**sizes, **(heads if name == "Bamba" else experts))
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     cluster = Cluster.preset("cpu", (2,))
-    with pytest.raises(error, match=r"training has no use for a? ?caches?.* set model\.config\.use_cache = False"):
+    with pytest.raises(error, match=r"training has no use for caches, set model\.config\.use_cache = False"):
         autopar.plan(model, {"input_ids": IDS, "labels": IDS}, cluster)
     model.config.use_cache = False
     assert autopar.plan(model, {"input_ids": IDS, "labels": IDS}, cluster, time_limit=5).nodes
