@@ -231,7 +231,7 @@ class Branching:
 
     @cached_property
     def choices(self) -> Choices:
-        return Choices(self.program.matrix())
+        return Choices(self.program.matrix(), with_flows=not self.program.early)
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
@@ -252,6 +252,8 @@ class Branching:
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
         wholes, node, left = self.wholes, box, list[Outcome]()
+        if wholes.best is None and not wholes.has_many(box) and not self.program.early and wholes.solve(box):
+            return []
         if wholes.best is None and not self.slow and self.program.as_whole(box) is None:
             wholes.round(box)
         for depth in itertools.count(1):

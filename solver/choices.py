@@ -7,6 +7,11 @@ entries are times these, and the more the mixed choices of an op differ in that,
     w[s] = sum_i a[i,s] y[i]      over all rows i but those of the choices' sum and of the flows that start or end there
     mix  = sum_s x[s] |w[s] - sum_s x[s] w[s]|
 
+Without a budget it mixes choices whose collectives take longer than there is compute to hide them with others that have
+none. Then a choice is worth besides what its flows f are, at each of its ends e, as the relaxation has them::
+
+    W[s] = w[s] + sum_e (sum_f f[s,e] w[f] / sum_f f[s,e])
+
 The choices are put in order of w and cut where half of the op lies on either side (a special ordered set, Beale and
 Tomlin 1970), so that equivalent choices, as the same split over one axis or the other, stay together.
 """
@@ -25,8 +30,8 @@ _SAME = 1e-9  # choices whose worth differs by less are alike, as a part of the 
 class Choices:
     """The groups of 0/1 variables of a program of which exactly one is 1."""
 
-    def __init__(self, matrix: Matrix) -> None:
-        self.matrix = matrix
+    def __init__(self, matrix: Matrix, *, with_flows: bool = False) -> None:
+        self.matrix, self.with_flows = matrix, with_flows
         one = (matrix.least == 1) & (matrix.most == 1)
         of_choices = one.copy()
         of_choices[matrix.row[one[matrix.row] & (~matrix.integer[matrix.column] | (matrix.value != 1))]] = False
@@ -43,7 +48,7 @@ class Choices:
         mixed = (values > WHOLE) & (values < 1 - WHOLE)
         if not mixed.any():
             return None
-        worth = self._worth(node.duals)[self.columns]
+        worth = self._worth(node)[self.columns]
         mean = np.bincount(self.owner, values * worth, minlength=self.groups)
         mix = np.bincount(self.owner, values * np.abs(worth - mean[self.owner]), minlength=self.groups)
         half = np.bincount(self.owner, np.minimum(values, 1 - values), minlength=self.groups)
@@ -64,12 +69,23 @@ class Choices:
         places = np.flatnonzero(unlike if unlike.any() else apart)
         return int(places[np.abs(below[places] - 0.5).argmin()]) + 1
 
-    def _worth(self, duals: Array) -> Array:
+    def _worth(self, node: Outcome) -> Array:
         matrix = self.matrix
-        if not len(duals):  # CBC tells none
+        if not len(node.duals):  # CBC tells none
             return np.zeros(matrix.columns)
-        priced = np.where(self._priced, duals, 0.0)
-        return np.bincount(matrix.column, priced[matrix.row] * matrix.value, minlength=matrix.columns)
+        priced = np.where(self._priced, node.duals, 0.0)
+        worth: Array = np.bincount(matrix.column, priced[matrix.row] * matrix.value, minlength=matrix.columns)
+        return worth + self._of_flows(worth, node.values) if self.with_flows else worth
+
+    def _of_flows(self, worth: Array, values: Array) -> Array:
+        """What the flows of each choice are worth, on average, at all of its ends."""
+        matrix, (flows, *ends) = self.matrix, self.matrix.flows.T
+        moved, all_moved = np.zeros(matrix.lines), np.zeros(matrix.lines)
+        for rows in ends:
+            np.add.at(moved, rows, values[flows])
+            np.add.at(all_moved, rows, values[flows] * worth[flows])
+        mean = np.divide(all_moved, moved, out=np.zeros(matrix.lines), where=moved > WHOLE)
+        return np.bincount(matrix.end_choices, mean[matrix.end_rows], minlength=matrix.columns)
 
     def _without(self, node: Outcome, gone: Array) -> Bounds:
         return {**node.counts, **dict.fromkeys(self.columns[gone].tolist(), (0.0, 0.0))}

@@ -43,7 +43,7 @@ _PLAIN = 60_000  # one with a budget has all ways at once
 _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
 _MOST = 1_500_000  # with a budget all ways are looked at, after few: with more the program would be too large
 _PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
-_FIRST = 1 / 10  # the same of a first plan without a budget: once it is there, the ways that are left are few
+_FIRST = 1 / 10  # the same without a budget: once a plan is there, the ways that are left are few
 
 _SHORT = TimeLimitError, MemoryError  # for want of which a proof, but not the plan, is given up
 _EPSILON = 1e-9  # by which floating point may be wrong, relatively
@@ -90,7 +90,8 @@ class Fast:
                 model = Model(few(problem, kept), tables=self._tables)
                 start = self._completed(model, *best) if best is not None else None
                 left = max(end - cpu_seconds(), 0.0)
-                seconds = _FIRST * left if best is None and most != _PAIRS[-1] else left
+                is_last = most == _PAIRS[-1] or limit >= highest
+                seconds = left if is_last else _FIRST * left
                 outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(left), best=start)
                 if len(outcome.values):
                     bound = max(bound, min(outcome.bound, limit * (1 - _EPSILON)))

@@ -13,7 +13,7 @@ from autopar.solver.matrix import Matrix, Part
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
 _OF_ANOTHER = 0.2  # as a part of the rows, from the basis of another program, where nothing was solved before
 _IN_A_BOX = 0.25  # the part where counts have other bounds: these take about as long as a start from nothing
-_ANEW = 20_000  # and of such a start, where it is not the first
+_ANEW = 10_000, 10_000, 10_000  # and of such a start, where it is not the first
 _OF_ROWS = {  # and of others, as a part of the rows
     "plain": 0.25,  # of a start with the costs as they are: where it takes more, it was in vain
     "begun": 0.15,  # of one that is gone on with once other columns have entered
@@ -47,6 +47,7 @@ class Held:
         self.stand(None)
         self.basis: Basis | None = None  # of the last answer
         self._anew = 0  # iterations of the last start from nothing
+        self._iterations, self._end = 0, 0.0  # of a question: those that it has taken, and when it ends
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
     def stand(self, basis: Basis | None) -> None:
@@ -91,17 +92,17 @@ class Held:
             most = max(_ITERATIONS[0], int(_OF_ROWS[start] * len(self._rows)))
         elif first:
             most = _ALL
-        status = self._solve(most, time_limit)
+        self._iterations, self._end = 0, float(self._engine.getRunTime()) + time_limit
+        status = self._solve(most)
         if status in (LIMIT, *_WITHOUT_AN_END) and not first:
-            first = True  # where it needs more, or is lost from this basis, it starts from nothing
+            first, self._iterations = True, 0  # where it needs more, or is lost from this basis, it starts from nothing
             self._engine.clearSolver()
             self._engine.setOptionValue("simplex_update_limit", _UPDATES[True])
             self._change_costs(True)
-            status = self._solve(_ALL if patient else _ANEW, time_limit)
+            status = self._solve(_ALL) if patient else self._solve_by_steps(cutoff)
         if first or start == "on":
-            before = 0 if first else self._anew
-            self._anew = before + int(self._engine.getInfo().simplex_iteration_count)
-        ended = status in ("Optimal", "Infeasible") or (status == LIMIT and start == "begun")
+            self._anew = self._iterations + (0 if first else self._anew)
+        ended = status in ("Optimal", "Infeasible", LIMIT if start == "begun" else "", ENOUGH if first else "")
         basis = self._engine.getBasis() if ended else None  # not where it is cut off
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
@@ -143,12 +144,26 @@ class Held:
         some, most = duals[rows] != 0, np.abs(sums) > _NOTHING
         return bool(wanted[some] @ duals[rows][some] > given[most] @ sums[most])
 
-    def _solve(self, iterations: int, time_limit: float) -> str:
-        if time_limit <= 0:
+    def _solve_by_steps(self, cutoff: float) -> str:
+        """Solve from nothing, and look at the cutoff now and then: HiGHS does not, with costs that it has changed.
+
+        On the way to an objective of 5e11 a box of counts that has no solution took it 32 seconds.
+        """
+        for most in _ANEW:
+            status = self._solve(most)
+            if status == LIMIT and float(self._engine.getInfo().objective_function_value) > cutoff:
+                return ENOUGH
+            if status != LIMIT:
+                break
+        return status
+
+    def _solve(self, iterations: int) -> str:
+        if self._engine.getRunTime() >= self._end:
             return "Time limit reached"
-        self._engine.setOptionValue("time_limit", float(self._engine.getRunTime()) + time_limit)
+        self._engine.setOptionValue("time_limit", self._end)
         self._engine.setOptionValue("simplex_iteration_limit", iterations)
         self._engine.run()
+        self._iterations += int(self._engine.getInfo().simplex_iteration_count)
         return str(self._engine.modelStatusToString(self._engine.getModelStatus()))
 
     def _pass(self, inside: Array) -> None:

@@ -12,7 +12,9 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.search import search
 from autopar.solver.windows import improved
 
-_PLAIN = 1e-5  # what one departure from the plainest plan costs in the program
+_PLAIN = 1e-5  # what one departure from the plainest plan costs in the program, at most
+_ALL_PLAIN = 0.1  # and what all that a plan can have cost, at most: a proof lacks so much of the objective
+_LEAST = 250.0  # of the objective of a plan: about 1000, or less where much hides behind compute
 
 
 def run(
@@ -30,7 +32,7 @@ def run(
     What is searched to is nearer than `gap` by what ties may have added to the bound.
     """
     price(model)
-    nearer = max(gap / 2, gap - _slack(model) / OBJECTIVE)
+    nearer = max(gap / 2, gap - _slack(model) / _LEAST)
     outcome = search(
         model.program, solver, time_limit=time_limit, gap=nearer, patience=patience, best=best, first=first
     )
@@ -46,7 +48,8 @@ def run_near(model: Model, known: Outcome, solver: str, gap: float, seconds: flo
 def price(model: Model) -> None:
     """Give the program its objective: the model's seconds, scaled, and a little for what is not plain."""
     prices = model.seconds.array(len(model.program.names))
-    model.program.cost = prices / _scale(model) + _PLAIN * model.plainness()
+    plainness = model.plainness()
+    model.program.cost = prices / _scale(model) + _plain(model, plainness) * plainness
 
 
 def in_seconds(model: Model, outcome: Outcome) -> Outcome:
@@ -72,7 +75,13 @@ def in_program(model: Model, seconds: float) -> float:
 
 def _slack(model: Model) -> float:
     """The most that a plan pays in the program for not being plain."""
-    return _PLAIN * model.most_departures(model.plainness())
+    plainness = model.plainness()
+    return _plain(model, plainness) * model.most_departures(plainness)
+
+
+def _plain(model: Model, plainness: Array) -> float:
+    """What one departure costs."""
+    return min(_PLAIN, _ALL_PLAIN / max(1.0, model.most_departures(plainness)))
 
 
 def _scale(model: Model) -> float:

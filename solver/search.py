@@ -19,18 +19,22 @@ from dataclasses import replace
 
 import numpy as np
 
+from autopar.errors import TimeLimitError
 from autopar.solver import wholes
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
 from autopar.solver.engines import is_highs
 from autopar.solver.held import Basis
 from autopar.solver.linear import Array
-from autopar.solver.outcome import Outcome
+from autopar.solver.outcome import NONE, Outcome
 from autopar.solver.program import Program
 from autopar.solver.shrunk import Shrunk, part_of, within
 
 _LOOSE = 4e-3  # what the first relaxation may miss of its optimum, relatively
 _PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
+_SHARE = 0.4  # of the time: what solutions near the relaxation are looked for, where a far one is known
+_EPSILON = 1e-9  # by which floating point may be wrong, relatively
+_LARGE = 100_000  # columns: a program without counts that has fewer is searched as it is
 _SMALL = 0.5  # of the columns: a part that has more is not worth a relaxation of its own
 _COSTS = 7e-2  # what a budget is first thought to cost, relatively
 _ABOVE = 2e-2  # how much more than the relaxation of a part its solutions cost, relatively
@@ -70,7 +74,7 @@ def search(
         raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
-    if not program.early:
+    if not program.early and len(program.names) <= _LARGE:
         return Branching(program, solver, gap, clock, best).run(root)
     return _by_parts(program, root, solver, gap, clock, best)
 
@@ -111,24 +115,44 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
 def _by_parts(
     program: Program, root: Outcome, solver: str, gap: float, clock: Clock, best: Outcome | None = None
 ) -> Outcome:
-    """With the variables that solutions up to a limit can use, and a higher limit where the best is above it."""
-    limits = iter([root.objective + margin * abs(root.objective) for margin in _PARTS])
-    limit = next(limits) if best is None else best.objective * (1 + 1e-9)
+    """With the variables that solutions up to a limit can use, and a higher limit where the best is above it.
+
+    Where the `best` is far from the relaxation, better ones are first looked for near that, for parts of the time: all
+    that is better than a far one is most of the program.
+    """
+    highest = math.inf if best is None else best.objective * (1 + _EPSILON)
+    near = [root.objective + margin * abs(root.objective) for margin in _PARTS]
+    limits = iter([*(limit for limit in near if limit < highest), highest])
+    limit, least = next(limits), -math.inf
     while True:
         kept = within(program, root, limit)
         if len(kept) > max(wholes.FEW, _SMALL * len(program.names)):
-            return Branching(program, solver, gap, clock, best).run(root)
-        found = _of_part(part_of(program, kept), root.basis, best, solver, gap, clock, limit)
-        if len(found.values):
-            found = _of_whole(program, kept, found, limit)
-            judged = _judged(found, gap)
-            if judged.status == "optimal" or limit >= found.objective or clock.left(True) <= 0:
+            return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
+        part, is_near = part_of(program, kept), best is not None and limit < highest
+        if is_near:
+            found = _near_root(part, root.basis, solver, gap, clock, limit)
+        else:
+            found = _of_part(part, root.basis, best, solver, gap, clock, limit)
+        least = max(least, min(found.bound, limit))
+        if len(found.values) and (best is None or not is_near or found.objective < best.objective):
+            best = _of_whole(program, kept, found, limit)
+            judged = _judged(best, gap, least)
+            if judged.status == "optimal" or (limit >= best.objective and not is_near) or clock.left(True) <= 0:
                 return judged
-            best, limit = found, found.objective * (1 + 1e-9)
+            limit = highest = best.objective * (1 + _EPSILON)
         elif limit == math.inf:
             return found
         else:
             limit = next(limits)
+
+
+def _near_root(part: Shrunk, basis: Basis | None, solver: str, gap: float, clock: Clock, limit: float) -> Outcome:
+    """A solution of a part that lacks the best known one, from a part of the time that is left."""
+    seconds = _SHARE * clock.left(True)
+    try:
+        return _of_part(part, basis, None, solver, gap, Clock(seconds, seconds), limit)
+    except TimeLimitError:
+        return Outcome("stopped", NONE, math.inf, -math.inf)
 
 
 def _of_whole(program: Program, kept: Array, found: Outcome, limit: float) -> Outcome:
@@ -138,7 +162,11 @@ def _of_whole(program: Program, kept: Array, found: Outcome, limit: float) -> Ou
     return replace(found, values=values, bound=min(found.bound, limit))
 
 
-def _judged(found: Outcome, gap: float) -> Outcome:
+def _judged(found: Outcome, gap: float, least: float = -math.inf) -> Outcome:
+    """With the status that its bound gives it, and one that is known besides."""
+    if not len(found.values):
+        return found
+    found = replace(found, bound=min(max(found.bound, least), found.objective))
     near = found.bound >= found.objective - gap * abs(found.objective)
     return replace(found, status="optimal" if near else "feasible")
 

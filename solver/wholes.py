@@ -67,9 +67,19 @@ class Wholes:
         """
         if self.best is None or node.status != "optimal" or node.relaxation is None:
             return False
+        if self.is_mixed(node):
+            return True
         kept = self.kept(node, self.enough())
         flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
         return flows > (_FLOWS if self.slow or not self.program.early else _FEW_FLOWS)
+
+    def is_mixed(self, node: Outcome) -> bool:
+        """Whether the relaxation of a box, of a program without counts, is far from the best solution.
+
+        It runs an op in part in a way that hides its collectives and in part in one that has none. HiGHS came to a gap
+        of 13 % in a minute where four cuts by the choices of that op leave none.
+        """
+        return self.slow and not self.program.early and self.is_far(node.objective)
 
     def round(self, node: Outcome) -> None:
         """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
@@ -81,15 +91,16 @@ class Wholes:
         found = self.program.integrate(self.solver, kept, self.left(), self.gap, node.counts, cutoff=self.enough())
         self._take(found)
 
-    def solve(self, node: Outcome, least: float = -math.inf) -> None:
-        """The best solution of a box that is done, if it is better than the best so far by more than the gap.
+    def solve(self, node: Outcome, least: float = -math.inf) -> bool:
+        """The best solution of a box that is done, if it is better than the best so far by more than the gap; False
+        where the first solution shows that cuts are faster.
 
         `least`: a bound that is known of it, where that is more than its relaxation.
         """
         least = max(least, node.objective)
         if self._solved_by_itself(node):
             self.proven = min(self.proven, least)
-            return
+            return True
         few = len(self.program.names) <= FEW
         margin = math.inf if few else self.near(node) - node.objective
         mine = math.inf  # the best solution of this box
@@ -109,12 +120,14 @@ class Wholes:
                 if self.best is None:
                     continue
                 self.proven = min(self.proven, least)
-                return
+                return True
             bound = max(least, min(found.bound, enough if everything else limit))
             done = everything or limit >= enough or (self.best is not None and self.closed(bound))
             if done or mine <= limit or found.status == "feasible" or (self.best and self.left() <= 0):
                 self.proven = min(self.proven, bound)
-                return
+                return True
+            if self.is_mixed(node):
+                return False
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
     def begin(self, node: Outcome, part: float = 1.0) -> float:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
 from random_graphs import drawn, every_plan
 from test_relaxation import program
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from autopar import Cluster, plan
+from autopar.plans import GAP
 from autopar.solver import branching, search, wholes
 from autopar.solver.choices import Choices
 from autopar.solver.program import Program
@@ -36,6 +42,57 @@ def test_equivalent_choices_stay_together() -> None:
     assert all(set(part.values()) == {(0.0, 0.0)} for part in parts)
     seconds = {min(part): asked.relax_again(root, 60.0, part).objective for part in parts}
     assert seconds == {4: pytest.approx(5.0), 5: pytest.approx(6.0)}
+
+
+def hidden() -> Program:
+    """Two ops with two choices each: what the first moves, if it wants it so, takes 10 seconds, of which compute hides
+    3; or it takes 6 seconds more. The second is mixed for its size, which is worth little."""
+    found = Program()
+    first, second = ([found.variable(f"x.{op}.{i}", integer=True) for i in range(2)] for op in range(2))
+    weight = found.variable("x.weight", lower=1.0)
+    for ones in (first, second):
+        found.equal("one", [(x, 1.0) for x in ones], 1.0)
+    flows = found.transport([[weight]], [[x] for x in first], np.ones((1, 2), dtype=bool))[0]
+    saved = found.variable("hidden", upper=3.0, whole=False)
+    found.at_most("hidden", [(saved, 1.0), (int(flows[0]), -10.0)], 0.0)
+    found.at_most("size", [(second[0], 2.0), (second[1], 1.0)], 1.5)
+    found.cost = np.zeros(len(found.names))
+    found.cost[[flows[0], first[1], second[0], second[1], saved]] = 10.0, 6.0, 1.0, 1.1, -1.0
+    return found
+
+
+@pytest.mark.parametrize("with_flows", [False, True])
+def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
+    asked = hidden()
+    root = asked.relax("highs", 60.0, {})
+    assert root.objective == pytest.approx(0.7 * 6 + 1.05)  # three tenths of what moves are hidden
+    parts = Choices(asked.matrix(), with_flows=with_flows).split(root)
+    assert parts is not None
+    assert {min(part) for part in parts} == ({0, 1} if with_flows else {2, 3})
+    if with_flows:
+        seconds = sorted(asked.relax_again(root, 60.0, part).objective for part in parts)
+        assert seconds == pytest.approx([6 + 1.05, 7 + 1.05])
+
+
+def test_experts_that_gather_in_part_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathers of experts that take longer than compute hides: cut by choices, the optimum is that of HiGHS alone."""
+    sizes = dict(hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, vocab_size=512)
+    config = MixtralConfig(**sizes, num_hidden_layers=1, num_local_experts=16, num_experts_per_tok=2, use_cache=False)
+    with torch.device("meta"):
+        model = MixtralForCausalLM(config)
+    tokens = torch.empty(128, 64, dtype=torch.long, device="meta")
+    cuts, split, found = [], Choices.split, []
+    monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(parts := split(*some)) or parts)
+    for few in (0, 1_000_000):
+        monkeypatch.setattr(wholes, "FEW", few)
+        cuts.clear()
+        made = plan(model, {"input_ids": tokens, "labels": tokens}, Cluster.preset("h100", (2, 2)), precision="bf16")
+        assert made.certificate.status == "optimal"
+        assert any(cuts) == (few == 0)
+        found.append(made.certificate)
+    for one, other in itertools.permutations(found):
+        assert one.objective * (1 - GAP) <= other.objective
+        assert other.bound <= one.objective
 
 
 def test_nothing_is_mixed_in_whole_numbers() -> None:

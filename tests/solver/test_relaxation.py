@@ -12,7 +12,7 @@ from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
 from autopar.solver import held, relaxation, search, wholes
-from autopar.solver.held import LIMIT, Held
+from autopar.solver.held import ENOUGH, LIMIT, Held
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds
 from autopar.solver.pricing import bound_by, least_more
@@ -203,6 +203,33 @@ def test_a_box_above_a_cutoff_is_closed(
             else:
                 assert found.status == best.status == "infeasible"
     assert closed
+
+
+def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From nothing, where HiGHS changes costs and so looks at no cutoff."""
+    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), Held._solve_by_steps
+    monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
+    monkeypatch.setattr(held, "_ITERATIONS", (1, 0.0))
+    monkeypatch.setattr(held, "_IN_A_BOX", 0.0)
+    monkeypatch.setattr(held, "_ANEW", (*[20] * 40, 10_000))
+    monkeypatch.setattr(Held, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
+    [(count, whether)] = asked.early
+    root = asked.relax("highs", 60.0, {})
+    ends = set[str]()
+    for low, high in itertools.combinations_with_replacement(range(5), 2):
+        bounds: Bounds = {count: (float(low), float(high)), whether: (min(low, 1.0), min(high, 1.0))}
+        best = asked.relax("cbc", 60.0, bounds)
+        optimum = best.objective if best.status == "optimal" else np.inf
+        for cutoff in (root.objective * 0.9, root.objective * 1.01, np.inf):
+            found = asked.relax_again(root, 60.0, bounds, cutoff=cutoff)
+            ends.add(found.status)
+            if found.status == "closed":
+                assert cutoff <= found.bound <= optimum * (1 + 1e-7)
+            else:
+                assert found.status == best.status
+                assert found.status == "infeasible" or found.objective == pytest.approx(optimum, rel=1e-6)
+    assert ends == {"optimal", "infeasible", "closed"}
+    assert {ENOUGH, "Optimal"} <= set(statuses)
 
 
 def test_any_dual_values_bound_the_optimum() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from autopar.solver import held, wholes
 from autopar.solver import search as searching
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
+from autopar.solver.outcome import NONE, Outcome
 from autopar.solver.program import Program
 from autopar.solver.search import search
 from autopar.solver.shrunk import part_of, within
@@ -71,6 +75,35 @@ def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) 
     again = search(asked, gap=1e-7)
     assert again.status == "optimal"
     assert again.objective == pytest.approx(best.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
+    in_time: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a known solution is far; where that ends too soon, the search goes on up to the known one."""
+    asked = program(0.3, 2, 2)
+    best, everything = search(asked, gap=1e-7), np.arange(len(asked.names))
+    cost, choices = asked.cost, asked.matrix().integer
+    asked.cost = np.where(choices, -cost, 0.0)
+    far = asked.integrate("highs", everything, 60.0, 1e-2, {})
+    asked.cost = cost
+    far = replace(far, status="feasible", objective=float(cost @ far.values), bound=0.0)
+    assert far.objective > 1.1 * best.objective
+    near, found = searching._near_root, []
+
+    def looked(*given: Any) -> Outcome:
+        found.append(near(*given) if in_time else Outcome("stopped", NONE, math.inf, -math.inf))
+        return found[-1]
+
+    monkeypatch.setattr(searching, "_near_root", looked)
+    monkeypatch.setattr(wholes, "FEW", 0)
+    monkeypatch.setattr(searching, "_SMALL", 1.0)
+    again = search(asked, gap=1e-7, best=far, first=asked.matrix().cheapest(1))
+    assert again.status == "optimal"
+    assert again.objective == pytest.approx(best.objective, rel=1e-6)
+    assert len(found) >= (1 if in_time else 2)
+    assert again.bound <= best.objective * (1 + 1e-6)
 
 
 def test_a_search_ends_where_all_that_is_left_is_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

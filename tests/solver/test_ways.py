@@ -185,10 +185,14 @@ def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyP
         assert (max(seen) > 2 * seen[0]) == (sure > 0)
 
 
-def test_a_first_plan_leaves_time_to_prove_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pairs", "expected"), [((1_500, 1_600, 1_700), [6, 6, 60]), ((1_500, 1 << 30), [6, 60])])
+def test_plans_of_few_ways_leave_time_for_a_proof(
+    pairs: tuple[int, ...], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All time is for the last program, or for one that has all ways that a better plan can use."""
     problem, times = problem_of("gpt2-4", 2, 2, 2), []
     monkeypatch.setattr(fast, "_ALL", 0)
-    monkeypatch.setattr(fast, "_PAIRS", (1_500, 1_600, 1_700))
+    monkeypatch.setattr(fast, "_PAIRS", pairs)
     monkeypatch.setattr(fast, "_SURE", 0)
     monkeypatch.setattr(fast, "cpu_seconds", lambda: 0.0)
 
@@ -198,7 +202,7 @@ def test_a_first_plan_leaves_time_to_prove_it(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(fast, "run", run_without_proof)
     Fast("highs", 1e-9).free(problem, 60.0)
-    assert times == [6.0, 60.0, 60.0]
+    assert times == expected
 
 
 def test_the_choices_of_a_plan_up_to_a_limit_are_there() -> None:
