@@ -122,35 +122,44 @@ def _by_parts(
     """
     highest = math.inf if best is None else best.objective * (1 + _EPSILON)
     near = [root.objective + margin * abs(root.objective) for margin in _PARTS]
-    limits = iter([*(limit for limit in near if limit < highest), highest])
-    limit, least = next(limits), -math.inf
+    limit = least = -math.inf
     while True:
-        kept = within(program, root, limit)
+        limit = min((one for one in near if limit < one < highest), default=highest)
+        kept, is_near = within(program, root, limit), best is not None and limit < highest
         if len(kept) > max(wholes.FEW, _SMALL * len(program.names)):
             return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
-        part, is_near = part_of(program, kept), best is not None and limit < highest
+        part = part_of(program, kept)
         if is_near:
-            found = _near_root(part, root.basis, solver, gap, clock, limit)
+            found = _near_root(part, root.basis, best, solver, gap, clock, limit)
         else:
             found = _of_part(part, root.basis, best, solver, gap, clock, limit)
         least = max(least, min(found.bound, limit))
         if len(found.values) and (best is None or not is_near or found.objective < best.objective):
+            near = [] if best is None else near
             best = _of_whole(program, kept, found, limit)
             judged = _judged(best, gap, least)
             if judged.status == "optimal" or (limit >= best.objective and not is_near) or clock.left(True) <= 0:
                 return judged
-            limit = highest = best.objective * (1 + _EPSILON)
+            highest = best.objective * (1 + _EPSILON)
         elif limit == math.inf:
             return found
-        else:
-            limit = next(limits)
 
 
-def _near_root(part: Shrunk, basis: Basis | None, solver: str, gap: float, clock: Clock, limit: float) -> Outcome:
-    """A solution of a part that lacks the best known one, from a part of the time that is left."""
+def _near_root(
+    part: Shrunk,
+    basis: Basis | None,
+    best: Outcome | None,
+    solver: str,
+    gap: float,
+    clock: Clock,
+    limit: float,
+) -> Outcome:
+    """A solution of a part that may lack the best known one, from a share of the time that is left."""
     seconds = _SHARE * clock.left(True)
+    if best is not None and not np.isin(np.flatnonzero(best.values), part.columns).all():
+        best = None
     try:
-        return _of_part(part, basis, None, solver, gap, Clock(seconds, seconds), limit)
+        return _of_part(part, basis, best, solver, gap, Clock(seconds, seconds), limit)
     except TimeLimitError:
         return Outcome("stopped", NONE, math.inf, -math.inf)
 
