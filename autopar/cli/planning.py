@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import MeshQuestion, Question, answered_by, asks, each_prepared, traced_source
+from autopar.cli.question import (
+    MeshQuestion,
+    PlanQuestion,
+    Question,
+    answered_by,
+    asks,
+    each_prepared,
+    traced_source,
+)
 from autopar.cluster import Cluster
 from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
@@ -160,7 +168,7 @@ def _figures(result: MeshResult) -> dict[str, object]:
 
 @asks
 def check(
-    question: MeshQuestion,
+    asked: PlanQuestion,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -170,8 +178,10 @@ def check(
     json: Json = False,
 ) -> int:
     """Say whether the training of MODEL fits. Exit code 0 if it does, 3 if it does not."""
-    if plan is not None:
-        return _check_plan(question, load_plan(plan), json)
+    loaded = load_plan(plan) if plan is not None else None
+    question = asked.on_mesh(loaded)
+    if loaded is not None:
+        return _check_plan(question, loaded, json)
     request = question.request()
     with progress("...") as status:
         try:

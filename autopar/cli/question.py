@@ -135,6 +135,28 @@ class MeshQuestion(Question):
         return self.on(cluster_of(self.cluster, self.mesh, self.axis_names))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion(Question):
+    """A model and its training, on a mesh or as a plan from its file has it."""
+
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            help="Devices along each mesh axis, slowest first: 8, 4x8, 2x4x8. With --plan: the plan's.",
+            show_default=False,
+        ),
+    ] = None
+    axis_names: Annotated[str | None, typer.Option(help="Names of the mesh axes: dp,tp.")] = None
+
+    def on_mesh(self, loaded: Plan | None) -> MeshQuestion:
+        """The same on the mesh that is asked for, or else on that of the plan."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.mesh is None and loaded is None:
+            raise InputError("--mesh is missing: write the devices along each axis, like 8 or 4x8; or name a --plan")
+        mesh = self.mesh if self.mesh is not None or loaded is None else "x".join(map(str, loaded.mesh_shape))
+        return MeshQuestion(**{**given, "mesh": mesh})
+
+
 def asks(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command whose first parameter is a question, as typer wants it: the question's fields are its options."""
     own = list(inspect.signature(command).parameters.values())[1:]

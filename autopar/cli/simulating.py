@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import MeshQuestion, answered_by, asks, prepared
+from autopar.cli.question import PlanQuestion, answered_by, asks, prepared
 from autopar.errors import InputError
 from autopar.report.pictures import pyplot
 from autopar.report.streams import chrome_trace, save_streams
@@ -26,8 +26,8 @@ _LEGEND = (
 
 @asks
 def simulate(
-    question: MeshQuestion,
-    plan: Annotated[Path | None, typer.Option(help="A plan (JSON) of MODEL on MESH. Default: plan it now.")] = None,
+    asked: PlanQuestion,
+    plan: Annotated[Path | None, typer.Option(help="A plan (JSON) of MODEL. Default: plan it now.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the events here, for chrome://tracing or Perfetto.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the streams here: .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
@@ -40,6 +40,7 @@ def simulate(
     if picture is not None:
         pyplot()  # before minutes of work: it is there
     given = load_plan(plan) if plan is not None else None
+    question = asked.on_mesh(given)
     if given is not None:
         question, request = answered_by(question, given, memory_too=True)
     else:

@@ -99,7 +99,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["search", *with_option("--cluster", "z80", OWN), "--devices", "2"], "'z80' is unknown"),
         (["search", "nowhere_to_be_found:f", "--devices", "2"], "no module"),
         (["search", *OWN, "--devices", "2", "--out", "nowhere/p.json"], "no folder nowhere"),
-        (["check", *OWN], "Missing option '--mesh'"),
+        (["check", *OWN], "--mesh is missing: write the devices along each axis, like 8 or 4x8; or name a --plan"),
         (["check", "users_models", *ON_MESH[1:]], "names no model"),
         (["check", "users_models:text", *ON_MESH[1:]], "must return a torch.nn.Module"),
         (["check", *with_option("--memory", "70GiG", ON_MESH)], "unit 'GiG'"),
@@ -121,7 +121,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["profile", "-o", "nowhere/cluster.json"], "no folder nowhere"),
         (["profile", "-o", "."], "is a folder"),
         (["profile", "machine"], "machine"),
-        (["simulate", *OWN], "Missing option '--mesh'"),
+        (["simulate", *OWN], "--mesh is missing"),
         (["simulate", "users_models:alon", *ON_MESH[1:]], "did you mean alone?"),
         (["simulate", *with_option("--mesh", "2x", ON_MESH)], "is no mesh"),
         (["simulate", *with_option("--memory", "8", ON_MESH)], "no unit"),
@@ -225,9 +225,14 @@ def test_report(plan_file: str, folder: Path, capsys: pytest.CaptureFixture[str]
     assert b"<h1>My model</h1>" in text
 
 
-def test_check_knows_the_plan_of_a_model(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("check", *ON_MESH, "--plan", plan_file) == 0
+@pytest.mark.parametrize("words", [ON_MESH, OWN], ids=["on its mesh", "on the plan's"])
+def test_check_and_simulate_know_the_plan_of_a_model(
+    words: list[str], plan_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", *words, "--plan", plan_file) == 0
     assert capsys.readouterr().out.startswith("fits: ")
+    seconds = json.loads(Path(plan_file).read_text())["predicted"]["step_seconds"]
+    assert _json(capsys, "simulate", *words, "--plan", plan_file)["predicted_step_seconds"] == seconds
 
 
 def test_profile_measures_every_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
