@@ -1,9 +1,9 @@
 """The smallest budget that has a plan, or where that takes too long, one near it and a proof of how near.
 
 Of a small program the peak is minimised. In a large one, conversions of activations make that slow, and decide little:
-as if they took no memory, the least peak is found soon, and no plan needs less. From there on budgets are tried, as
-little above it as a plan is found for; a plan that is good in seconds under a budget is found much sooner than one that
-is known to be the least.
+as if they took no memory, the least peak is found soon, and no plan needs less. From a little above it on budgets are
+tried, until one has a plan, and then smaller ones, until one that is hardly smaller has none; a plan that is good in
+seconds under a budget is found much sooner than one that is known to be the least.
 
 Nothing but the peak has a price here. The little that elsewhere makes ties go to the plainest plan made the simplex
 method stall: it changes costs to come out of ties, and all that little was then to be mended (Llama-3-8B on 2 x 4: more
@@ -35,7 +35,7 @@ _LARGE = 4_000  # pairs of layouts from which budgets are tried
 _SECONDS = 20.0  # for the least peak of a program
 _CLOSE = 5e-3  # how near it is found where budgets are tried
 _EACH, _ALL = 15.0, 45.0  # seconds for a plan under a budget, and for all budgets
-_FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far above; a plan this near is near enough
+_FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far above; the first is so near, which is enough
 _ANY = 5e-2  # how far from the fastest the plan of a budget may be: it is there to show that there is one
 
 
@@ -72,13 +72,13 @@ def smallest_budget(problem: Problem, solver: str, gap: float, *, too_small: flo
     if least.status == "infeasible":
         return None
     known = _with_choices_of(problem, bare, least, solver, gap)
-    return _tried(problem, fast, gap, max(least.bound, too_small / UNIT), known)
+    return _tried(problem, fast, max(least.bound, too_small / UNIT), known)
 
 
-def _tried(problem: Problem, fast: Fast, gap: float, bound: float, known: Smallest | None) -> Smallest:
+def _tried(problem: Problem, fast: Fast, bound: float, known: Smallest | None) -> Smallest:
     """Under budgets above the bound and below that of a plan `known`: further above until one has a plan, then between
     this one and the last that had none, or none in time."""
-    end, low, above = cpu_seconds() + _ALL, bound, gap
+    end, low, above = cpu_seconds() + _ALL, bound, _NEAR
     high = math.inf if known is None else known.budget_bytes / UNIT
     while cpu_seconds() < end and high > low * (1 + _NEAR):
         budget = min(low * (1 + above), math.sqrt(low * high))
