@@ -120,7 +120,7 @@ def _by_parts(
     Where the `best` is far from the relaxation, better ones are first looked for near that, for parts of the time: all
     that is better than a far one is most of the program.
     """
-    highest = math.inf if best is None else best.objective * (1 + _EPSILON)
+    given, highest = best, math.inf if best is None else best.objective * (1 + _EPSILON)
     near = [root.objective + margin * abs(root.objective) for margin in _PARTS]
     limit = least = -math.inf
     while True:
@@ -130,7 +130,8 @@ def _by_parts(
             return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
         part = part_of(program, kept)
         if is_near:
-            found = _near_root(part, root.basis, best, solver, gap, clock, limit)
+            known = None if best is given else best  # with a far one, a part would be cut before HiGHS looks at it
+            found = _near_root(part, root.basis, known, solver, gap, clock, limit)
         else:
             found = _of_part(part, root.basis, best, solver, gap, clock, limit)
         least = max(least, min(found.bound, limit))
