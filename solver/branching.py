@@ -163,7 +163,7 @@ class Branching:
         if self.plunge is not None:
             first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
             self.plunge = None
-        elif self.slow and best is not None and self._is_done(first[2]):
+        elif self.slow and best is not None and self._is_done(first[2]) and not self.wholes.is_mixed(first[2]):
             first = next((e for e in self.heap if self._is_done(e[2]) and _has(e[2].counts, best.values)), first)
         self.heap.remove(first)
         heapify(self.heap)
@@ -258,7 +258,7 @@ class Branching:
             wholes.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
-                if self.slow or not left:
+                if not left or (self.slow and not wholes.is_mixed(left[-1])):
                     break
                 other = left.pop()  # which is the box now
                 node = self._part(other, other.counts)
@@ -268,6 +268,8 @@ class Branching:
             if left and not wholes.has_many(box):
                 wholes.solve(box)
                 return []
+            if any(wholes.is_mixed(other) for other in left) and not wholes.is_mixed(node):
+                return [*left, node]  # which proves little while others are far
             many = wholes.has_many(node) and (self.cuts < _CUTS or not wholes.is_small(node))
             if many and self.cuts >= _CUTS:
                 node = replace(node, objective=wholes.begin(node))
