@@ -258,7 +258,7 @@ class Branching:
             wholes.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
-                if not left or (self.slow and not wholes.is_mixed(left[-1])):
+                if not left or (self.slow and (wholes.left() <= 0 or not wholes.is_mixed(left[-1]))):
                     break
                 other = left.pop()  # which is the box now
                 node = self._part(other, other.counts)

@@ -12,7 +12,7 @@ none. Then a choice is worth besides what its flows f are, at each of its ends e
 
     W[s] = w[s] + sum_e (sum_f f[s,e] w[f] / sum_f f[s,e])
 
-The choices are put in order of w and cut where half of the op lies on either side (a special ordered set, Beale and
+The choices are put in order of that and cut where half of the op lies on either side (a special ordered set, Beale and
 Tomlin 1970), so that equivalent choices, as the same split over one axis or the other, stay together.
 """
 

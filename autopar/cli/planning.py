@@ -9,15 +9,7 @@ from typing import Annotated
 import typer
 
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
-from autopar.cli.question import (
-    MeshQuestion,
-    PlanQuestion,
-    Question,
-    answered_by,
-    asks,
-    each_prepared,
-    traced_source,
-)
+from autopar.cli.question import MeshQuestion, PlanQuestion, Question, answered_by, asks, each_prepared, traced_source
 from autopar.cluster import Cluster
 from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
