@@ -129,11 +129,17 @@ def _by_parts(
         if len(kept) > max(wholes.FEW, _SMALL * len(program.names)):
             return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
         part = part_of(program, kept)
+        known, own = best, clock
         if is_near:
-            known = None if best is given else best  # with a far one, a part would be cut before HiGHS looks at it
-            found = _near_root(part, root.basis, known, solver, gap, clock, limit)
-        else:
-            found = _of_part(part, root.basis, best, solver, gap, clock, limit)
+            own = Clock(*[_SHARE * clock.left(True)] * 2)
+            if best is given or not _has(part, best):  # with a far one, a part would be cut before HiGHS looks at it
+                known = None
+        try:
+            found = _of_part(part, root.basis, known, solver, gap, own, limit)
+        except TimeLimitError:
+            if not is_near:
+                raise
+            found = Outcome("stopped", NONE, math.inf, -math.inf)
         least = max(least, min(found.bound, limit))
         if len(found.values) and (best is None or not is_near or found.objective < best.objective):
             near = [] if best is None else near
@@ -146,23 +152,9 @@ def _by_parts(
             return found
 
 
-def _near_root(
-    part: Shrunk,
-    basis: Basis | None,
-    best: Outcome | None,
-    solver: str,
-    gap: float,
-    clock: Clock,
-    limit: float,
-) -> Outcome:
-    """A solution of a part that may lack the best known one, from a share of the time that is left."""
-    seconds = _SHARE * clock.left(True)
-    if best is not None and not np.isin(np.flatnonzero(best.values), part.columns).all():
-        best = None
-    try:
-        return _of_part(part, basis, best, solver, gap, Clock(seconds, seconds), limit)
-    except TimeLimitError:
-        return Outcome("stopped", NONE, math.inf, -math.inf)
+def _has(part: Shrunk, found: Outcome | None) -> bool:
+    """Whether a part has a solution of its program."""
+    return found is not None and bool(np.isin(np.flatnonzero(found.values), part.columns).all())
 
 
 def _of_whole(program: Program, kept: Array, found: Outcome, limit: float) -> Outcome:

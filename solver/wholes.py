@@ -92,12 +92,12 @@ class Wholes:
         self._take(found)
 
     def solve(self, node: Outcome, least: float = -math.inf) -> bool:
-        """The best solution of a box that is done, if it is better than the best so far by more than the gap; False
-        where the first solution shows that cuts are faster.
+        """The best solution of a box that is done, if it is better than the best so far by more than the gap.
 
+        False where it is the first solution of all and shows that cuts are faster: then the box is not done with.
         `least`: a bound that is known of it, where that is more than its relaxation.
         """
-        least = max(least, node.objective)
+        least, is_first = max(least, node.objective), self.best is None
         if self._solved_by_itself(node):
             self.proven = min(self.proven, least)
             return True
@@ -126,7 +126,7 @@ class Wholes:
             if done or mine <= limit or found.status == "feasible" or (self.best and self.left() <= 0):
                 self.proven = min(self.proven, bound)
                 return True
-            if self.is_mixed(node):
+            if is_first and self.is_mixed(node):
                 return False
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from autopar import Cluster, plan
 from autopar.plans import GAP
 from autopar.solver import branching, search, wholes
 from autopar.solver.choices import Choices
+from autopar.solver.clock import Clock
+from autopar.solver.outcome import Outcome
 from autopar.solver.program import Program
 
 KINDS = ["large", "small", "begun"]
@@ -45,19 +48,19 @@ def test_equivalent_choices_stay_together() -> None:
 
 
 def hidden() -> Program:
-    """Two ops with two choices each: what the first moves, if it wants it so, takes 10 seconds, of which compute hides
-    3; or it takes 6 seconds more. The second is mixed for its size, which is worth little."""
+    """Two ops: what the first moves, if it wants it so, takes 10 seconds, of which compute hides 3; or it takes 6 more.
+    The second is mixed for its size, which is worth little, and has a choice that is no good."""
     found = Program()
-    first, second = ([found.variable(f"x.{op}.{i}", integer=True) for i in range(2)] for op in range(2))
+    first, second = ([found.variable(f"x.{op}.{i}", integer=True) for i in range(2 + op)] for op in range(2))
     weight = found.variable("x.weight", lower=1.0)
     for ones in (first, second):
         found.equal("one", [(x, 1.0) for x in ones], 1.0)
     flows = found.transport([[weight]], [[x] for x in first], np.ones((1, 2), dtype=bool))[0]
     saved = found.variable("hidden", upper=3.0, whole=False)
     found.at_most("hidden", [(saved, 1.0), (int(flows[0]), -10.0)], 0.0)
-    found.at_most("size", [(second[0], 2.0), (second[1], 1.0)], 1.5)
+    found.at_most("size", [(second[0], 2.0), (second[1], 1.0), (second[2], 1.0)], 1.5)
     found.cost = np.zeros(len(found.names))
-    found.cost[[flows[0], first[1], second[0], second[1], saved]] = 10.0, 6.0, 1.0, 1.1, -1.0
+    found.cost[[flows[0], first[1], *second, saved]] = 10.0, 6.0, 1.0, 1.1, 3.0, -1.0
     return found
 
 
@@ -72,6 +75,18 @@ def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
     if with_flows:
         seconds = sorted(asked.relax_again(root, 60.0, part).objective for part in parts)
         assert seconds == pytest.approx([6 + 1.05, 7 + 1.05])
+
+
+def test_a_far_box_is_proven_where_a_solution_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its relaxation was not done in time, so that it is not cut."""
+    monkeypatch.setattr(wholes, "FEW", 0)
+    asked = hidden()
+    root = replace(asked.relax("highs", 60.0, {}), status="stopped")
+    far = Outcome("feasible", np.zeros(len(asked.names)), 9.0, 0.0)
+    some = wholes.Wholes(asked, "highs", 1e-3, Clock(60.0, 60.0), far)
+    assert some.is_mixed(root) and some.solve(root)
+    assert some.best is not None and some.best.objective == pytest.approx(7.1)
+    assert 7.1 * (1 - 2e-3) <= some.proven <= 7.1
 
 
 def test_experts_that_gather_in_part_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

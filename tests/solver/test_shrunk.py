@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -12,11 +11,12 @@ import pytest
 from test_relaxation import program
 from thinned import thinned
 
+from autopar.errors import TimeLimitError
 from autopar.solver import held, wholes
 from autopar.solver import search as searching
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
-from autopar.solver.outcome import NONE, Outcome
+from autopar.solver.outcome import Outcome
 from autopar.solver.program import Program
 from autopar.solver.search import search
 from autopar.solver.shrunk import part_of, within
@@ -90,13 +90,16 @@ def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
     asked.cost = cost
     far = replace(far, status="feasible", objective=float(cost @ far.values), bound=0.0)
     assert far.objective > 1.1 * best.objective
-    near, found = searching._near_root, []
+    of_part, found = searching._of_part, []
 
-    def looked(*given: Any) -> Outcome:
-        found.append(near(*given) if in_time else Outcome("stopped", NONE, math.inf, -math.inf))
-        return found[-1]
+    def looked(part: Any, basis: Any, known: Any, solver: str, gap: float, clock: Clock, limit: float) -> Outcome:
+        if clock.limit < 60.0:  # a share of the time
+            found.append(limit)
+            if not in_time:
+                raise TimeLimitError("not in time")
+        return of_part(part, basis, known, solver, gap, clock, limit)
 
-    monkeypatch.setattr(searching, "_near_root", looked)
+    monkeypatch.setattr(searching, "_of_part", looked)
     monkeypatch.setattr(wholes, "FEW", 0)
     monkeypatch.setattr(searching, "_SMALL", 1.0)
     again = search(asked, gap=1e-7, best=far, first=asked.matrix().cheapest(1))
