@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -72,13 +70,6 @@ def loss_of(value: Any) -> Callable[..., Any] | None:
             "'labels' in meta_args"
         )
     return value
-
-
-def path_of(what: str, value: Any) -> Path:
-    """Where something is, or goes."""
-    if not isinstance(value, (str, os.PathLike)):
-        raise InputError(f"{what} is read from a path, and {type(value).__name__} is none: give text or a Path")
-    return Path(value)
 
 
 def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autopar.argument_checks import count_of, path_of
+from autopar.argument_checks import count_of
 from autopar.environment import number_in
 from autopar.errors import InputError
 from autopar.figure_checks import check_spreads
 from autopar.hardware import Axis, Device, Node
 from autopar.presets import ALIASES, PRESETS, network, preset_of_device_name
+from autopar.text_files import path_of, write_text
 
 __all__ = ["Axis", "Cluster", "Device", "Node"]
 
@@ -106,8 +107,8 @@ class Cluster:
         return Cluster(device, axes, source=f"preset {device.name}, by the device of the mesh")
 
     def save(self, path: str | Path) -> None:
-        """Write the cluster as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        """Write the cluster as JSON; InputError where it cannot be written."""
+        write_text("the cluster", path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Cluster:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar.argument_checks import path_of
 from autopar.errors import InputError, LayoutError, PlanMismatchError
 from autopar.json_form import json_form, revived
 from autopar.layout import Layout
 from autopar.plan_checks import damage
 from autopar.shown import Shown
+from autopar.text_files import path_of, write_text
 
 VERSION = 1
 
@@ -228,8 +228,8 @@ class Plan(Shown):
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        Path(path).write_text(self.to_json())
+        """Write the plan as JSON; InputError where it cannot be written."""
+        write_text("the plan", path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> Plan:

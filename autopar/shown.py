@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from autopar.text_files import write_text
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -21,10 +23,10 @@ class Shown:
         return explain(cast("Plan", self))
 
     def to_html(self, path: str | Path, title: str = "plan") -> None:
-        """Write the report as one HTML file that opens offline."""
+        """Write the report as one HTML file that opens offline; InputError where it cannot be."""
         from autopar.report.page import page
 
-        Path(path).write_text(page(cast("Plan", self), title), encoding="utf-8")
+        write_text("the report", path, page(cast("Plan", self), title))
 
     def plot_memory(self, axes: Axes | None = None) -> Axes:
         """Draw bytes over a step with matplotlib, on `axes` or new ones."""

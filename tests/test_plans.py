@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import autopar
+from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plan_checks import check_on_graph
 from autopar.plans import Plan
@@ -39,6 +40,17 @@ def test_json_and_back_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
     again = Plan.load(tmp_path / "plan.json")
     assert again.to_json() == plan.to_json()
     assert (again.nodes, again.parameters, again.predicted) == (plan.nodes, plan.parameters, plan.predicted)
+
+
+def test_what_cannot_be_written_says_where(plan: Plan, tmp_path: Path) -> None:
+    cluster = autopar.Cluster.preset("cpu", shape=(2, 2))
+    for what, save in (("plan", plan.save), ("report", plan.to_html), ("cluster", cluster.save)):
+        with pytest.raises(InputError, match=f"the {what} cannot be written to .*no folder {tmp_path}/runs: make it"):
+            save(tmp_path / "runs" / "file")
+        with pytest.raises(InputError, match=f"the {what} cannot be written to {tmp_path}: .*Is a directory"):
+            save(tmp_path)
+        with pytest.raises(InputError, match=f"the {what} is written to a path, and int is none"):
+            save(3)  # type: ignore[arg-type]
 
 
 def test_the_same_input_gives_the_same_plan(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autopar.errors import InputError, PlanMismatchError
 from autopar.plans import Plan
+from autopar.text_files import write_text
 
 
 def progress(text: str) -> Status:
@@ -47,10 +48,7 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def write(text: str, path: Path, what: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"the {what} cannot be written to {path}: {error}") from error
+    write_text(f"the {what}", path, text)
     print(f"{what} written to {path}", file=sys.stderr)
 
 
