@@ -21,6 +21,7 @@ from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
 from autopar.leaf_splits import find_splits
+from autopar.mask_notes import mask_notes
 from autopar.plans import GAP, Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
@@ -246,7 +247,13 @@ class Prepared:
             fingerprints=fingerprints(self.model, self.traced.graph, request.cluster.shape),
         )
         seconds = {**self.seconds, **chosen.planning_seconds}
-        return replace(chosen, planning_seconds=seconds, constraints=(*leaves, *others), compiled=request.compiled)
+        return replace(
+            chosen,
+            planning_seconds=seconds,
+            constraints=(*leaves, *others),
+            notes=mask_notes(self.traced.graph),
+            compiled=request.compiled,
+        )
 
     def on(self, cluster: Cluster) -> Prepared:
         """The same graph on another mesh of the same devices."""

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import InputError
 from autopar.runtime.calls import description
 from autopar.runtime.failures import told
-from autopar.runtime.standing import Call, mine, ordinal, others, period_seconds
+from autopar.runtime.standing import Call, is_fake, mine, ordinal, others, period_seconds
 
 _RANK_BITS = 20
 _CPU = torch.device("cpu")
@@ -61,7 +61,8 @@ class Alike:
         """
         mine.call = Call(mine.call.number + 1, call.rows, call.elements, call.digest)
         if call != self._last:
-            self._compare()
+            if not is_fake():
+                self._compare()
             self._last = call
 
     def _compare(self) -> None:

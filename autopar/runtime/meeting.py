@@ -19,7 +19,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from autopar.errors import InputError
 from autopar.runtime.failures import told
-from autopar.runtime.standing import Meeting, absence, listing, mine, note_from_now_on, others, period_seconds
+from autopar.runtime.standing import Meeting, absence, is_fake, listing, mine, note_from_now_on, others, period_seconds
 from autopar.user_warnings import warn
 
 _WARNING_SECONDS = 20.0
@@ -32,7 +32,7 @@ def meet(call: str) -> None:
     Raises InputError, on every rank that came, where another will not come, and where one has not come after the
     process group's timeout; CollectiveError where the store has gone.
     """
-    if not dist.is_initialized() or dist.get_backend() == "fake":  # torch's group for tests, whose store keeps nothing
+    if not dist.is_initialized() or is_fake():
         return
     world = dist.group.WORLD
     assert world is not None

@@ -126,13 +126,18 @@ def _begun() -> int:
 _notes: list[Notes] = []
 
 
+def is_fake() -> bool:
+    """Whether the default group is torch's for tests: it has no other ranks, keeps no notes and ends no collective."""
+    return dist.get_backend() == "fake"
+
+
 def note_from_now_on() -> None:
     """Have this process note where it stands, once for each default process group."""
     if _notes and _notes[0].group is dist.group.WORLD:
         return
     if _notes:
         _notes.pop().end(process=False)
-    if dist.get_backend() != "fake":  # torch's group for tests, whose store keeps nothing
+    if not is_fake():
         _notes.append(Notes())
         atexit.register(_notes[0].end, process=True)
 

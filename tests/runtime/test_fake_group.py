@@ -1,0 +1,34 @@
+"""One process as rank 0 of many on torch's fake process group: nobody waits for ranks that do not exist."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import autopar
+
+dist.init_process_group("fake", rank=0, world_size=1024, store=FakeStore())
+mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp", "tp"))
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+options = {"constraints": "fsdp+tp", "inputs": "local", "loss_fn": lambda output: output.square().mean()}
+model = autopar.autoparallelize(model, {"input": torch.zeros(1024, 64)}, mesh, **options)
+optimizer = torch.optim.AdamW(model.parameters())
+for rows in (8, 8, 16):  # the last is planned when it comes
+    model(torch.randn(rows, 64)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(tuple(model[0].weight.shape), tuple(model[0].weight.to_local().shape))
+"""
+
+
+def test_rank_0_of_1024_trains() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(256, 64) (2, 64)\n"
