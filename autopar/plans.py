@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,10 @@ class Plan(Shown):
 
     def to_json(self) -> str:
         return json.dumps(json_form(self), indent=1)
+
+    def essence(self) -> str:
+        """What ranks must have alike, in JSON: all but what only tells of the plan, such as how long it was sought."""
+        return replace(self, planning_seconds={}, comparison=(), tradeoff=(), streams=(), notes=()).to_json()
 
     @staticmethod
     def from_json(text: str, source: str = "plan") -> Plan:

@@ -42,6 +42,13 @@ def test_json_and_back_is_the_same_plan(plan: Plan, tmp_path: Path) -> None:
     assert (again.nodes, again.parameters, again.predicted) == (plan.nodes, plan.parameters, plan.predicted)
 
 
+def test_plans_that_only_tell_other_things_are_the_same_for_ranks(plan: Plan) -> None:
+    slower = replace(plan, planning_seconds={"solve": 9.0}, notes=("slow",))
+    assert slower.essence() == plan.essence() and slower.to_json() != plan.to_json()
+    assert replace(plan, micro_batches=2).essence() != plan.essence()
+    assert replace(plan, nodes=plan.nodes[:-1]).essence() != plan.essence()
+
+
 def test_what_cannot_be_written_says_where(plan: Plan, tmp_path: Path) -> None:
     cluster = autopar.Cluster.preset("cpu", shape=(2, 2))
     for what, save in (("plan", plan.save), ("report", plan.to_html), ("cluster", cluster.save)):

@@ -23,8 +23,11 @@ from autopar.user_warnings import users_line
 WARNING_SECONDS = 20.0
 _ITEMS = 16  # digests that one call can compare
 _MESSAGE_BYTES = 2048
-# Sets that a forward makes are traced in one order; those that a constructor makes are not.
-_SET_ORDER = "; a model whose constructor goes over a set needs one PYTHONHASHSEED in the environment of all ranks"
+_MENDED_BY = {
+    # sets that a forward makes are traced in one order; those that a constructor makes are not
+    "graph": "; a model whose constructor goes over a set needs one PYTHONHASHSEED in the environment of all ranks",
+    "the plan": "; where each rank makes one, let autoparallelize plan, or make it once and load its file on all ranks",
+}
 
 
 def agree(device: torch.device, digests: Mapping[str, str], error: BaseException | None = None) -> None:
@@ -49,7 +52,7 @@ def agree(device: torch.device, digests: Mapping[str, str], error: BaseException
     if differ:
         raise PlanMismatchError(
             f"the ranks disagree about {' and '.join(differ)}, seen from rank {dist.get_rank()}: all need the same"
-            + (_SET_ORDER if "graph" in differ else "")
+            + "".join(way for name, way in _MENDED_BY.items() if name in differ)
         )
 
 

@@ -64,7 +64,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     except Exception as found:  # every rank must learn of it before any of them waits for a collective
         error = found
     digests = {
-        "the plan": hashlib.sha256(plan.to_json().encode()).hexdigest(),
+        "the plan": hashlib.sha256(plan.essence().encode()).hexdigest(),
         "which parameters and buffers are on the meta device": repr(without_values(model)),
     }
     agree(device, digests, error)

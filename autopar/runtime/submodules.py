@@ -26,9 +26,11 @@ def refuse_calls(model: nn.Module) -> None:
 
 def _check(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     given = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
-    if all(isinstance(tensor, DTensor) for tensor in given) or DTensor._op_dispatcher._allow_implicit_replication:
+    if all(isinstance(tensor, DTensor) for tensor in given):
         return
-    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+    if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        return  # the next question is one that the compiler cannot follow
+    if not DTensor._op_dispatcher._allow_implicit_replication:
         raise InputError(
             f"the submodule '{name}' of a planned model was called on its own, and the plan is one of the whole model: "
             "call the model. To run the submodule all the same, on every rank with the same whole inputs, call it "

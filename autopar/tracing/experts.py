@@ -47,6 +47,7 @@ class Experts:
         self.__name__ = self.__qualname__ = "experts"
         self.module, self.forward, self.names = module, forward, names
         self.options = {mark: bool(getattr(module, mark, otherwise)) for mark, otherwise in _MARKS.items()}
+        self._plain = _plain_class(type(module))
 
     def __call__(
         self, hidden: Tensor, index: Tensor, weights: Tensor, *given: Tensor, held: int | None = None
@@ -57,13 +58,15 @@ class Experts:
         twin = self._twin(parameters)
         if held is not None:
             skips = self.forward.__module__.startswith("transformers.integrations.") and _version() >= _SKIPS
-            twin.__dict__.update(num_experts=held, _is_expert_parallel=skips)
+            twin.num_experts, twin._is_expert_parallel = held, skips
             if not skips:  # as a model's own loop, which may not know them: they go to an expert, with no weight
                 index = index.clamp(max=held - 1)
         return self.forward(twin, hidden, index, weights)
 
     def _twin(self, parameters: Mapping[str, Tensor]) -> Any:
         """The module with these parameters in place of its own."""
+        if torch.compiler.is_compiling():
+            return self._plain(self.module, parameters)
         twin = copy.copy(self.module)
         twin.__dict__["_parameters"] = dict(parameters)
         return twin
@@ -90,6 +93,18 @@ class Experts:
 
     def _kind(self) -> tuple[Any, ...]:
         return (type(self.module), self.forward, self.names, self.options)
+
+
+def _plain_class(module_class: type[nn.Module]) -> type:
+    """A class with the methods of a module's that is no module: of these the compiler follows no copies."""
+
+    def __init__(self: Any, module: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+        for name, value in (*module.__dict__.items(), *module._modules.items(), *parameters.items()):
+            setattr(self, name, value)
+
+    own = [each for each in reversed(module_class.__mro__) if each not in nn.Module.__mro__]
+    methods = {name: value for each in own for name, value in vars(each).items() if not name.startswith("__")}
+    return type(module_class.__name__, (), {**methods, "__init__": __init__})
 
 
 @contextlib.contextmanager

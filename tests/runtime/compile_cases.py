@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -12,19 +13,20 @@ import torch
 import torch.distributed as dist
 from applying import whole
 from call_cases import Net
-from small_language import gpt2, llama, losses_of
+from small_language import gpt2, llama, losses_of, mixtral
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar import Cluster
 
 STEPS = 3
 MESHES = {2: (2,), 4: (2, 2)}
 PRESETS = {2: ("ddp", "fsdp", "tp"), 4: ("fsdp+tp",)}
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama}
+MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama, "mixtral": mixtral}
 
 
 def batch(step: int) -> dict[str, torch.Tensor]:
@@ -134,6 +136,37 @@ def default_device() -> float:
         torch.set_default_device(None)
 
 
+def tokens_are_sent() -> dict[str, Any]:
+    """To the ranks of their experts, by links so slow that this is the best plan: between graphs of the compiler."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ranks = dist.get_world_size()
+    cluster = Cluster.preset("cpu", (ranks,))
+    axes = [dataclasses.replace(axis, latency_seconds=1e-12, bytes_per_s=1e7) for axis in cluster.axes]
+    device = dataclasses.replace(cluster.device, launch_seconds=0.0)
+    cluster = dataclasses.replace(cluster, device=device, axes=tuple(axes))
+    pins = ["param:*experts* = S0", "activation:*mlp.experts = S0"]
+    model = mixtral()
+    plan = autopar.plan(model, batch(0), cluster, constraints=pins, inputs="local")
+    model = autopar.autoparallelize(model, batch(0), init_device_mesh("cpu", (ranks,)), plan=plan)
+    counter, part = CompileCounterWithBackend("aot_eager"), autopar.local_batch(model, batch(1))
+    found = []
+    for run in (model, torch.compile(model, backend=counter)):
+        loss = run(**part).loss
+        loss.backward()
+        found.append((loss.item(), [given(p.grad).clone() for p in model.parameters()]))
+        model.zero_grad()
+    (eager, gradients), (compiled, compiled_gradients) = found
+    return {
+        "sent": sum(node.local == "experts_exchanged" for node in plan.nodes),
+        "graphs": counter.frame_count,
+        "losses": abs(eager - compiled),
+        "gradients": max((a - b).abs().max().item() for a, b in zip(gradients, compiled_gradients, strict=True)),
+    }
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     ranks: {
         f"{name}-{preset}-{backend}": functools.partial(beside_eager, MODELS[name], preset, backend)
@@ -148,3 +181,4 @@ CASES[2]["another_kind_of_call"] = another_kind_of_call
 CASES[2]["models_in_one_process"] = models_in_one_process
 CASES[2]["gradients_of_norms"] = gradients_of_norms
 CASES[2]["default_device"] = default_device
+CASES[2]["tokens_are_sent"] = tokens_are_sent

@@ -30,6 +30,16 @@ def llama(vocabulary: int = 64) -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+def mixtral(vocabulary: int = 64) -> nn.Module:
+    """A mixture of four experts, of which one does each token."""
+    config = transformers.MixtralConfig(
+        num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=vocabulary, use_cache=False
+    )
+    config.num_attention_heads, config.num_key_value_heads = 4, 2
+    config.num_local_experts, config.num_experts_per_tok = 4, 1
+    return transformers.MixtralForCausalLM(config)
+
+
 def losses_of(run: Callable[..., Any], optimizer: torch.optim.Optimizer, batches: Iterable[Batch]) -> list[float]:
     """Train on some batches, gradients clipped; `run`: the model, compiled or not."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -9,7 +9,7 @@ import pytest
 from compile_cases import MODELS, PRESETS
 from launch import launch
 
-QUICK = "llama-tp-aot_eager"
+QUICK = "llama-tp-aot_eager", "mixtral-fsdp-aot_eager"
 ALL = {
     (ranks, backend): [f"{name}-{preset}-{backend}" for name in MODELS for preset in PRESETS[ranks]]
     for ranks in PRESETS
@@ -26,8 +26,14 @@ def check(found: dict[str, Any], tolerance: float) -> None:
 
 
 def test_compiled_is_eager() -> None:
-    for rank in launch("compile_cases.py", 2, cases=[QUICK], timeout_seconds=800):
-        check(rank[QUICK], tolerance=1e-6)
+    for rank in launch("compile_cases.py", 2, cases=[*QUICK, "tokens_are_sent"], timeout_seconds=800):
+        for case in QUICK:
+            check(rank[case], tolerance=1e-6)
+        sent = rank["tokens_are_sent"]
+        assert "error" not in sent, sent["traceback"]
+        assert sent["value"]["sent"] == 2
+        assert sent["value"]["graphs"] > 1
+        assert max(sent["value"]["losses"], sent["value"]["gradients"]) < 1e-6
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def test_recompute_and_regather_free_memory(two: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("mistake", "kind", "words"),
     [
-        ("another_plan", "PlanMismatchError", "the ranks disagree about the plan"),
+        ("another_plan", "PlanMismatchError", "make it once and load its file on all ranks"),
         ("another_mesh", "PlanMismatchError", "mesh of (4,), this one is (2,)"),
         ("another_graph", "PlanMismatchError", "another graph"),
         ("another_batch", "PlanMismatchError", "every rank passes the same"),

@@ -23,6 +23,7 @@ def experts(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Loc
     return target(hidden, local, torch.where(mine, weights, 0), *parameters, held=count)
 
 
+@torch.compiler.disable(reason="how many tokens go to which rank depends on data")  # type: ignore[untyped-decorator]
 def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """Tokens and experts both lie over some axes: each route's token goes to its expert's rank, the result comes back.
 
