@@ -16,6 +16,7 @@ from deviation import deviation
 from promotion import Promotion
 from small_architectures import MODELS
 
+from autopar.strategies import constant
 from autopar.tracing import trace
 
 FEW = ("llama", "gpt_neox_japanese", "mixtral", "t5", "convnext", "nn_transformer")
@@ -37,6 +38,12 @@ def check(name: str, kinds: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_some_architectures_under_a_random_plan(name: str) -> None:
+    check(name, ("random",))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_constants_as_large_as_to_be_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constant, "LARGE", -1)
     check(name, ("random",))
 
 

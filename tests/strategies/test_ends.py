@@ -178,3 +178,23 @@ def test_partial_gradients_only_where_a_gradient_flows() -> None:
     product = node_of(graph, "call_function", nn.functional.linear, x, frozen, val=meta(4, 6, grad=True))
     by_output = {way.factors[0]: tuple(map(str, way.inputs)) for way in strategies_for(graph, (2,))[product]}
     assert by_output == {"": ("R", "R"), "...0": ("S0", "R+"), "i": ("S1", "S1"), "o": ("R", "S0")}
+
+
+class Masked(nn.Module):
+    """Its mask is made of ones for every row, as where models of transformers are given none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length = x.shape[:2]
+        mask = torch.ones(rows, length, dtype=torch.bool, device=x.device)
+        return x.masked_fill((mask[:, :, None] & mask[:, None, :]).logical_not(), 0.0)
+
+
+@pytest.mark.parametrize(("length", "split"), [(2048, True), (256, False)])
+def test_a_large_constant_is_split_with_what_reads_it(length: int, split: bool) -> None:
+    graph = trace(Masked(), {"x": meta(8, length, length)}).graph
+    ways = strategies_for(graph, (2,))
+    for name in ("and_1", "logical_not"):
+        [node] = [node for node in graph.nodes if node.name == name]
+        assert ("S0" in layouts(ways[node])) is split
+    [ones] = [node for node in graph.nodes if node.target is torch.ones]
+    assert layouts(ways[ones]) == ["R"], "what it is made of is small"
