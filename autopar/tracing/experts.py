@@ -99,8 +99,9 @@ def _plain_class(module_class: type[nn.Module]) -> type:
     """A class with the methods of a module's that is no module: of these the compiler follows no copies."""
 
     def __init__(self: Any, module: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-        for name, value in (*module.__dict__.items(), *module._modules.items(), *parameters.items()):
-            setattr(self, name, value)
+        for held in (module.__dict__, module._modules, module._buffers, parameters):
+            for name, value in held.items():
+                setattr(self, name, value)
 
     own = [each for each in reversed(module_class.__mro__) if each not in nn.Module.__mro__]
     methods = {name: value for each in own for name, value in vars(each).items() if not name.startswith("__")}

@@ -44,13 +44,13 @@ def plan_of(kind: str, name: str, model: nn.Module, traced: Traced) -> Plan:
         split = EXCHANGED.get(kind, "")
         return random_plan(traced.graph, model, shape, random.Random(name), split=split)
     constraints = "fsdp+tp" if kind == "forced" else ()
-    request = request_of(_with_cheap_links(shape), "100GiB", None, 1, "adamw", constraints, None, "global", 60)
+    request = request_of(with_cheap_links(shape), "100GiB", None, 1, "adamw", constraints, None, "global", 60)
     return prepare(model, traced, request, Stopwatch()).solve(
         memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, gap=GAP
     )
 
 
-def _with_cheap_links(shape: tuple[int, ...]) -> Cluster:
+def with_cheap_links(shape: tuple[int, ...]) -> Cluster:
     """Devices between which moving costs next to nothing, so that small models too are worth splitting."""
     cluster = Cluster.preset("cpu", shape)
     axes = [dataclasses.replace(axis, latency_seconds=1e-12, bytes_per_s=1e15) for axis in cluster.axes]

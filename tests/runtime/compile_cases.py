@@ -12,7 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from applying import whole
+from architecture_plans import with_cheap_links
 from call_cases import Net
+from small_architectures import MODELS as MODELS_OF_ALL_KINDS
 from small_language import gpt2, llama, losses_of, mixtral
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,6 +24,7 @@ import autopar
 from autopar import Cluster
 
 STEPS = 3
+NOT_COMPILED = {"hubert", "lstm"}  # torch's compiler takes neither the sizes of a CTC loss from tensors nor an LSTM
 MESHES = {2: (2,), 4: (2, 2)}
 PRESETS = {2: ("ddp", "fsdp", "tp"), 4: ("fsdp+tp",)}
 
@@ -167,6 +170,25 @@ def tokens_are_sent() -> dict[str, Any]:
     }
 
 
+def architectures() -> dict[str, float]:
+    """Small ones, split as on cheap links, each in one graph: by how much the compiled loss differs."""
+    mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    for name in sorted(MODELS_OF_ALL_KINDS.keys() - NOT_COMPILED):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, inputs = MODELS_OF_ALL_KINDS[name]()
+        plan = autopar.plan(model, inputs, with_cheap_links((dist.get_world_size(),)))
+        model = autopar.autoparallelize(model, inputs, mesh, plan=plan)
+        losses = []
+        for run in (model, torch.compile(model, backend="eager", fullgraph=True)):
+            returned = run(**inputs)
+            loss = returned if isinstance(returned, torch.Tensor) else returned.loss
+            loss.backward()
+            losses.append(loss.item())
+        found[name] = abs(losses[0] - losses[1])
+    return found
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     ranks: {
         f"{name}-{preset}-{backend}": functools.partial(beside_eager, MODELS[name], preset, backend)
@@ -181,4 +203,5 @@ CASES[2]["another_kind_of_call"] = another_kind_of_call
 CASES[2]["models_in_one_process"] = models_in_one_process
 CASES[2]["gradients_of_norms"] = gradients_of_norms
 CASES[2]["default_device"] = default_device
+CASES[2]["architectures"] = architectures
 CASES[2]["tokens_are_sent"] = tokens_are_sent

@@ -37,6 +37,16 @@ def test_compiled_is_eager() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_architectures_compile_in_one_graph() -> None:
+    for rank in launch("compile_cases.py", 2, cases=["architectures"], timeout_seconds=1400):
+        assert "error" not in rank["architectures"], rank["architectures"]["traceback"]
+        found = rank["architectures"]["value"]
+        assert len(found) > 40
+        assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.slow
 def test_models_that_lie_otherwise_and_under_a_default_device_compile_in_one_process() -> None:
     cases = "models_in_one_process", "default_device"
     for rank in launch("compile_cases.py", 2, cases=cases, timeout_seconds=800):
