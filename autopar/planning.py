@@ -26,6 +26,7 @@ from autopar.plans import GAP, Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.tracing import Traced, trace
+from autopar.tracing.gradients import check_whole_inputs
 from autopar.tracing.leaf_tensors import show_leaf_tensors
 
 if TYPE_CHECKING:
@@ -281,6 +282,8 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
     from autopar.cost.blocks import find_repeats
     from autopar.strategies import strategies_for
 
+    if request.inputs == "local" and max(request.cluster.shape) > 1:
+        check_whole_inputs(traced.graph)
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)
         check_shares(traced.graph, traced.failures, request.constraints)

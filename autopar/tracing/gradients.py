@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.errors import UntraceableError
+from autopar.errors import InputError, UntraceableError
+from autopar.graph import PLACE
 from autopar.tracing.errors import TraceError
 
 if TYPE_CHECKING:
@@ -33,6 +35,20 @@ def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
         f"{func.__name__}() inside forward asks for gradients that are differentiated again, which is not planned",
         where=recorder.where(),
     )
+
+
+def check_whole_inputs(graph: fx.Graph) -> None:
+    """Raise InputError, for inputs of which each rank has a part, where forward asks for gradients by an input.
+
+    Such a gradient is computed whole on every rank, by what was gathered of the input: of that the rank's part is no
+    part that autograd knows.
+    """
+    for node in graph.nodes:
+        if node.target is torch.autograd.grad:
+            raise InputError(
+                "forward asks for gradients by an input (torch.autograd.grad), which every rank computes of the whole "
+                f'batch, and with inputs="local" it has a part: plan with inputs="global" [at {node.meta.get(PLACE)}]'
+            )
 
 
 def hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
