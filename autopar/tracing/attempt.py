@@ -100,7 +100,7 @@ class Attempt:
     def _run(self) -> Traced:
         own_key = matching.key(self.inputs, (), self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
         placeholders = self._placeholders()
-        reads = PlainReads(self.model)
+        reads = PlainReads(self.model, self.options.loss_fn)
         with self._set_up():
             left = LeftBehind(self.model)
             with reads.noted(), draws_refused(self.model):

@@ -1,8 +1,8 @@
 """Plain values that a forward reads of its modules: a graph has what they were, so calls look whether they changed.
 
 Loops set many: the weight of a term of the loss, the stage of a network that grows, a dropout's `p`, a field of the
-config. While a model is traced, what its code reads is noted, of modules and of objects that hang on them; values are
-looked up after the trace, when all that forward itself has set is put back.
+config. While a model is traced, what its code reads is noted, of modules and of objects that hang on them, and of the
+loss function's; values are looked up after the trace, when all that forward itself has set is put back.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import contextlib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from autopar.tracing.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, type)
@@ -35,10 +36,12 @@ Place = tuple[str, tuple[str, ...]]
 
 
 class PlainReads:
-    """The places of plain values that are read of a model's modules while it is traced."""
+    """The places of plain values that are read of a model's modules, and of its loss, while it is traced."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = {id(module): path for path, module in model.named_modules()}
+    def __init__(self, model: nn.Module, loss_fn: Any = None) -> None:
+        self._of_loss = owners_of(loss_fn)
+        owners = {**self._of_loss, **dict(model.named_modules())}
+        self._modules = {id(owner): path for path, owner in owners.items() if isinstance(owner, nn.Module)}
         self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
         self._places: dict[Place, None] = {}
         self._patches = contextlib.ExitStack()
@@ -57,6 +60,14 @@ class PlainReads:
             return value
 
         with self._patches, attributes_set(nn.Module, __getattribute__=read):
+            for path, owner in self._of_loss.items():
+                if isinstance(owner, Enclosed):
+                    for name, value in owner.items():
+                        if not isinstance(value, list):  # loops collect in them
+                            note(value, path, (name,))
+                elif not isinstance(owner, nn.Module):
+                    self._objects[id(owner)] = owner, (path, ())
+                    self._follow(type(owner))
             yield
 
     def _note(self, value: Any, path: str, names: tuple[str, ...]) -> None:
@@ -88,22 +99,23 @@ class PlainReads:
         """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call."""
         leaves = {id(module) for leaf in without for module in leaf.modules()}
         modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
+        modules |= self._of_loss
         found = {}
         for path, names in self._places:
             if path in modules and _is_kept(modules[path], names):
                 found[path, names] = _frozen(_value(modules[path], names))
-        return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN})
+        return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN}, self._of_loss)
 
 
 class PlainValues:
-    """Plain values by their places in a model."""
+    """Plain values by their places in a model and its loss."""
 
-    def __init__(self, values: dict[Place, Any]) -> None:
-        self._values = values
+    def __init__(self, values: dict[Place, Any], of_loss: Mapping[str, Any] | None = None) -> None:
+        self._values, self._of_loss = values, of_loss or {}
 
     def on(self, model: nn.Module) -> Callable[[], dict[str, Any]]:
         """A look at `model`, or a copy of it, that is quick: the values that are others now, by name."""
-        modules = dict(model.named_modules())
+        modules = {**self._of_loss, **dict(model.named_modules())}
         quick: dict[str, dict[str, Any]] = {}  # by module, of those that its instance has
         for (path, names), value in self._values.items():
             if names[0] in vars(modules[path]) and isinstance(value, _SCALARS) and len(names) == 1:

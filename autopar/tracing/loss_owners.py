@@ -1,0 +1,57 @@
+"""What a loss function reads besides its arguments: attributes of its object, and variables of the code around it."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+LOSS = "(loss_fn)"
+"""Where the path of a loss function's object begins, beside paths of the model's modules."""
+
+
+class Enclosed:
+    """The variables that a function has of the one around it, as attributes."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_cells"][name].cell_contents
+        except (KeyError, ValueError) as error:  # no such variable, or none yet
+            raise AttributeError(name) from error
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Those that have a value, by name."""
+        return [(name, getattr(self, name)) for name in self._cells if hasattr(self, name)]
+
+
+def owners_of(loss_fn: Any) -> dict[str, Any]:
+    """The objects whose values a loss function may read, by path: modules, other objects, closures (`Enclosed`)."""
+    found: dict[str, Any] = {}
+    waiting, seen = [(LOSS, loss_fn)], set[int]()
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            found.update({".".join(filter(None, [path, name])): module for name, module in value.named_modules()})
+        elif isinstance(value, functools.partial):
+            waiting.append((path, value.func))
+        elif isinstance(value, MethodType):
+            waiting.append((path, value.__self__))
+        elif isinstance(value, FunctionType):
+            if value.__closure__:
+                found[path] = Enclosed(value)
+                waiting += [
+                    (f"{path}.{name}", one)
+                    for name, one in found[path].items()
+                    if isinstance(one, (nn.Module, functools.partial, MethodType, FunctionType))
+                ]
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            found[path] = value
+    return found
