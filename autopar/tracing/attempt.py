@@ -27,6 +27,7 @@ from autopar.tracing.experts import experts_as_one
 from autopar.tracing.flex import flex_attention_recorded
 from autopar.tracing.function_leaves import function_leaves
 from autopar.tracing.functionalize import functionalize
+from autopar.tracing.fused_layers import fused_layers_off
 from autopar.tracing.guards import take_guards
 from autopar.tracing.inference import inference_as_no_grad
 from autopar.tracing.inputs import Inputs
@@ -167,6 +168,7 @@ class Attempt:
             stack.enter_context(checks_noted(recorder))
             stack.enter_context(unvalidated())
             stack.enter_context(batch_norms_traceable())
+            stack.enter_context(fused_layers_off())
             stack.enter_context(overrides_active())
             stack.enter_context(options.paths.offered())
             stack.enter_context(self.calls.followed())
