@@ -11,19 +11,19 @@ from torch import nn
 from typing_extensions import Unpack
 
 from autopar.argument_checks import check_names, count_of, module_of
-from autopar.call_arguments import sorted_arguments
+from autopar.call_arguments import is_without_loss, sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
 from autopar.collecting import collection_paused
 from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
-from autopar.errors import InputError, PlanMismatchError
+from autopar.errors import InputError
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.layout import Layout
 from autopar.leaf_requests import split_requests, warn_of_leaves
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest, prepared_for
-from autopar.plan_checks import check_on_graph
+from autopar.plan_checks import check_given, check_on_graph
 from autopar.planning import (
     CommonOptions,
     LossFunction,
@@ -204,12 +204,14 @@ def autoparallelize(
 ) -> nn.Module:
     """Plan `model` for `device_mesh` and make it run the plan; every rank calls this alike.
 
-    The model stays the same object; its parameters become `DTensor`s, so the optimizer is built
-    afterwards. Every rank traces, rank 0 alone solves, unless `plan` is given. Weights and buffers
-    are rank 0's; what is on the meta device gets its values afterwards, each rank its part, from
-    `autopar.materialise` or `autopar.load_weights`. Arguments and errors as in `plan`, and
-    `PlanMismatchError` (on every rank) when the plan belongs to another model, graph or mesh, or
-    when the ranks disagree.
+    The model stays the same object; its parameters become `DTensor`s, so the optimizer is built afterwards. Every rank
+    traces, rank 0 alone solves. With a `plan` nobody does: `micro_batches`, `inputs` and `precision` are its own, and
+    the other options are for the plans of calls of another kind. A call that leaves out what `loss_fn` needs returns
+    the model's own output. Weights and buffers are rank 0's; what is on the meta device gets its values later, each
+    rank its part, from `autopar.materialise` or `autopar.load_weights`.
+
+    Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the plan belongs to another model,
+    graph or mesh, when it has other micro-batches or inputs than were asked for, or when the ranks disagree.
     """
     from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
     from autopar.runtime.application import apply, check_unplanned, check_world
@@ -226,7 +228,7 @@ def autoparallelize(
         check_unplanned(module_of(model))
         check_world(device_mesh)
         if plan is not None:
-            _check_mesh(Plan.given(plan), device_mesh)
+            check_given(Plan.given(plan), tuple(device_mesh.shape), micro_batches, inputs)
             micro_batches, inputs = plan.micro_batches, plan.inputs
             precision = Precision.from_dict(plan.precision)
         request = request_of(
@@ -281,7 +283,8 @@ def autoparallelize(
         watch = Stopwatch()
         error: Exception | None = None
         try:
-            again = trace_for(model, examples, constants, request, watch)
+            alone = is_without_loss(request.loss_fn, {*examples, *constants})
+            again = trace_for(model, examples, constants, request, watch, without_loss=alone)
             digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}
@@ -290,11 +293,3 @@ def autoparallelize(
 
     chosen = plan if plan is not None else decide(model, traced, watch)
     return apply(model, traced, chosen, device_mesh, replan=replan)
-
-
-def _check_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
-    if tuple(plan.mesh_shape) != tuple(device_mesh.shape):
-        raise PlanMismatchError(
-            f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
-            f"{'x'.join(map(str, device_mesh.shape))}: plan again for this mesh"
-        )

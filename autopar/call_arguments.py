@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.planning import LossFunction
-from autopar.tracing.inputs import loss_names_of
+from autopar.tracing.inputs import loss_names_of, needed_by_loss
 
 
 def sorted_arguments(
@@ -21,6 +21,15 @@ def sorted_arguments(
     given = _by_name(model, args, kwargs, loss_fn)
     examples = {name: value for name, value in given.items() if _is_example(value)}
     return examples, {name: value for name, value in given.items() if name not in examples}
+
+
+def is_without_loss(loss_fn: LossFunction | None, given: Collection[str]) -> bool:
+    """Whether a call, by the names of its arguments, has nothing that the loss needs, and so asks for predictions.
+
+    Of a loss that needs that output alone, no call is one.
+    """
+    needed = needed_by_loss(loss_fn)
+    return bool(needed) and not any(name in given for name in needed)
 
 
 def _is_example(value: Any) -> bool:

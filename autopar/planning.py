@@ -145,11 +145,13 @@ def trace_for(
     watch: Stopwatch,
     *,
     bias_split: bool = True,
+    without_loss: bool = False,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
     Modules that cannot be traced, and those that the constraints ask for, are leaves.
-    `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before.
+    `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
+    call that leaves out what only the loss needs.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
@@ -166,6 +168,7 @@ def trace_for(
                 remove_inplace=True,
                 parameter_dtype=request.precision.compute,
                 loss_fn=request.loss_fn,
+                without_loss=without_loss,
                 module_leaves=asked_for(model, request.constraints),
                 unsupported="leaf",
             )

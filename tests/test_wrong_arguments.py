@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
 from autopar import Cluster, Plan
-from autopar.errors import InputError
+from autopar.errors import InputError, PlanMismatchError
 
 MESH = Cluster.preset("cpu", (2,), axis_names=("dp",))
 POSITIVE = "no amount of memory: it must be more than zero bytes, like '70GiB' or '80GB'"
@@ -84,12 +84,15 @@ def test_arguments_of_what_runs() -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         mesh, (model, inputs) = init_device_mesh("cpu", (1,)), _asked()
+        plan = autopar.plan(model, inputs, mesh)
         for wrong, options, message in (
             (model, {"loss_fn": "x"}, "loss_fn is 'x': it must be callable"),
             (model, {"plan": "plan.json"}, "the plan is of str: give a Plan"),
             (None, {}, "the model is of NoneType: it must be a torch.nn.Module"),
+            (model, {"plan": plan, "micro_batches": 4}, "the plan has micro_batches=1, not 4: plan with that"),
+            (model, {"plan": plan, "inputs": "local"}, "the plan has inputs='global', not 'local'"),
         ):
-            with pytest.raises(InputError, match=message):
+            with pytest.raises((InputError, PlanMismatchError), match=message):
                 autopar.autoparallelize(wrong, inputs, mesh, **options)  # type: ignore[arg-type]
     finally:
         distributed.destroy_process_group()

@@ -106,7 +106,7 @@ def global_stand_ins(
 
     `whole`: layout and mesh shape of each input that is sharded, by its name in the graph.
     """
-    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    bound = inspect.signature(model.forward).bind_partial(*args)  # by name there may be what only a loss takes
 
     def stand_in(name: str, value: Any) -> Any:
         leaves, spec = pytree.tree_flatten(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -226,13 +227,13 @@ class Planned:
         return self._plan_again(model, args, kwargs)
 
     def _whole_call(
-        self, model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *others: Program
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call as the trace saw it: with inputs="local" the tensors given are parts of those of the trace."""
+        """The call as the trace saw it: with inputs="local" tensors are parts, as the first that has them says."""
         if program.plan.inputs == "global":
             return args, kwargs
-        lies = lies_of(program.traced.graph, program.plan, self.rank.mesh.shape)
-        return global_stand_ins(model, lies, args, kwargs)
+        lies = [lies_of(one.traced.graph, one.plan, self.rank.mesh.shape) for one in (program, *others)]
+        return global_stand_ins(model, ChainMap(*lies), args, kwargs)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="autopar traces and plans each new kind of call; make one such call of the model before compiling it"
@@ -244,7 +245,7 @@ class Planned:
         model.__class__ = self.user_class
         try:
             with plain_parameters(model):
-                call = self._whole_call(model, self.programs[0], args, kwargs)
+                call = self._whole_call(model, self.programs[0], args, kwargs, *self.programs[1:])
                 return self.add(*self.replan(model, *call, self.storage, self.trained.names), model)
         except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(model, args, kwargs, error) from error

@@ -74,8 +74,13 @@ def gather(
     meta_args: Mapping[str, Any],
     concrete_args: Mapping[str, Any],
     loss_fn: Callable[..., Any] | None,
+    *,
+    without_loss: bool = False,
 ) -> Inputs:
-    """Sort the caller's examples and fixed values by the model's signature; ArgumentError names what does not fit."""
+    """Sort the caller's examples and fixed values by the model's signature; ArgumentError names what does not fit.
+
+    `without_loss`: what only the loss needs is not there.
+    """
     forward = model.forward
     signature = inspect.signature(forward)
     parameters = signature.parameters
@@ -103,7 +108,7 @@ def gather(
                 _add(inputs, name, parameter.default)
             elif parameter.default is parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
                 missing.append(name)
-        elif name in loss_names and _loss_default(loss_fn, name) is inspect.Parameter.empty:
+        elif name in needed_by_loss(loss_fn) and not without_loss:
             missing.append(name)
     if missing:
         raise ArgumentError(
@@ -174,6 +179,9 @@ def loss_names_of(loss_fn: Callable[..., Any] | None) -> tuple[str, ...]:
     return tuple(names[1:])
 
 
-def _loss_default(loss_fn: Any, name: str) -> Any:
+def needed_by_loss(loss_fn: Any) -> tuple[str, ...]:
+    """What a loss takes beside the model's output, and has no default for."""
+    names = loss_names_of(loss_fn)
     target = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
-    return inspect.signature(target).parameters[name].default
+    parameters = inspect.signature(target).parameters if names else {}
+    return tuple(name for name in names if parameters[name].default is inspect.Parameter.empty)

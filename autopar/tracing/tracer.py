@@ -35,6 +35,7 @@ def trace(
     remove_inplace: bool = True,
     parameter_dtype: torch.dtype | None = None,
     loss_fn: Callable[..., Any] | None = None,
+    without_loss: bool = False,
     trace_sizes: bool = True,
     device: torch.device | str | None = None,
     leaf_policy: Literal["flat", "layers"] = "flat",
@@ -55,9 +56,9 @@ def trace(
     them; wrap one in `known` and the trace may read its contents. `concrete_args`: values that are fixed.
     What has a default and is in neither is fixed to its default, unless that is a tensor, which is an input.
     `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
-    loss. `parameter_dtype`: floating parameters and inputs appear in this dtype. `trace_sizes`: sizes that
-    reach an op are nodes, else constants. `device`: what data-free tensors claim as theirs (default: that of
-    the parameters, else of the examples, else cpu).
+    loss; not so `without_loss`: then it is of a call that leaves these arguments out. `parameter_dtype`: floating
+    parameters and inputs appear in this dtype. `trace_sizes`: sizes that reach an op are nodes, else constants.
+    `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
 
     Leaves: `leaf_policy` "flat" enters every module, "layers" keeps those of torch.nn; `leaf_types` (types or
     dotted names) and `module_leaves` (predicates of module and path, for all or by type) add to them,
@@ -75,7 +76,7 @@ def trace(
     root = model if isinstance(model, nn.Module) else FunctionModule(model)
     register_caches()
     with bare_forward(root):
-        inputs = gather(root, meta_args, concrete_args or {}, loss_fn)
+        inputs = gather(root, meta_args, concrete_args or {}, loss_fn, without_loss=without_loss)
     options = Options(
         LeafPolicy(
             leaf_policy, leaf_types, non_leaf_types=tuple(non_leaf_types), predicates=module_leaves,
@@ -83,8 +84,8 @@ def trace(
         ),
         DataFreePaths(always=exporting),
         _device(root, inputs, device),
-        bias_addition_split, remove_inplace, parameter_dtype, loss_fn, trace_sizes, trace_act_ckpt,
-        tuple(autowrap_functions), dynamic_shapes or {},
+        bias_addition_split, remove_inplace, parameter_dtype, None if without_loss else loss_fn, trace_sizes,
+        trace_act_ckpt, tuple(autowrap_functions), dynamic_shapes or {},
     )  # fmt: skip
     contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
     traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")

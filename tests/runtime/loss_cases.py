@@ -1,0 +1,88 @@
+"""A model whose loss stands outside, on real ranks: predictions without it, and numbers in it that the loop changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autopar
+
+ROWS, STEPS = 8, 3
+
+
+class Smoothed(nn.Module):
+    """Cross entropy, times a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.entropy = 1.0, nn.CrossEntropyLoss()
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.factor * self.entropy(output, target)
+        return loss
+
+
+def built() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+
+
+def trained_and_evaluated(preset: str, inputs: str) -> float:
+    """The largest difference of a loss or a prediction from those of one process."""
+    seeds = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, 4, dtype=torch.float64, generator=seeds)
+    target = torch.randint(0, 3, (ROWS,), generator=seeds)
+    mesh, loss, worst = init_device_mesh("cpu", (dist.get_world_size(),)), Smoothed(), 0.0
+    model, alone = built(), built()
+    examples = {"input": x, "target": target}
+    model = autopar.autoparallelize(model, examples, mesh, loss_fn=loss, constraints=preset, inputs=inputs)
+    steps, own_steps = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
+    batch = autopar.local_batch(model, examples) if inputs == "local" else examples
+    for step in range(STEPS):
+        loss.factor, loss.entropy.label_smoothing = 1.0 - 0.25 * step, 0.1 * step
+        found, expected = model(batch["input"], target=batch["target"]), loss(alone(x), target)
+        found.backward()
+        expected.backward()
+        for each in (steps, own_steps):
+            each.step()
+            each.zero_grad()
+        with torch.no_grad():
+            predicted = model.eval()(batch["input"])
+            wanted = alone(x)
+        model.train()
+        predicted = predicted.full_tensor() if isinstance(predicted, DTensor) else predicted
+        worst = max(worst, (found - expected).abs().item(), (predicted - wanted).abs().max().item())
+    return worst
+
+
+def half_a_call() -> str:
+    """A loss that needs two things, of which one is given."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    examples = {"input": torch.zeros(ROWS, 4).double(), "target": torch.zeros(ROWS, 3), "weight": torch.ones(ROWS, 1)}
+
+    def loss(output: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (weight * (output - target)).square().mean()
+
+    model = autopar.autoparallelize(built(), examples, mesh, loss_fn=loss)
+    try:
+        model(examples["input"], target=examples["target"])
+    except autopar.errors.AutoparError as error:
+        return str(error)
+    return "no error"
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        f"{preset}, {inputs}": functools.partial(trained_and_evaluated, preset, inputs)
+        for preset in ("ddp", "fsdp", "tp")
+        for inputs in ("global", "local")
+    }
+    | {"half_a_call": half_a_call}
+}
