@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 
 class LeafCall:
     """Runs `module` with other tensors in place of its parameters and buffers; stands in a graph as a function.
 
     `names`: those tensors, by their names in the module; a buffer that it binds to another tensor is written. `path`:
-    the module's name in the model. Equality is identity, as graphs need it; leaves that cost the same share their
+    the module's name in the model. `unshown`: arguments that a graph cannot show (functions, members of an enum), by
+    the texts that stand for them there. Equality is identity, as graphs need it; leaves that cost the same share their
     `kind`. `title`: what it is, for people.
 
     >>> call = LeafCall(nn.Linear(2, 1, bias=False), "head", ["weight"])
@@ -27,11 +29,15 @@ class LeafCall:
     rule: str | None = None  # how it may be split (see `leaf_splits`), or
     whole = ""  # why it runs whole
 
-    def __init__(self, module: nn.Module, path: str, names: Sequence[str]) -> None:
-        self.module, self.path, self.names = module, path, tuple(names)
+    def __init__(
+        self, module: nn.Module, path: str, names: Sequence[str], unshown: Mapping[str, Any] | None = None
+    ) -> None:
+        self.module, self.path, self.names, self.unshown = module, path, tuple(names), dict(unshown or {})
         self.__name__ = self.__qualname__ = f"leaf_{type(module).__name__}"
 
     def __call__(self, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.unshown:
+            args, kwargs = pytree.tree_map_only(str, lambda text: self.unshown.get(text, text), (args, dict(kwargs)))
         return self._called(dict(zip(self.names, tensors, strict=True)), args, kwargs)
 
     def _called(self, tensors: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -48,7 +54,8 @@ class LeafCall:
     @property
     def kind(self) -> Hashable:
         """What its costs depend on, beside the shapes of its arguments."""
-        return (type(self.module), _told(self.module), self.module.training, self.names)
+        others = tuple(map(id, self.unshown.values()))
+        return (type(self.module), _told(self.module), self.module.training, self.names, others)
 
 
 def _told(module: nn.Module) -> str:

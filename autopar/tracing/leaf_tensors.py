@@ -15,6 +15,10 @@ from autopar.graph import VAL
 from autopar.leaf_calls import LeafCall
 from autopar.tracing.traced import Traced
 
+# Types whose values a graph's code shows.
+_SHOWN: set[type] = {type(None), type(...), bool, int, float, complex, str, bytes, range}
+_SHOWN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+
 
 def show_leaf_tensors(traced: Traced, parameter_dtype: torch.dtype | None = None) -> list[fx.Node]:
     """Turn every leaf into a `LeafCall` on its own tensors; returns the new nodes.
@@ -47,9 +51,18 @@ def _shown(
             node.prepend(found)
         names.append(name)
         tensors.append(found)
-    arguments: tuple[Any, ...] = (tensors, node.args, dict(node.kwargs))
+    unshown: dict[str, Any] = {}
+
+    def text_of(value: Any) -> Any:
+        if type(value) in _SHOWN or isinstance(value, fx.Node):
+            return value
+        text = f"autopar: argument {len(unshown)}, {type(value).__name__}"
+        unshown[text] = value
+        return text
+
+    args, kwargs = (fx.node.map_aggregate(given, text_of) for given in (node.args, dict(node.kwargs)))
     with traced.graph.inserting_before(node):
-        call = traced.graph.call_function(LeafCall(module, path, names), arguments)
+        call = traced.graph.call_function(LeafCall(module, path, names, unshown), (tensors, args, kwargs))
     call.meta.update(node.meta)
     node.replace_all_uses_with(call)
     traced.graph.erase_node(node)

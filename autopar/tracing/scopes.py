@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from autopar.tracing.errors import UnrolledError
+from autopar.tracing.errors import TraceError, UnrolledError
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.opaque import NumbersOfData
 from autopar.tracing.patching import attributes_set
@@ -112,6 +113,7 @@ class ModuleCalls:
                     parameters = (module.get_parameter(name) for name in target.names)
                     return recorder.record_call(target, target, (*args, *parameters), {})
                 if leaf:
+                    self._check_leaf(module, args, kwargs)
                     return recorder.record_module(module, path, original, args, kwargs)
                 return self._counted(original, module, args, kwargs)
         except NumbersOfData as numbers:
@@ -121,6 +123,20 @@ class ModuleCalls:
             raise error from numbers
         finally:
             recorder.scope = outer
+
+    def _check_leaf(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Where a leaf is handed another module, or an object with tensors, which a graph does not know: its caller is
+        the leaf, which has them."""
+        for value in pytree.tree_leaves((args, kwargs)):
+            if _has_tensors(value):
+                error = TraceError(
+                    f"{type(module).__name__}, which is one op, is handed a {type(value).__name__} with tensors that a "
+                    "graph does not know: what calls it is one op",
+                    where=self.recorder.where(),
+                )
+                caller = self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else ""
+                self._failed = (error, self.root.get_submodule(caller))
+                raise error
 
     def _counted(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The call, watched for a loop over time: one whose own operations make the graph too long."""
@@ -146,3 +162,12 @@ class ModuleCalls:
         self.types[path] = type(module)
         self.recorder.attributes.constants[path] = module
         return path
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether an argument that is no tensor has some."""
+    if isinstance(value, nn.Module):
+        return any(True for _ in (*value.parameters(), *value.buffers()))
+    if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+        return False
+    return any(isinstance(one, (Tensor, nn.Module)) for one in vars(value).values())
