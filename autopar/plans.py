@@ -258,9 +258,11 @@ class Plan(Shown):
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise PlanMismatchError(f"{source} is not a plan: {error}") from error
-        if not isinstance(data, dict) or data.get("version") != VERSION:
-            found = data.get("version") if isinstance(data, dict) else None
-            raise PlanMismatchError(f"{source} has plan version {found}; this autopar reads {VERSION}: plan again")
+        version = data.get("version") if isinstance(data, dict) else None
+        if version is None:
+            raise PlanMismatchError(f"{source} is not a plan: a plan has a version; `Plan.to_json` makes one")
+        if version != VERSION:
+            raise PlanMismatchError(f"{source} has plan version {version}; this autopar reads {VERSION}: plan again")
         try:
             plan: Plan = revived(Plan, data)
         except (AttributeError, KeyError, LayoutError, TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ from torch import nn
 
 from autopar.errors import InputError
 from autopar.tracing.places import raised_at
+from autopar.user_warnings import warn
 from autopar.zoo import ZOO
 
 _POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # how architectures name learned positions
@@ -161,7 +162,24 @@ def _hugging_face(
             model = architecture(config)
     except Exception as error:
         raise InputError(f"{name} could not be built from {origin}: {told(error)}") from error
+    if isinstance(origin, Path):
+        _check_fields(type(config), values, origin)
     return Source(model.train(), example_inputs(model, needed, sequence))
+
+
+def _check_fields(config_class: Any, values: Mapping[str, Any], path: Path) -> None:
+    """transformers takes any field: warn of one that is probably misspelt; InputError for a file of something else."""
+    try:
+        known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
+    except Exception:  # a config of others has no default
+        return
+    near = {field: difflib.get_close_matches(field, known - values.keys(), 1, 0.8) for field in values.keys() - known}
+    asked = [f"{field!r}: did you mean {names[0]!r}?" for field, names in sorted(near.items()) if names]
+    if values and known.isdisjoint(values):
+        words = ", ".join(asked) or "its fields"
+        raise InputError(f"{path} holds no config: {config_class.__name__} does not know {words}")
+    if asked:
+        warn(f"{path} has what {config_class.__name__} does not know, {', '.join(asked)}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -66,6 +66,8 @@ GOOD = ["plan", "hf:GPT2LMHeadModel", "--mesh", "2x2", "--cluster", "cpu", "--ba
 def put_users_files(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Make `folder` the current one, with a config and a module of models."""
     (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "typo.json").write_text(json.dumps({"n_layre": 2}))
+    (folder / "no_config.json").write_text(json.dumps({"nodes": []}))
     (folder / "users_models.py").write_text(MODULE)
     patch.chdir(folder)
     patch.setattr(sys, "path", [str(folder), *sys.path])

@@ -54,6 +54,8 @@ _with = with_option
         (_with("--micro-batches", "3"), "does not divide into 3 micro-batches"),
         (_with("--config", "missing.json"), "missing.json"),
         (_with("--config", "users_models.py"), "no config can be read"),
+        (_with("--config", "typo.json"), "GPT2Config does not know 'n_layre': did you mean 'n_layer'?"),
+        (_with("--config", "no_config.json"), "no_config.json holds no config: GPT2Config does not know its fields"),
         (_with("--seq", "4096"), "longer than the 1024 learned positions of transformer.wpe"),
         (_with("--precision", "int8"), "'int8' is unknown"),
         (_with("--optimizer", "lion"), "'lion' is unknown"),
