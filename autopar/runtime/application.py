@@ -15,6 +15,7 @@ from autopar.fingerprint import fingerprint
 from autopar.plans import Plan
 from autopar.runtime.advice import advise
 from autopar.runtime.agreement import agree
+from autopar.runtime.anomalies import let_anomalies_be_found
 from autopar.runtime.assigned_data import assign_data
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import dtype_named
@@ -77,6 +78,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     leave_quietly()
     note_from_now_on()
     count_steps()
+    let_anomalies_be_found()
     refuse_unfit()
     load_optimizer_states()
     assign_data()

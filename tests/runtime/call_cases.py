@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,22 @@ def copied_and_called_otherwise(preset: str) -> float:
         return abs(average(rows(4)).item() - alone(rows(4)).item())
 
 
+def anomalies(preset: str) -> float:
+    """Backward is looked at, and what is not a number is found."""
+    model, alone = planned(preset), built()
+    with torch.autograd.set_detect_anomaly(True):
+        model(rows()).backward()
+        alone(rows()).backward()
+        difference = error(model, alone)
+        with torch.no_grad():
+            next(model.parameters()).mul_(math.nan)
+        try:
+            model(rows()).backward()
+        except RuntimeError as found:
+            return difference if "nan values" in str(found) else math.inf
+    return math.inf
+
+
 PRESETS = ("ddp", "fsdp", "tp")
 KINDS: tuple[Callable[[str], float], ...] = (
     local_inputs,
@@ -119,6 +136,7 @@ KINDS: tuple[Callable[[str], float], ...] = (
     inference_mode,
     evaluation_needs_no_training_memory,
     copied_and_called_otherwise,
+    anomalies,
 )
 
 

@@ -1,0 +1,20 @@
+"""`torch.autograd.set_detect_anomaly(True)` on planned models: it asks gradients, which are DTensors, for a NaN."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import register_sharding
+
+
+@functools.cache
+def let_anomalies_be_found() -> None:
+    """From now on torch can ask of a DTensor whether any of its elements is true; it gathers the whole for that."""
+    register_sharding(torch.ops.aten._is_any_true.default)(_of_the_whole)
+
+
+def _of_the_whole(values: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [([Replicate()], [Replicate()])]
