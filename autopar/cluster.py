@@ -75,7 +75,7 @@ class Cluster:
         if preset is None:
             known = ", ".join([*PRESETS, *ALIASES])
             told = repr(name) if isinstance(name, str) else f"of {type(name).__name__}"
-            raise InputError(f"cluster preset {told} is unknown: use one of {known}, or a profile (a .json file)")
+            raise InputError(f"cluster preset {told} is unknown: use one of {known}; Cluster.load reads a profile")
         device, node = preset
         if between_nodes is not None:
             rate, latency = network(between_nodes)

@@ -26,6 +26,11 @@ _ADVICE = {  # by words of the error, the first that fit
         "torch cannot do this to DTensors, as parameters and gradients of a planned model are: read "
         "tensor.full_tensor(), write with mul_, copy_ or parameter.data = ..."
     ),
+    "'Tensor' object has no attribute 'placements'": (
+        "backward was given a plain gradient of an output that lies sharded: give it as distribute_tensor(gradient, "
+        "output.device_mesh, output.placements) of torch.distributed.tensor, or keep outputs whole by "
+        'constraints="output:* = R" (one R for each mesh axis)'
+    ),
     "in-place operations that require placement changes": (
         "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
         " compute the new value and write it with copy_"
@@ -51,6 +56,6 @@ def advise() -> None:
 
 def advice_for(error: BaseException) -> str:
     """What to write instead; "" for any other error."""
-    if not isinstance(error, (RuntimeError, NotImplementedError)):
+    if not isinstance(error, (RuntimeError, NotImplementedError, AttributeError)):
         return ""
     return next((f"autopar: {advice}" for words, advice in _ADVICE.items() if words in str(error)), "")

@@ -260,6 +260,7 @@ def advised() -> list[list[str]]:
     """What stands below errors of torch: a loss outside, gradients averaged by hand, lists with buffers, a slice."""
     model = _planned("fsdp", Halves().double())
     model(ROWS)["x"].sum().backward()
+    output = model(ROWS)["x"]
     [parameter, *_] = model.parameters()
 
     def slice_written() -> None:
@@ -271,12 +272,13 @@ def advised() -> list[list[str]]:
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
         (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
         (slice_written, "copy_ or parameter.data"),
+        (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
     )
     missing = []
     for mistake, words in mistakes:
         try:
             mistake()
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, AttributeError) as error:
             advice = advice_for(error)
             if words not in advice:
                 missing.append([words, advice, str(error)])
