@@ -279,7 +279,8 @@ def autoparallelize(
         trained: Collection[str],
     ) -> tuple[Traced, Plan]:
         """Another graph key: trace what is called now and plan it around the stored parameters."""
-        examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn)
+        readable = {leaf.argument for leaf in traced.inputs.leaves if leaf.known}
+        examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn, readable)
         watch = Stopwatch()
         error: Exception | None = None
         try:

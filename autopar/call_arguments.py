@@ -11,16 +11,29 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.planning import LossFunction
+from autopar.tracing import known
 from autopar.tracing.inputs import loss_names_of, needed_by_loss
 
 
 def sorted_arguments(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: LossFunction | None,
+    known_names: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`meta_args` and `concrete_args` of a call, by name: also `loss_fn`'s extra inputs, and nothing left out."""
+    """`meta_args` and `concrete_args` of a call, by name: also `loss_fn`'s extra inputs, and nothing left out.
+
+    `known_names`: what a trace may read the contents of, where they are there.
+    """
     given = _by_name(model, args, kwargs, loss_fn)
     examples = {name: value for name, value in given.items() if _is_example(value)}
+    examples |= {name: pytree.tree_map(_known, examples[name]) for name in known_names if name in examples}
     return examples, {name: value for name, value in given.items() if name not in examples}
+
+
+def _known(leaf: Any) -> Any:
+    return known(leaf) if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" else leaf
 
 
 def is_without_loss(loss_fn: LossFunction | None, given: Collection[str]) -> bool:

@@ -45,8 +45,7 @@ class Guards:
         for guard, answer in zip(self.guards, answers, strict=True):
             if answer != guard.answer:
                 raise ArgumentError(
-                    f"the trace took {guard.question}() as {guard.answer!r}, but for this input it is {answer!r}: "
-                    "trace again",
+                    f"the trace took {guard.question}() as {guard.answer!r}, but for this input it is {answer!r}",
                     where=guard.place,
                 )
 

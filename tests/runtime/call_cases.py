@@ -112,6 +112,26 @@ def copied_and_called_otherwise(preset: str) -> float:
         return abs(average(rows(4)).item() - alone(rows(4)).item())
 
 
+class Kept(Net):
+    """Some of the rows, as a mask says; how many, the trace reads."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x[keep])
+
+
+def known_contents(preset: str) -> float:
+    """A mask whose contents the trace read is another one in later calls, and the first one again."""
+    torch.manual_seed(3)
+    alone = Kept().double()
+    masks = [torch.arange(8) < 5, torch.arange(8) % 4 != 0]
+    mesh, examples = init_device_mesh("cpu", (dist.get_world_size(),)), {"x": rows(), "keep": autopar.known(masks[0])}
+    model = autopar.autoparallelize(copy.deepcopy(alone), examples, mesh, constraints=preset)
+    for mask in (*masks, masks[0]):
+        model(rows(), mask).backward()
+        alone(rows(), mask).backward()
+    return error(model, alone)
+
+
 def anomalies(preset: str) -> float:
     """Backward is looked at, and what is not a number is found."""
     model, alone = planned(preset), built()
@@ -136,6 +156,7 @@ KINDS: tuple[Callable[[str], float], ...] = (
     inference_mode,
     evaluation_needs_no_training_memory,
     copied_and_called_otherwise,
+    known_contents,
     anomalies,
 )
 

@@ -23,6 +23,7 @@ KINDS = {
         "inference_mode",
         "evaluation_needs_no_training_memory",
         "copied_and_called_otherwise",
+        "known_contents",
         "anomalies",
     ),
     LOOPS: (
