@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.runtime.failures import told
+from autopar.runtime.standing import is_fake
 from autopar.user_warnings import users_line
 
 WARNING_SECONDS = 20.0
@@ -78,7 +79,7 @@ def from_rank_zero(make: Callable[[], str], device: torch.device) -> str:
     An AutoparError keeps its kind and its fields; of any other error the other ranks see the text.
     """
     text, failure = "", None
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 or is_fake():
         try:
             text = json.dumps({"text": make()})
         except Exception as error:  # raised below, once every rank knows
@@ -130,6 +131,8 @@ def _text_of(device: torch.device, rank: int, text: str) -> str:
 
 
 def _broadcast(text: str, device: torch.device) -> str:
+    if is_fake():
+        return text
     content = text.encode()
     length = torch.tensor([len(content)], dtype=torch.int64, device=device)
     dist.broadcast(length, src=0)

@@ -95,14 +95,19 @@ class PlainReads:
             self._patches.enter_context(attributes_set(kind, __getattribute__=read))
             self._patched.add(kind)
 
+    def _state_of_loss(self) -> list[Place]:
+        """The buffers of the loss's modules, and whether they train; of the model's, other code looks at these."""
+        modules = [(path, owner) for path, owner in self._of_loss.items() if isinstance(owner, nn.Module)]
+        return [(path, (name,)) for path, owner in modules for name in ("training", *owner._buffers)]
+
     def values(self, model: nn.Module, without: Iterable[nn.Module]) -> PlainValues:
         """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call."""
         leaves = {id(module) for leaf in without for module in leaf.modules()}
         modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
         modules |= self._of_loss
         found = {}
-        for path, names in self._places:
-            if path in modules and _is_kept(modules[path], names):
+        for path, names in (*self._places, *self._state_of_loss()):
+            if path in modules and _is_kept(modules[path], names, of_loss=path in self._of_loss):
                 found[path, names] = _frozen(_value(modules[path], names))
         return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN}, self._of_loss)
 
@@ -167,10 +172,13 @@ def _same(now: Any, before: Any) -> bool:
     return now is before or (type(now) is type(before) and bool(now == before))
 
 
-def _is_kept(module: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether a value is the model's own to change: no tensor that it registers, property or function of a class."""
+def _is_kept(module: nn.Module, names: tuple[str, ...], *, of_loss: bool) -> bool:
+    """Whether a value is the model's own to change: no tensor that it registers, property or function of a class.
+
+    A tensor that the loss registers is a constant of the graph, so that another in its place is a change.
+    """
     owner = module if len(names) == 1 else _value(module, names[:-1])
-    if isinstance(owner, nn.Module) and (names[-1] in owner._parameters or names[-1] in owner._buffers):
+    if not of_loss and isinstance(owner, nn.Module) and (names[-1] in owner._parameters or names[-1] in owner._buffers):
         return False
     kind: type = type(owner)
     return not _is_of_class(kind, names[-1])

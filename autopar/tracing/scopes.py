@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.errors import TraceError, UnrolledError
 from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.loss_owners import Enclosed
 from autopar.tracing.opaque import NumbersOfData
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
@@ -164,10 +167,19 @@ class ModuleCalls:
         return path
 
 
-def _has_tensors(value: Any) -> bool:
-    """Whether an argument that is no tensor has some."""
+def _has_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether an argument that is no tensor has some: a module, an object, or what a function takes along."""
     if isinstance(value, nn.Module):
         return any(True for _ in (*value.parameters(), *value.buffers()))
-    if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
+    if isinstance(value, Tensor):
         return False
-    return any(isinstance(one, (Tensor, nn.Module)) for one in vars(value).values())
+    if isinstance(value, functools.partial):
+        inside = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, MethodType):
+        inside = [value.__self__]
+    elif isinstance(value, FunctionType):
+        inside = [one for _, one in Enclosed(value).items()]
+    else:
+        inside = list(vars(value).values()) if hasattr(value, "__dict__") and not isinstance(value, type) else []
+    leaves = pytree.tree_leaves(inside) if depth else []
+    return any(isinstance(one, Tensor) or _has_tensors(one, depth - 1) for one in leaves)

@@ -1,9 +1,11 @@
-"""One process as rank 0 of many on torch's fake process group: nobody waits for ranks that do not exist."""
+"""One process as one rank of many on torch's fake process group: nobody waits for ranks that do not exist."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import torch
@@ -14,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import autopar
 
-dist.init_process_group("fake", rank=0, world_size=1024, store=FakeStore())
+dist.init_process_group("fake", rank=RANK, world_size=1024, store=FakeStore())
 mesh = init_device_mesh("cpu", (128, 8), mesh_dim_names=("dp", "tp"))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 options = {"constraints": "fsdp+tp", "inputs": "local", "loss_fn": lambda output: output.square().mean()}
@@ -28,7 +30,9 @@ print(tuple(model[0].weight.shape), tuple(model[0].weight.to_local().shape))
 """
 
 
-def test_rank_0_of_1024_trains() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("rank", [0, 777])
+def test_one_rank_of_1024_trains(rank: int) -> None:
+    script = SCRIPT.replace("RANK", str(rank))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "(256, 64) (2, 64)\n"

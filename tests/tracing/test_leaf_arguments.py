@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,20 @@ def _weighted() -> Options:
     return Options(weight=torch.full((4,), 3.0))
 
 
-@pytest.mark.parametrize("make", [_layer, _weighted])
+def _bound() -> Any:
+    return nn.Linear(4, 4).forward
+
+
+def _around() -> Any:
+    weight = torch.full((4,), 3.0)
+    return lambda x: x * weight
+
+
+def _partial() -> Any:
+    return functools.partial(torch.add, torch.full((4,), 3.0))
+
+
+@pytest.mark.parametrize("make", [_layer, _weighted, _bound, _around, _partial])
 def test_who_hands_on_tensors_that_a_graph_does_not_know_is_the_leaf(make: Callable[[], Any]) -> None:
     of = make()
     traced, [call], found, expected = _traced(of)

@@ -59,9 +59,22 @@ def _options(of: Any, change: Callable[[Any], None], read: Callable[[Any], Any])
     return lambda output, target: read(of) * F.mse_loss(output, target), lambda: change(of)
 
 
+def _weights(before: torch.Tensor | None) -> tuple[Any, Callable[[], None]]:
+    loss = nn.CrossEntropyLoss(weight=before)
+    return loss, lambda: setattr(loss, "weight", torch.ones(3))
+
+
+def _mode() -> tuple[Any, Callable[[], None]]:
+    loss = nn.MSELoss()
+    return loss, lambda: setattr(loss, "training", False)
+
+
 CASES: dict[str, tuple[Callable[[], tuple[Any, Callable[[], None]]], str]] = {
     "module": (lambda: _module(False), "(loss_fn).beta"),
     "module around": (lambda: _module(True), "(loss_fn).loss.beta"),
+    "buffer": (lambda: _weights(torch.ones(3)), "(loss_fn).weight"),
+    "no buffer": (lambda: _weights(None), "(loss_fn).weight"),
+    "mode": (_mode, "(loss_fn).training"),
     "object": (lambda: _object("weight"), "(loss_fn).weight"),
     "class": (lambda: _object("share"), "(loss_fn).share"),
     "method": (lambda: _method(False), "(loss_fn).weight"),
