@@ -29,11 +29,15 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from autopar.errors import InputError
+from autopar.runtime.batches import local_batch
 from autopar.runtime.carried import plan_of
 from autopar.runtime.model_class import ATTRIBUTE
+from autopar.user_warnings import warn
 
 _PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
 Model = TypeVar("Model", bound=nn.Module)
@@ -84,6 +88,9 @@ class PlannedTrainer(Trainer):
     `per_device_train_batch_size` is what one process passes, as ever. A checkpoint holds the whole model, as others
     read it, and unless `save_only_model` is set a folder of `torch.distributed.checkpoint` with model, optimizer and
     the counter of random masks, from which training resumes on any mesh.
+
+    Where the rows of an evaluation do not fill its last batch, accelerate repeats some. Predictions leave them out; the
+    loss is that of the batch, and a warning says that it counts them.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments, **options: Any) -> None:
@@ -93,6 +100,31 @@ class PlannedTrainer(Trainer):
         if args.load_best_model_at_end and args.save_only_model:
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         super().__init__(model=model, args=args, **options)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Of what the model returns, the rows that this process has passed: the Trainer gathers those of all."""
+        loss, *others = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        name, own = next((n, v) for n, v in inputs.items() if isinstance(v, torch.Tensor) and v.ndim)
+
+        def rows_of(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.ndim:
+                return value
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            return whole if len(whole) == len(own) else local_batch(self.model, {name: whole})[name]
+
+        logits, labels = pytree.tree_map(rows_of, tuple(others))
+        return loss, logits, labels
+
+    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+        rows, batch = self.num_examples(dataloader), self.args.eval_batch_size * self.args.world_size
+        if rows % batch and self.args.world_size > 1:
+            warn(
+                f"{rows} rows do not fill batches of {batch}: the last repeats {-rows % batch} of them, which count "
+                "twice in the loss (not in predictions and metrics). Choose a batch that divides the rows"
+            )
+        return super().evaluation_loop(dataloader, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Every rank calls it, rank 0 writes, all wait for it: what reads the folder next may be any of them."""

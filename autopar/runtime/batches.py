@@ -36,9 +36,13 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
         return batch
     if isinstance(batch, Mapping):
         return {name: _part(name, value, planned, lies) for name, value in batch.items()}
-    names = list(inspect.signature(model.forward).parameters)
+    parameters = inspect.signature(model.forward).parameters
+    names = list(parameters)
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_part(name, value, planned, lies) for name, value in zip(names, batch, strict=False))
+        if len(batch) > len(names) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            raise InputError(f"{len(batch)} positional inputs were given, and the model takes {len(names)}: {names}")
+        parts = [_part(name, value, planned, lies) for name, value in zip(names, batch, strict=False)]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return _part(names[0], batch, planned, lies)
 
 

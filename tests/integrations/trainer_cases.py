@@ -85,6 +85,13 @@ def saved(folder: Path, *, planned: bool) -> list[float]:
         return [*losses(trainer), float(plain(**batch).loss)]
 
 
+def predicted(folder: Path, *, planned: bool) -> list[float]:
+    """Of rows that do not fill the last batch: how many, and a logit of each."""
+    found: Any = trainer_of(folder, planned=planned).predict(Bytes(BATCH + 1)).predictions  # type: ignore[arg-type]
+    logits = found[0] if isinstance(found, tuple) else found
+    return [float(len(logits)), *map(float, logits[:, -1, 0])]
+
+
 def main() -> None:
     folder, others = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
     planned = processes() > 1 or bool(others)
@@ -92,7 +99,7 @@ def main() -> None:
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
             os.environ.setdefault(name, str(value))
         dist.init_process_group("gloo")
-    found = {case.__name__: case(folder / case.__name__, planned=planned) for case in (best, resumed, saved)}
+    found = {case.__name__: case(folder / case.__name__, planned=planned) for case in (best, resumed, saved, predicted)}
     for other in others:
         trainer = trainer_of(folder / "other", planned=planned)
         trainer.train(resume_from_checkpoint=str(other / "saved" / f"checkpoint-{SAVED}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -86,10 +86,15 @@ def trained(preset: str, inputs: str, count: int, drop_last: bool = False) -> di
     }
 
 
+class Named(NamedTuple):
+    x: torch.Tensor
+
+
 def parts(inputs: str) -> dict[str, Any]:
     """The part of a batch, however the batch is passed, and the loss of it."""
     model, batch = planned((), inputs), Rows(ROWS).rows
     forms = autopar.local_batch(model, {"x": batch})["x"], *autopar.local_batch(model, [batch])
+    forms = *forms, autopar.local_batch(model, Named(batch)).x
     part = autopar.local_batch(model, batch)
     last = autopar.local_batch(model, batch[: ROWS // 2]) if dist.get_world_size() == 2 else part
     pieces = [torch.empty_like(part) for _ in range(dist.get_world_size())]
@@ -115,6 +120,10 @@ def another_input() -> str:
     return refusal(lambda: autopar.local_batch(planned("ddp", "local"), {"y": torch.zeros(4, 16)}))
 
 
+def too_many_inputs() -> str:
+    return refusal(lambda: autopar.local_batch(planned("ddp", "local"), [torch.zeros(4, 16)] * 2))
+
+
 def stream() -> str:
     return refusal(lambda: autopar.sampler(planned("ddp", "local"), Endless()))  # type: ignore[arg-type]
 
@@ -130,7 +139,7 @@ RUNS: dict[str, tuple[str, int, bool]] = {
     "uneven_last_global": ("global", 11, False),
     "one_row_last_global": ("global", 9, False),
 }
-REFUSED = (uneven_sampler, uneven_batch, another_input, stream, no_plan)
+REFUSED = (uneven_sampler, uneven_batch, another_input, too_many_inputs, stream, no_plan)
 PARTS = {f"parts-{inputs}": partial(parts, inputs) for inputs in ("local", "global")}
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{name}-{preset}": partial(trained, preset, *run) for name, run in RUNS.items() for preset in PRESETS}
