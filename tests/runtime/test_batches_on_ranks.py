@@ -58,7 +58,7 @@ def test_parts_are_those_of_the_batch(inputs: str, two: list[dict[str, Any]], fo
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("too_many_inputs", "2 positional inputs were given, and the model takes 1: ['x']"),
+        ("too_many_inputs", r"InputError: 2 positional inputs were given, and the model takes 1: \['x'\]"),
         (
             "uneven_sampler",
             "InputError: the last batch has 1 of 4 rows, which 2 ranks cannot share evenly: .*drop_last",
