@@ -35,7 +35,8 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     hold in another form (experts one by one, older names) is found as by its own `from_pretrained`, and so is a model
     without its head, or with one (`base_model_prefix`).
     `strict`: all that the model has must be there, and no more. If not, what is missing stays as it is (on the meta
-    device it waits for `materialise`), and a warning says what was missing or left over.
+    device it waits for `materialise`), and a warning says what was missing or left over. Buffers that no `state_dict`
+    has wait for it in any case.
 
     Raises InputError, on every rank, for files that cannot be read, for names, shapes or kinds of numbers that differ
     (before anything is changed), and for tied tensors of which the files hold several values; PlanMismatchError where

@@ -179,10 +179,11 @@ def check_ready(model: nn.Module, replaced: list[weakref.ref[nn.Parameter]]) -> 
 def check_values(model: nn.Module) -> None:
     """Raise InputError if the model is still on the meta device."""
     if missing := without_values(model):
-        raise InputError(
-            f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} on the meta device: give the model its values "
-            "with autopar.materialise(model), or with autopar.load_weights(model, folder)"
-        )
+        are = "is" if len(missing) == 1 else "are"
+        ways = "with autopar.materialise(model), or with autopar.load_weights(model, folder)"
+        if set(missing).isdisjoint(model.state_dict()):  # buffers that no file has
+            ways = "with autopar.materialise(model), which leaves what is loaded as it is"
+        raise InputError(f"{listed(missing)} {are} on the meta device: give the model its values {ways}")
 
 
 def listed(names: list[str], most: int = 4) -> str:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from large_cases import CASES, MODELS, PRESETS
 from launch import launch, needed
 from thinned import thinned
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.runtime.parameters import check_values
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +84,19 @@ def test_what_cannot_be_is_told_on_every_rank(case: str, words: str, two: list[d
 
     for text in values(two, case):
         assert re.search(words, text), text
+
+
+@pytest.mark.parametrize(
+    ("persistent", "ways"),
+    [
+        (True, r"materialise\(model\), or with autopar.load_weights\(model, folder\)"),
+        (False, r"materialise\(model\), which leaves what is loaded as it is"),
+    ],
+)
+def test_what_has_no_value_is_told_with_what_gives_one(persistent: bool, ways: str) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.empty(2, device="meta"), persistent=persistent)
+    with pytest.raises(
+        InputError, match=f"'table' is on the meta device: give the model its values with autopar.{ways}"
+    ):
+        check_values(model)
