@@ -112,7 +112,8 @@ class PlannedTrainer(Trainer):
             if not isinstance(value, torch.Tensor) or not value.ndim:
                 return value
             whole = value.full_tensor() if isinstance(value, DTensor) else value
-            return whole if len(whole) == len(own) else local_batch(self.model, {name: whole})[name]
+            is_of_all = len(whole) > len(own) and len(whole) % len(own) == 0
+            return local_batch(self.model, {name: whole})[name] if is_of_all else whole
 
         logits, labels = pytree.tree_map(rows_of, tuple(others))
         return loss, logits, labels
