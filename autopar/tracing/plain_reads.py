@@ -39,9 +39,9 @@ class PlainReads:
     """The places of plain values that are read of a model's modules, and of its loss, while it is traced."""
 
     def __init__(self, model: nn.Module, loss_fn: Any = None) -> None:
-        self._of_loss = owners_of(loss_fn)
-        owners = {**self._of_loss, **dict(model.named_modules())}
-        self._modules = {id(owner): path for path, owner in owners.items() if isinstance(owner, nn.Module)}
+        self._modules = {id(module): path for path, module in model.named_modules()}
+        self._of_loss = {path: one for path, one in owners_of(loss_fn).items() if id(one) not in self._modules}
+        self._modules |= {id(one): path for path, one in self._of_loss.items() if isinstance(one, nn.Module)}
         self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
         self._places: dict[Place, None] = {}
         self._patches = contextlib.ExitStack()

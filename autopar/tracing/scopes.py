@@ -137,8 +137,7 @@ class ModuleCalls:
                     "graph does not know: what calls it is one op",
                     where=self.recorder.where(),
                 )
-                caller = self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else ""
-                self._failed = (error, self.root.get_submodule(caller))
+                self.blame(error, self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else "")
                 raise error
 
     def _counted(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:

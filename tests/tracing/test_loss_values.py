@@ -102,6 +102,33 @@ def test_a_changed_value_is_seen(name: str) -> None:
     assert list(look()) == [place]
 
 
+class Own(nn.Module):
+    """A model with a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.factor = nn.BatchNorm1d(4), 1.0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(input)
+        return normed
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.factor * F.mse_loss(output, target)
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_what_is_the_models_own_is_seen_there(bound: bool) -> None:
+    model, inputs = Own(), {"input": torch.zeros(6, 4), "target": torch.zeros(6, 4)}
+    loss = model.loss if bound else lambda output, target: model.loss(output, target)
+    look = trace(model, inputs, loss_fn=loss).plain_values.on(model)
+    model.norm.running_mean = torch.ones(4)  # as where a model is moved
+    model.eval()
+    assert not look()
+    model.factor = 0.5
+    assert list(look()) == ["factor"]
+
+
 def test_what_it_does_not_read_is_not() -> None:
     loss, model = Weighted(), nn.Linear(4, 3)
     log: list[float] = []
