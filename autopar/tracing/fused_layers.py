@@ -12,6 +12,6 @@ from autopar.tracing.patching import attributes_set
 def fused_layers_off() -> AbstractContextManager[None]:
     """Inside, they run as in training: fused, they look at data to leave padding out, and are ops that nothing splits.
 
-    What differs is the result where there is padding, which nobody reads: fused, it is 0.
+    What differs is the result where there is padding: fused, it is 0.
     """
     return attributes_set(torch.backends.mha, _is_fastpath_enabled=False)
