@@ -32,7 +32,7 @@ from autopar.solver.stage_bytes import UNIT
 from autopar.solver.ways import chosen, counts, few
 
 _LARGE = 4_000  # pairs of layouts from which budgets are tried
-_SECONDS = 20.0  # for the least peak of a program
+_SECONDS, _PATIENCE = 20.0, 60.0  # for the least peak of a program, and for any solution of it
 _CLOSE = 5e-3  # how near it is found where budgets are tried
 _EACH, _ALL = 15.0, 45.0  # seconds for a plan under a budget, and for all budgets
 _FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far above; the first is so near, which is enough
@@ -118,7 +118,7 @@ def _least(model: Model, solver: str, gap: float) -> Outcome:
     price(model)
     program.matrix().guide = program.cost
     _only_peak_costs(model, peak)
-    return _whole(program, search(program, solver, time_limit=_SECONDS, gap=gap, patience=_SECONDS))
+    return _whole(program, search(program, solver, time_limit=_SECONDS, gap=gap, patience=_PATIENCE))
 
 
 def _only_peak_costs(model: Model, peak: int) -> None:

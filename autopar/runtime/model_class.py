@@ -14,6 +14,7 @@ from torch import nn
 from autopar.errors import InputError
 from autopar.runtime.loaded_states import check_own_shards
 from autopar.runtime.parameters import dealt_out
+from autopar.runtime.structure import refuse_transforms
 
 ATTRIBUTE = "_autopar"
 """Name of the model's attribute that holds its `Planned`."""
@@ -29,6 +30,7 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
 
     @functools.wraps(user_class.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        refuse_transforms()
         return getattr(self, ATTRIBUTE).run(self, args, kwargs)
 
     signature = inspect.signature(user_class.forward)

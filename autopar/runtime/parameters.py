@@ -218,7 +218,7 @@ def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
 @contextmanager
 def plain_parameters(model: nn.Module, device: str = "meta") -> Iterator[None]:
     """For the duration, the model's parameters are data-free and of their global shapes: it can be traced."""
-    groups = [(names, model.get_parameter(names[0])) for names in tied_names(model)]
+    groups = [(names, _registered(model, names[0])) for names in tied_names(model)]
     try:
         for names, parameter in groups:
             plain = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -227,6 +227,18 @@ def plain_parameters(model: nn.Module, device: str = "meta") -> Iterator[None]:
     finally:
         for names, parameter in groups:
             replace_parameter(model, names, parameter)
+
+
+def _registered(model: nn.Module, name: str) -> nn.Parameter:
+    """A parameter; raise InputError where another tensor stands in for it."""
+    holder, attribute = holder_of(model, name)
+    if not isinstance(holder[attribute], nn.Parameter):
+        raise InputError(
+            f"a plain tensor stands in for the parameter '{name}', as torch.func.functional_call has it, in a kind of "
+            "call that was not planned yet: give it tensors that require gradients where the parameters do, or call "
+            "a model without a plan"
+        )
+    return holder[attribute]
 
 
 def replace_parameter(model: nn.Module, names: list[str], new: nn.Parameter) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
@@ -73,6 +74,19 @@ def refuse_backward_hooks(model: nn.Module) -> None:
             )
 
 
+def refuse_transforms() -> None:
+    """Raise InputError inside a transform of torch.func, or in forward mode: neither passes collectives."""
+    if torch.compiler.is_compiling():  # what a compiler traces is no transform yet
+        return
+    # torch.func has no public way to ask whether one of its transforms is running
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        raise InputError(
+            "a planned model was called inside a transform of torch.func (grad, vmap, jvp, jacrev, ...) or in forward "
+            "mode, which cannot go through its collectives: differentiate it with loss.backward() or "
+            "torch.autograd.grad, or transform a model without a plan"
+        )
+
+
 def check_parameters(
     state: list[torch.Tensor],
     names: Sequence[str],
@@ -93,11 +107,13 @@ def check_parameters(
                 f"the parameter '{name}' was replaced after the model was planned, by one that lies as "
                 f"{list(tensor.placements)}, not as planned ({list(stored[name])}): tie weights before autoparallelize"
             )
-        plain = isinstance(tensor, nn.Parameter) and not isinstance(tensor, DTensor)
-        if plain and not name.startswith("_constant_"):  # those hang on the model without being registered
+        constant = name.startswith("_constant_")  # those hang on the model without being registered
+        own = name in stored or (isinstance(tensor, nn.Parameter) and not constant)
+        if own and not isinstance(tensor, DTensor):
             raise InputError(
                 f"the parameter '{name}' was replaced after the model was planned, by one that is no DTensor: write "
-                "values into the one that there was, with copy_ or load_state_dict"
+                "values into the one that there was, with copy_ or load_state_dict, and give functional_call tensors "
+                "that are computed from the model's own parameters"
             )
     if not compiling:
         before[:] = state

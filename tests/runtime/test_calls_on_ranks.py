@@ -14,7 +14,7 @@ import pytest
 from launch import launch, needed
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
-COMPLEX, WRITING = "complex_cases.py", "writing_cases.py"
+COMPLEX, WRITING, FUNCTIONAL = "complex_cases.py", "writing_cases.py", "functional_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -65,6 +65,7 @@ KINDS = {
     ),
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
     WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room", "written_at_a_step"),
+    FUNCTIONAL: ("inner_steps",),
 }
 GRID = [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds]
 PRESETS = ("ddp", "fsdp", "tp")
@@ -152,6 +153,22 @@ def test_habits_that_are_refused(case: str, words: str, two: Two) -> None:
         if case == "hook_registered_late":
             assert messages.pop() == "no error", "once it is removed"
         assert messages and all(words in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("whole_values", "by one that is no DTensor"),
+        ("values_that_are_not_trained", "a plain tensor stands in for the parameter 'up.weight'"),
+        ("transformed", "inside a transform of torch.func"),
+        ("mapped", "inside a transform of torch.func"),
+        ("forward_mode", "or in forward mode"),
+    ],
+)
+def test_functional_calls_that_are_refused(case: str, words: str, two: Two) -> None:
+    for rank in two(FUNCTIONAL):
+        assert "error" not in rank[case], rank[case]["traceback"]
+        assert words in rank[case]["value"]
 
 
 def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
