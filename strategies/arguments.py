@@ -44,7 +44,8 @@ def qualified_name(node: fx.Node) -> str:
 
 
 def user_name(node: fx.Node) -> str:
-    """The op's name for messages: of a write in place what the user wrote, not what stands in the graph for it."""
+    """The op's name for messages: of a write in place what the user wrote, not what stands in the graph for it; of
+    torch's functions their public name, not that of the builtin module that has them."""
     name = op_name(node)
     if name == "apply_inplace":
         return f"Tensor.{node.args[0]}"
@@ -53,7 +54,8 @@ def user_name(node: fx.Node) -> str:
     if name == "write_view":
         view = str(node.args[2])
         return f"a write into what {view if '.' in view else 'Tensor.' + view} returned"
-    return target_name(node)
+    public = None if isinstance(node.target, str) else torch.overrides.resolve_name(node.target)
+    return public or target_name(node)
 
 
 def value(argument: Any) -> Any:
