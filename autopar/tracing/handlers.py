@@ -13,6 +13,7 @@ from autopar.graph import VAL
 from autopar.tracing import gradients, histories
 from autopar.tracing.asking import ask
 from autopar.tracing.covariance import COVARIANCES, covariances
+from autopar.tracing.legacy_new import new
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
@@ -251,6 +252,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(methods("detach_"), histories.detached_in_place),
     Tensor.data.__set__: histories.data_assigned,  # type: ignore[attr-defined]
     **dict.fromkeys(methods("squeeze"), _squeezed),
+    Tensor.new: new,
     Tensor.to: _moved,
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,

@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import KNOWN
+from autopar.random_ops import is_random_operator
 from autopar.tracing.deferred import Deferred
 from autopar.tracing.targets import RANDOM, methods
 
@@ -93,7 +94,7 @@ class KnownValues:
         if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):
             return None
         counts = any(self._is_state(tensors[i]) for i in written)  # what a step writes, the next one finds changed
-        if func in RANDOM or counts or not self.can_tell(tensors, written):
+        if func in RANDOM or is_random_operator(func) or counts or not self.can_tell(tensors, written):
             for i in written:
                 self._forget(tensors[i])
             return None

@@ -131,7 +131,7 @@ RANDOM = methods(
     "multinomial", "normal", "normal_", "uniform_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_",
     "poisson", "dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_alpha_dropout",
     "native_dropout", "rrelu", "rrelu_", "binomial", "empty", "empty_like", "new_empty", "empty_strided",
-    "new_empty_strided", "empty_permuted", "resize_",
+    "new_empty_strided", "empty_permuted", "resize_", "_standard_gamma", "_sample_dirichlet",
 ) | {
     getattr(torch.nn.functional, n)
     for n in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu",

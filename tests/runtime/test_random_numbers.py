@@ -23,6 +23,16 @@ from autopar.tracing import Traced, trace
 INPUTS = {"x": torch.randn(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))}
 
 
+@torch.library.custom_op("autopar_tests::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def noise(like: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(like)
+
+
+@noise.register_fake
+def _(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(like)
+
+
 class Drawing(nn.Module):
     """Layers dropped for each sample, noise of several kinds, rows in a random order."""
 
@@ -37,6 +47,9 @@ class Drawing(nn.Module):
         h = h + torch.randn_like(h) * torch.rand_like(h)
         h = h + torch.empty_like(h).uniform_(-0.1, 0.1) + torch.randn(16, dtype=h.dtype)
         h = nn.functional.dropout(h, 0.2) * torch.bernoulli(torch.sigmoid(h.detach()))
+        h = h + torch.distributions.Gamma(torch.full_like(h[0].detach(), 2.0), 1.0).rsample() + noise(h.detach())
+        h = torch.native_dropout(h, 0.1, True)[0] + torch.feature_dropout(h[..., None], 0.1, True)[..., 0]
+        h = h * h.new(h.shape).uniform_(0.9, 1.1)
         y = self.second(h)[torch.randperm(8)] + torch.empty_like(x).exponential_()
         return (y * torch.randint(0, 3, (8, 1))).square().mean()
 

@@ -15,6 +15,7 @@ from autopar.random_ops import BY_COUNTER
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.randomness import bits, seeded
 
+_APART = 1 << 32  # further than nodes are from one another: seeds of two parts
 _MANTISSA_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}  # so many, and 1 is never drawn
 
 
@@ -60,6 +61,10 @@ def _normal(ctx: LocalContext, key: torch.Tensor) -> torch.Tensor:
 
 
 def _seeded(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor) -> Any:
-    """The whole, drawn alike on every rank, of which this one takes its part."""
-    with seeded(key, ctx.position):
+    """The whole, drawn alike on every rank; or a part that the rule of a custom op has, unlike all other parts."""
+    part = 0
+    for axis, (placement, ranks) in enumerate(zip(ctx.outputs[0].placements, ctx.mesh.shape, strict=True)):
+        if placement.is_sharded:
+            part = part * ranks + ctx.mesh.coordinate[axis]
+    with seeded(key, ctx.position + _APART * part):
         return target(*args, **kwargs)

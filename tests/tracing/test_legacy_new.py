@@ -1,0 +1,39 @@
+"""`Tensor.new` takes sizes or data, and a graph's lists do not tell which: what is traced gives what eager gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.tracing import trace
+
+
+class Made(nn.Module):
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.make(x)
+
+
+WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a Size": lambda x: x.new(x.shape).fill_(2.0),
+    "a Size made of numbers": lambda x: x.new(torch.Size([3, 2])).zero_(),
+    "sizes": lambda x: x.new(x.size(0), 1).fill_(2.0),
+    "one size": lambda x: x.new(5).fill_(2.0),
+    "a list": lambda x: x.new([1, 2.5, 4]),
+    "lists": lambda x: x.new([[1.0, 2.0], [3.0, 4.0]]),
+    "nothing": lambda x: torch.cat([x.new(), x[0]]),
+}
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=list(WAYS))
+def test_what_is_given_is_sizes_or_data_as_in_eager(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    traced = trace(Made(make), {"x": x})
+    found, right = traced.gm(x), make(x)
+    assert found.dtype == right.dtype and torch.equal(found, right)
