@@ -27,6 +27,7 @@ from autopar.tracing.cleaning import WRITES
 from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.dynamic import DynamicSizes
 from autopar.tracing.errors import UnknownDataError
+from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.known import MADE_KNOWN
 from autopar.tracing.order import ExecutionOrder
@@ -110,6 +111,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
 
     def record(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `func` on data-free tensors and write it down, unless it makes and changes no tensor."""
+        if "generator" in kwargs:
+            kwargs = without_generator(func, kwargs, self.where())
         if torch._C._is_any_autocast_enabled():
             args, kwargs = self._autocast(func, args, kwargs)
         seen = Arguments(self, args, kwargs)

@@ -247,3 +247,20 @@ def test_tensors_in_other_objects_are_refused(kind):
         trace(Taking(), dict(batch=kind(torch.ones(2))))
     with pytest.raises(InputError, match=r"what forward returns has tensors in an object of (Opaque|Items)"):
         trace(Returning(), dict(x=torch.ones(2)))
+
+
+class Generating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        x = x + torch.randn(x.shape, generator=self.generator)
+        return torch.empty_like(x).uniform_(generator=self.generator) * torch.rand_like(x, generator=None)
+
+
+def test_generators_are_left_out_of_the_graph_with_a_warning():
+    with pytest.warns(UserWarning, match="a torch.Generator, which a planned model does not draw from") as told:
+        traced = trace(Generating(), dict(x=torch.randn(2, 3)))
+    assert len(told) == 2
+    assert not any(isinstance(a, torch.Generator) for n in traced.graph.nodes for a in (*n.args, *n.kwargs.values()))

@@ -1,0 +1,19 @@
+"""Generators that forward hands to what draws: a planned model draws from a counter and a seed, alike on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autopar.user_warnings import warn
+
+
+def without_generator(func: Callable[..., Any], kwargs: dict[str, Any], where: str) -> dict[str, Any]:
+    """`kwargs` without their `generator`; a warning says so where there was one."""
+    if kwargs["generator"] is not None:
+        name = getattr(func, "__name__", str(func))
+        warn(
+            f"{name} is given a torch.Generator, which a planned model does not draw from: its "
+            f"numbers come from torch.initial_seed() at autoparallelize, and are other ones in each call [at {where}]"
+        )
+    return {name: value for name, value in kwargs.items() if name != "generator"}
