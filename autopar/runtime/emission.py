@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: the pair that fx graphs may hold
+from torch.utils import _pytree as pytree
 
+from autopar.errors import InputError
 from autopar.graph import AUTOCAST, GRAD_MODE, output_tensors, tensor_inputs, tensor_of
 from autopar.leaf_calls import LeafCall
 from autopar.plans import NodePlan
@@ -41,25 +43,39 @@ class LocalCall:
 
 
 class SeededLeaf:
-    """A leaf whose random numbers are those of the step's key: the same on every rank and in a replay."""
+    """A leaf whose random numbers are those of the step's key: the same on every rank and in a replay.
 
-    def __init__(self, leaf: LeafCall, position: int) -> None:
+    Raises InputError where it returns tensors of other shapes than the plan was made for: what is computed from these
+    was planned with their sizes.
+    """
+
+    def __init__(self, leaf: LeafCall, context: LocalContext) -> None:
         self.__name__ = leaf.__name__
-        self._leaf, self._position = leaf, position
+        self._leaf, self._context = leaf, context
+        self._shapes = [context.local_shape(index) for index in range(len(context.shapes))]
 
     def __call__(self, key: torch.Tensor, args: tuple[Any, ...]) -> Any:
-        with seeded(key, self._position):
-            return self._leaf(*args)
+        with seeded(key, self._context.position):
+            result = self._leaf(*args)
+        shapes = [tuple(t.shape) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if len(shapes) == len(self._shapes):
+            for found, wanted in zip(shapes, self._shapes, strict=True):
+                if found != wanted:
+                    raise InputError(
+                        f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned a tensor of shape "
+                        f"{found}, and the plan was made for {wanted}: let it return the same shape in each call, "
+                        "padded where data decide (total_length of pad_packed_sequence, say)"
+                    )
+        return result
 
 
 def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
     """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
-    if isinstance(node.target, LeafCall):
-        return scope.graph.call_function(SeededLeaf(node.target, plan.position), (scope.random_key(), args))
+    is_leaf = isinstance(node.target, LeafCall)
     local = plan.local or ("drawn" if draws(node) else "")
-    if not local:
+    if not local and not is_leaf:
         return scope.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
     context = LocalContext(
         mesh=mesh,
@@ -69,6 +85,8 @@ def emit(
         shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
         position=plan.position,
     )
+    if isinstance(node.target, LeafCall):
+        return scope.graph.call_function(SeededLeaf(node.target, context), (scope.random_key(), args))
     target = Method(str(node.target)) if node.op == "call_method" else node.target
     key = scope.random_key() if local in NEEDS_KEY else None
     return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))

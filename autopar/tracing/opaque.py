@@ -1,24 +1,25 @@
 """What comes out of a leaf that cannot run on data-free tensors.
 
-In this order: the module runs on a copy with random inputs, where it is small; it runs data-free, with what can be
-found out in this way for its submodules; it runs data-free with guesses in place of the data it asks for; its output is
-taken to look like its first tensor input, with a warning. Only shapes, dtypes and structure are used. A function that
-is a leaf is found out likewise, but for the first way and the last.
+In this order: the module runs on a copy with random inputs (integers are the user's examples), where it is small; it
+runs data-free, with what can be found out in this way for its submodules; it runs data-free with guesses in place of
+the data it asks for; its output is taken to look like its first tensor input, with a warning. Only shapes, dtypes and
+structure are used. A function that is a leaf is found out likewise, but for the first way and the last.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from autopar.flops import TotalFlops
+from autopar.graph import EXAMPLE
 from autopar.tracing import masked
 from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
@@ -45,17 +46,22 @@ def outputs_of(
     *,
     inside: bool = False,
     guessed: dict[nn.Module, str] | None = None,
+    nodes: Mapping[int, fx.Node] | None = None,
 ) -> tuple[Any, int]:
     """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them.
 
     Where it returns numbers it runs in all these ways; raises NumbersOfData if they differ, unless the module is
     `inside` another opaque one, where no graph holds them. `guessed` notes a module of which nothing was found out.
+    `nodes`: those that stand for tensors, by identity; inputs of the model have the user's examples.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
     attempts = _attempts(partial(module.forward, *args, **kwargs), path, attributes)
     if elements <= SMALL:
-        attempts.insert(0, partial(_run_for_real, module, attributes, args, kwargs))
+        examples = {id(t): example for t in tensors if (example := _example(t, nodes or {})) is not None}
+        free = any(not _is_drawn(t) and id(t) not in examples for t in tensors)
+        for integer in (1, 0) if free else (0,):
+            attempts.insert(0, partial(_run_for_real, module, attributes, args, kwargs, examples, integer))
     try:
         return _agreed(attempts, inside)
     except NumbersOfData:
@@ -68,7 +74,9 @@ def outputs_of(
     if guessed is not None:
         guessed[module] = f"{path} fails without its data ({fault})"
     warn(f"{path} cannot run without its data ({fault}); its output is taken to look like its first input")
-    return torch.empty_like(tensors[0], requires_grad=tensors[0].requires_grad), 0
+    like = tensors[0]
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *module.parameters()))
+    return torch.empty_like(like, requires_grad=trains and (like.is_floating_point() or like.is_complex())), 0
 
 
 def outputs_of_function(run: Callable[[], Any], path: str, attributes: Attributes) -> tuple[Any, int]:
@@ -108,7 +116,29 @@ def _numbers(outputs: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, (int, float))]
 
 
-def _run_for_real(module: nn.Module, attributes: Attributes, args: Any, kwargs: Any) -> Any:
+def _is_drawn(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _example(tensor: Tensor, nodes: Mapping[int, fx.Node]) -> Tensor | None:
+    """What the user gave for a tensor of integers, if it is an input of the model and not data-free."""
+    node = nodes.get(id(tensor))
+    example: Tensor | None = None if node is None or _is_drawn(tensor) else node.meta.get(EXAMPLE)
+    return None if example is None or example.is_meta else example
+
+
+def _run_for_real(
+    module: nn.Module, attributes: Attributes, args: Any, kwargs: Any, examples: Mapping[int, Tensor], integer: int
+) -> Any:
+    """On a copy. Inputs of integers are the examples, those without an example hold `integer` alone: what a module does
+    with lengths and indices depends on them."""
+
+    def filled(tensor: Tensor) -> Tensor:
+        if _is_drawn(tensor):
+            return torch.randn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
+        example = examples.get(id(tensor))
+        return torch.full(tensor.shape, integer, dtype=tensor.dtype) if example is None else example.cpu().clone()
+
     with torch.random.fork_rng(devices=[]):
         twin = copy.deepcopy(module)
         for mine, theirs in zip(module.modules(), twin.modules(), strict=True):
@@ -118,15 +148,9 @@ def _run_for_real(module: nn.Module, attributes: Attributes, args: Any, kwargs: 
                         real = attributes.real_copy(tensor)
                         is_parameter = isinstance(tensor, nn.Parameter)
                         others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
-        args, kwargs = pytree.tree_map_only(Tensor, _random_like, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
         result = twin(*args, **kwargs)
     return pytree.tree_map_only(Tensor, data_free_like, result)
-
-
-def _random_like(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return torch.randn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
 class _Guesses(TorchFunctionMode):

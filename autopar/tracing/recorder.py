@@ -214,7 +214,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
                 return call(module, *args, **kwargs)
             except Exception:  # whatever a leaf does, it is not looked into
                 outputs, trial_flops = opaque.outputs_of(
-                    module, path, self.attributes, args, kwargs, guessed=self.guessed
+                    module, path, self.attributes, args, kwargs, guessed=self.guessed, nodes=self.nodes
                 )
                 return outputs
             finally:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import autopar
 from autopar.leaf_requests import LeafWarning
@@ -171,6 +172,45 @@ def trained(kind: str, *constraints: str, saving: bool = False) -> dict[str, Any
     }
 
 
+class Packed(nn.Module):
+    """A recurrent layer on packed rows; without a total length they come back as long as the longest of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(16, 12, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        rows = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.layer(rows)[0], batch_first=True)[0]
+
+
+class OfPacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.out = Packed(), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return (self.out(self.packed(x, lengths)) ** 2).mean()
+
+
+def packed_rows() -> dict[str, Any]:
+    """The largest difference of losses and gradients to one process, and what is said of rows of another length."""
+    model, mesh = OfPacked().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    alone = copy.deepcopy(model)
+    x, lengths = torch.randn(8, 5, 16, dtype=torch.float64), torch.tensor([4, 2, 3, 1, 4, 2, 2, 1])
+    autopar.autoparallelize(model, {"x": x, "lengths": lengths}, mesh, constraints=("fsdp", "leaf:packed"))
+    for m in (model, alone):
+        m(x, lengths).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    worst = max((_whole(a.grad) - b.grad).abs().max().item() for a, b in pairs)
+    message = ""
+    try:
+        model(x, lengths - 1 + (lengths == 1).long())
+    except autopar.InputError as error:
+        message = str(error)
+    return {"worst": worst, "message": message}
+
+
 def equal_masks() -> float:
     """The largest difference between ranks of what a leaf drops."""
     model, mesh = Dropping().double(), init_device_mesh("cpu", (dist.get_world_size(),))
@@ -203,6 +243,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "function": _case("function"),
         "function-fsdp": _case("function", "fsdp"),
         "function-saving": _case("function", "ddp", saving=True),
+        "packed_rows": packed_rows,
         "equal_masks": equal_masks,
     }
 }

@@ -42,3 +42,11 @@ def test_a_budget_makes_leaves_recompute(two: list[dict[str, Any]]) -> None:
 
 def test_random_numbers_in_a_leaf_are_those_of_all_ranks(two: list[dict[str, Any]]) -> None:
     assert two[0]["equal_masks"].get("value") == 0, two[0]["equal_masks"]
+
+
+def test_packed_rows_are_those_of_one_process_while_they_are_as_long(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "error" not in rank["packed_rows"], rank["packed_rows"]["traceback"]
+        found = rank["packed_rows"]["value"]
+        assert found["worst"] < 1e-12
+        assert "'packed', which runs as one op, returned a tensor of shape (8, 3, 12)" in found["message"]
