@@ -1,6 +1,8 @@
-"""Ops that draw random numbers, by their names; dropout and attention are not among them."""
+"""Ops that draw random numbers, by their names; what has local code of its own for that is not among them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,17 +19,26 @@ SEEDED |= {"native_dropout", "feature_dropout", "fused_dropout", "rrelu_with_noi
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether an op draws random numbers and is no dropout or attention, which have local code of their own."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if name == "apply_inplace":
-        name = str(node.args[0])
+    """Whether an op draws random numbers, and local code for dropout or attention does not draw them if it may."""
+    name = str(node.args[0]) if getattr(node.target, "__name__", "") == "apply_inplace" else drawn_name(node.target)
     return name.strip("_") in BY_COUNTER | SEEDED or is_random_operator(node.target)
 
 
-def is_random_operator(target: object) -> bool:
-    """Whether an operator is of another library than torch and has the tag that its numbers come from a generator."""
+def drawn_name(target: Any) -> str:
+    """The name of a function, a method or an operator, without underscores around it and without its overload.
+
+    >>> drawn_name(torch.ops.aten.bernoulli_.float)
+    'bernoulli'
+    """
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.partition(".")[0].strip("_") if isinstance(target, OpOverload) else name.strip("_")
+
+
+def is_random_operator(target: Any) -> bool:
+    """Whether an operator has the tag that its numbers come from a generator; of torch's own only `aten.dropout`, for
+    which there is no local code."""
     if isinstance(target, OpOverloadPacket):
         return any(is_random_operator(getattr(target, name)) for name in target.overloads())
-    if not isinstance(target, OpOverload) or target.namespace == "aten":
+    if not isinstance(target, OpOverload) or (target.namespace == "aten" and drawn_name(target) != "dropout"):
         return False
     return torch.Tag.nondeterministic_seeded in target.tags

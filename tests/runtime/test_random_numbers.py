@@ -49,7 +49,8 @@ class Drawing(nn.Module):
         h = nn.functional.dropout(h, 0.2) * torch.bernoulli(torch.sigmoid(h.detach()))
         h = h + torch.distributions.Gamma(torch.full_like(h[0].detach(), 2.0), 1.0).rsample() + noise(h.detach())
         h = torch.native_dropout(h, 0.1, True)[0] + torch.feature_dropout(h[..., None], 0.1, True)[..., 0]
-        h = h * h.new(h.shape).uniform_(0.9, 1.1)
+        h = h * h.new(h.shape).uniform_(0.9, 1.1) + torch.ops.aten.dropout(h, 0.1, True)
+        h = torch.vmap(lambda row: nn.functional.dropout(row, 0.1) * torch.rand(16), randomness="different")(h)
         y = self.second(h)[torch.randperm(8)] + torch.empty_like(x).exponential_()
         return (y * torch.randint(0, 3, (8, 1))).square().mean()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopar.random_ops import BY_COUNTER
+from autopar.random_ops import BY_COUNTER, drawn_name
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.randomness import bits, seeded
 
@@ -25,7 +25,7 @@ def drawn(
     """This rank's part of what `target(*args, **kwargs)` draws; `apply_inplace(method, base, ...)` among them."""
     assert key is not None
     in_place = target.__name__ == "apply_inplace"
-    name, rest = (args[0].strip("_"), args[1:]) if in_place else (target.__name__, args)
+    name, rest = (args[0].strip("_"), args[1:]) if in_place else (drawn_name(target), args)
     if name not in BY_COUNTER or (name == "normal" and not in_place):
         return _seeded(target, args, kwargs, ctx, key)
     like = rest[0] if rest and isinstance(rest[0], torch.Tensor) else torch.empty(0, device=kwargs.get("device"))
