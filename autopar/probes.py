@@ -22,7 +22,8 @@ from autopar.cost.products import busy_flops
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from autopar.runtime.parameters import local_of
-from autopar.runtime.transit import Route, Transit
+from autopar.runtime.route import Route
+from autopar.runtime.transit import Transit
 
 DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),

@@ -31,11 +31,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from autopar.errors import InputError
 from autopar.runtime.batches import local_batch
 from autopar.runtime.carried import plan_of
+from autopar.runtime.checkpoints.together import Together
 from autopar.runtime.model_class import ATTRIBUTE
 from autopar.user_warnings import warn
 
@@ -50,7 +51,9 @@ def adopt(model: Model) -> Model:
             f"this {type(model).__name__} is not planned: pass it through autoparallelize first, with inputs='local'"
         )
     model._is_accelerate_prepared = True  # type: ignore[assignment]
-    model.accepts_loss_kwargs = False  # type: ignore[assignment]
+    for one in model.modules():  # of a model of peft the Trainer asks the one inside
+        if one is model or hasattr(one, "accepts_loss_kwargs") or isinstance(one, PreTrainedModel):
+            one.accepts_loss_kwargs = False
     return model
 
 
@@ -89,6 +92,9 @@ class PlannedTrainer(Trainer):
     read it, and unless `save_only_model` is set a folder of `torch.distributed.checkpoint` with model, optimizer and
     the counter of random masks, from which training resumes on any mesh.
 
+    The loss of a step is the mean over its batch, and with gradient accumulation the mean of those: where rows are
+    padded (labels of -100), that of the Trainer alone is the mean over all labels of the step.
+
     Where the rows of an evaluation do not fill its last batch, accelerate repeats some. Predictions leave them out; the
     loss is that of the batch, and a warning says that it counts them.
     """
@@ -97,9 +103,27 @@ class PlannedTrainer(Trainer):
         adopt(model)
         if plan_of(model).inputs != "local":
             raise InputError("the Trainer gives every process its own part of the batch: plan with inputs='local'")
+        if args.label_smoothing_factor or options.get("compute_loss_func") is not None:
+            raise InputError(
+                "label_smoothing_factor and compute_loss_func make a loss outside the plan, of rows that other "
+                "processes have: give it to autoparallelize as loss_fn (torch's cross_entropy has label_smoothing)"
+            )
         if args.load_best_model_at_end and args.save_only_model:
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         super().__init__(model=model, args=args, **options)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Of a model that was planned with a `loss_fn` of labels what it returns is the loss."""
+        if not getattr(self.model, ATTRIBUTE).programs[0].traced.loss_names:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = model(**inputs)
+        return (loss, {"loss": loss}) if return_outputs else loss
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -139,13 +163,17 @@ class PlannedTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         model, optimizer = get_state_dict(self.model, self._plain_optimizer())
         state = {"model": model, "optimizer": optimizer, "random": self._random_state()}
-        save(state, checkpoint_id=Path(output_dir, _PARTS))
+        save(state, checkpoint_id=Path(output_dir, _PARTS), process_group=Together("PlannedTrainer's saving").group)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, _SCHEDULER))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         state = {"model": get_model_state_dict(self.model)}
-        load(state, checkpoint_id=_parts_of(resume_from_checkpoint))
+        load(
+            state,
+            checkpoint_id=_parts_of(resume_from_checkpoint),
+            process_group=Together("PlannedTrainer's loading").group,
+        )
         set_model_state_dict(self.model, state["model"])
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
@@ -153,7 +181,8 @@ class PlannedTrainer(Trainer):
             return
         optimizer = self._plain_optimizer()
         parts, masks = get_optimizer_state_dict(self.model, optimizer), self._random_state()
-        load({"optimizer": parts, "random": masks}, checkpoint_id=_parts_of(checkpoint_folder))
+        group = Together("PlannedTrainer's loading").group
+        load({"optimizer": parts, "random": masks}, checkpoint_id=_parts_of(checkpoint_folder), process_group=group)
         set_optimizer_state_dict(self.model, optimizer, parts)
         random = getattr(self.model, ATTRIBUTE).random
         if random is not None:

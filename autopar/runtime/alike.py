@@ -9,10 +9,12 @@ not change they take no part in the reduction, and it reads in their notes (`aut
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,10 +24,12 @@ from torch.utils import _pytree as pytree
 from autopar.errors import InputError
 from autopar.runtime.calls import description
 from autopar.runtime.failures import told
+from autopar.runtime.meeting import timeout_of
 from autopar.runtime.standing import Call, is_fake, mine, ordinal, others, period_seconds
 
 _RANK_BITS = 20
 _CPU = torch.device("cpu")
+_LOOKING = 64  # so many ranks look around at a time: who does reads a note of every rank
 _PAUSES = 1e-4, 0.05  # seconds between looks whether the others have answered: at first, at last
 
 
@@ -70,13 +74,14 @@ class Alike:
         work = dist.all_reduce(vector, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         pause, longest = _PAUSES
-        looked = time.monotonic()
+        looked, turns = time.monotonic(), dist.get_rank()
         while not work.is_completed():
             time.sleep(pause)
             pause = min(2 * pause, longest)
             if time.monotonic() - looked > period_seconds():
-                _look_around()
-                looked = time.monotonic()
+                looked, turns = time.monotonic(), turns + 1
+                if turns % math.ceil(dist.get_world_size() / _LOOKING) == 0:
+                    _look_around()
         try:
             work.wait()
         except RuntimeError as error:
@@ -131,5 +136,10 @@ def group_of_all() -> dist.ProcessGroup | None:
     try:
         world._get_backend(_CPU)
     except RuntimeError:  # NCCL alone: reading a number from a GPU would hold up its queue
-        return dist.new_group(backend="gloo")
+        if world not in _groups:
+            _groups[world] = dist.new_group(backend="gloo", timeout=timeout_of(world))
+        return _groups[world]
     return None
+
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()  # by the default group

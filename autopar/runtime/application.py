@@ -15,6 +15,7 @@ from autopar.fingerprint import fingerprint
 from autopar.plans import Plan
 from autopar.runtime.advice import advise
 from autopar.runtime.agreement import agree
+from autopar.runtime.alike import group_of_all
 from autopar.runtime.anomalies import let_anomalies_be_found
 from autopar.runtime.assigned_data import assign_data
 from autopar.runtime.collectives import LocalMesh
@@ -53,6 +54,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     device = _device(device_mesh)
     check_world(device_mesh)
     take_over_timeout(device_mesh)
+    group_of_all()  # may make a group, for which all ranks are needed
     error: Exception | None = None
     try:
         _check(model, traced, plan, device_mesh)

@@ -16,8 +16,8 @@ from autopar.plans import NodePlan, Plan
 from autopar.runtime.buckets import Bucket, copies, moves
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.convert import Recipe, convert, recipe
+from autopar.runtime.route import Stop
 from autopar.runtime.scopes import Scope
-from autopar.runtime.transit import Stop
 
 
 class Conversions:

@@ -11,12 +11,14 @@ import functools
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.constants import default_pg_timeout
+from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autopar.errors import CollectiveError
 from autopar.runtime.standing import compared, mine, others
+
+_DEFAULT_TIMEOUTS = tuple(one for one in (default_pg_timeout, default_pg_nccl_timeout) if one is not None)
 
 
 @functools.cache
@@ -56,7 +58,8 @@ def told(what: str, error: Exception) -> CollectiveError:
 def take_over_timeout(device_mesh: DeviceMesh) -> None:
     """Give the groups of the mesh's axes the timeout of the default group, as the user set it.
 
-    `DeviceMesh` makes them with torch's own default of half an hour, whatever `init_process_group` was told.
+    `DeviceMesh` makes them with torch's own default (half an hour, ten minutes of NCCL), whatever
+    `init_process_group` was told.
     """
     device, world = torch.device(device_mesh.device_type), dist.group.WORLD
     assert world is not None
@@ -64,5 +67,5 @@ def take_over_timeout(device_mesh: DeviceMesh) -> None:
     for axis in range(device_mesh.ndim):
         group = device_mesh.get_group(axis)
         own = getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
-        if timeout is not None and own is not None and own == default_pg_timeout != timeout:
+        if timeout is not None and own in _DEFAULT_TIMEOUTS and own != timeout:
             c10d._set_pg_timeout(timeout, group)  # there is no public call

@@ -26,7 +26,7 @@ def gradients_are_finite(model: nn.Module) -> bool:
     finite = bool(torch.isfinite(nn.utils.get_total_norm(held, float("inf")))) if held else True
     if not dist.is_initialized():
         return finite
-    device = parts[0].device if parts else torch.device("cpu")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     every = torch.tensor(int(finite), device=device)
     dist.all_reduce(every, op=dist.ReduceOp.MIN)
     return bool(every.item())

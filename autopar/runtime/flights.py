@@ -59,6 +59,13 @@ class Flight:
             self.advance()
         return self._tensors
 
+    def abandon(self) -> None:
+        """Wait for the collective under way, and begin none that would follow: nobody wants the tensors. What is never
+        waited for torch keeps for good, with the memory of both sides."""
+        if self._landing is not None:
+            self._landing()
+            self._landing, self._left = None, []
+
     @property
     def goes_on(self) -> bool:
         """Whether another collective follows the one under way."""

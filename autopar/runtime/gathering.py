@@ -24,19 +24,30 @@ def whole_on_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
     held = tensor.to_local()
     if not any(placement.is_shard() for placement in tensor.placements):
         return held.cpu() if writes else None
+    pieces, rank = _pieces_by_rank(tensor), dist.get_rank()
     whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if writes else None
-    places = _ranges_by_rank(tensor)
-    largest = [max(ranges[dim][1] for ranges in places) for dim in range(tensor.ndim)]
-    for start, rows in _blocks(largest, len(places) * tensor.element_size()):
+    if not writes and rank not in pieces:
+        return None
+    largest = [max(ranges[dim][1] for ranges in pieces.values()) for dim in range(tensor.ndim)]
+    for start, rows in _blocks(largest, len(pieces) * tensor.element_size()):
         block = held.new_zeros(rows, *largest[1:])  # pieces at the end of a ragged dim are smaller
         mine = held[start : start + rows]
         cut(block, tuple((0, length) for length in mine.shape)).copy_(mine)
-        received = [torch.empty_like(block) for _ in places] if writes else None
-        dist.gather(block, received, dst=0)
-        if whole is not None and received is not None:
-            for ranges, part in zip(places, received, strict=True):
-                _put(whole, part, ranges, start)
+        received = {one: block if one == rank else torch.empty_like(block) for one in pieces} if writes else {}
+        moves = [dist.P2POp(dist.irecv, _sent(part), one) for one, part in received.items() if one != rank]
+        if not writes:
+            moves = [dist.P2POp(dist.isend, _sent(block), 0)]
+        for work in dist.batch_isend_irecv(moves) if moves else ():
+            work.wait()
+        if whole is not None:
+            for one, part in received.items():
+                _put(whole, part, pieces[one], start)
     return whole
+
+
+def _sent(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor: backends know no complex ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _put(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) -> None:
@@ -48,13 +59,11 @@ def _put(whole: torch.Tensor, part: torch.Tensor, ranges: Ranges, start: int) ->
         cut(whole, ((first + start, count), *others)).copy_(cut(part, ((0, count), *filled)))
 
 
-def _ranges_by_rank(tensor: DTensor) -> list[Ranges]:
-    """What each rank holds, by its number; the mesh is of all ranks."""
+def _pieces_by_rank(tensor: DTensor) -> dict[int, Ranges]:
+    """One rank for each piece, and what it holds: of ranks that hold the same the first one along each axis."""
     mesh = tensor.device_mesh.mesh
-    found: dict[int, Ranges] = {}
-    for coordinate in itertools.product(*map(range, mesh.shape)):
-        found[int(mesh[coordinate])] = ranges_at(tensor, coordinate)
-    return [found[rank] for rank in range(len(found))]
+    along = [range(n if p.is_shard() else 1) for p, n in zip(tensor.placements, mesh.shape, strict=True)]
+    return {int(mesh[coordinate]): ranges_at(tensor, coordinate) for coordinate in itertools.product(*along)}
 
 
 def _blocks(shape: Sequence[int], bytes_of_an_element: int) -> Iterator[tuple[int, int]]:

@@ -30,8 +30,8 @@ from autopar.runtime.emission import Modes, constant, emit
 from autopar.runtime.first_writes import writes_of
 from autopar.runtime.local.norms import write_statistics
 from autopar.runtime.refusion import find_fusions
+from autopar.runtime.route import Route
 from autopar.runtime.scopes import Scope, keeps_statistics, readers, written_buffers
-from autopar.runtime.transit import Route
 
 
 @dataclass(frozen=True)

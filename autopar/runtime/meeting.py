@@ -52,7 +52,7 @@ class _Room:
 
     def __init__(self, world: dist.ProcessGroup) -> None:
         self._store = c10d._get_default_store().clone()  # type: ignore[attr-defined]  # others may wait on the first
-        self._patience = _timeout_of(world)
+        self._patience = timeout_of(world)
 
     def enter(self, call: str) -> str:
         """ "" once all are here, else why not."""
@@ -111,7 +111,7 @@ def _late() -> str:
     return listing(late).lower() if late else "the others"
 
 
-def _timeout_of(world: dist.ProcessGroup) -> timedelta:
+def timeout_of(world: dist.ProcessGroup) -> timedelta:
     """What the user gave `init_process_group`, or torch's default."""
     options = (getattr(world._get_backend(device), "options", None) for device in world._device_types)
     return next((o._timeout for o in options if o is not None), default_pg_timeout)

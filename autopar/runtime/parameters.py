@@ -64,7 +64,7 @@ def distribute_state(
         for buffer in model.buffers():
             if buffer.is_meta:
                 continue
-            buffer.data = buffer.data.to(device)
+            buffer.data = buffer.data.to(device).contiguous()  # elements that share memory cannot be received
             if buffer.numel():
                 dist.broadcast(buffer.data, src=0)
         for names in tied_names(model):

@@ -10,13 +10,12 @@ for sooner (`autopar.cost.reductions`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -26,49 +25,7 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
 from autopar.runtime.ranges import named
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A bucket where a call meets it; `segment` -1: outside; `replayed`: whether a replay of its segment does too."""
-
-    bucket: Bucket
-    segment: int
-    replayed: bool
-
-
-@dataclass
-class Route:
-    """The buckets that gather, in the order in which a call and its backward gather them."""
-
-    forward: dict[Bucket, Bucket] = field(default_factory=dict)  # by the one before
-    backward: dict[Bucket, Bucket] = field(default_factory=dict)
-    again: bool = False  # whether any outside segments is gathered again
-    longest: int = 0  # the most collectives that one takes
-    places: frozenset[int] = frozenset()  # in the state, of all members of buckets that move
-    read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
-
-    @staticmethod
-    def of(stops: Sequence[Stop]) -> Route:
-        gathering = [stop for stop in stops if stop.bucket.gathers]
-        there = [stop.bucket for stop in gathering]
-        runs: list[list[Stop]] = []
-        for stop in gathering:
-            if runs and runs[-1][0].segment == stop.segment:
-                runs[-1].append(stop)
-            else:
-                runs.append([stop])
-        back: list[Bucket] = []
-        for run in reversed(runs):
-            if run[0].segment < 0:
-                back += [stop.bucket for stop in reversed(run) if stop.bucket.again]
-            else:
-                back += [stop.bucket for stop in run if stop.replayed]
-        again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
-        longest = max((bucket.gathers for bucket in there), default=0)
-        moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
-        places = frozenset(place for bucket in moving for place in bucket.places)
-        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest, places)
+from autopar.runtime.route import Route
 
 
 class _Gather(NamedTuple):
@@ -133,6 +90,12 @@ class Transit:
         self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
         self._reductions: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
+
+    def __del__(self) -> None:
+        """A pass that ended early (gradients of some parameters alone, an error) leaves collectives under way."""
+        if dist.is_initialized():
+            for flight in (*self._begun.values(), *(one for some in self._arriving.values() for one, _ in some)):
+                flight.abandon()
 
     # -- gathers -----------------------------------------------------------------------------------
 

@@ -24,6 +24,5 @@ export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 
 # A collective that does not end within the process group's timeout ends its process, which torchrun sees and restarts;
 # the last collectives of all ranks are written down before, for `torchfrtrace`. A hang becomes an error with a name.
-export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
 export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
 export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"

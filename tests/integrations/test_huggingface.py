@@ -63,6 +63,9 @@ def test_what_the_trainer_cannot_do_is_refused(alone: object, tmp_path: Path) ->
     )
     with pytest.raises(InputError, match="leave save_only_model out"):
         PlannedTrainer(_planned(alone, "local"), best)
+    smooth = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, label_smoothing_factor=0.1)
+    with pytest.raises(InputError, match="give it to autoparallelize as loss_fn"):
+        PlannedTrainer(_planned(alone, "local"), smooth)
     trainer = PlannedTrainer(_planned(alone, "local"), plain)
     with pytest.raises(InputError, match="holds no model in parts"):
         trainer._load_from_checkpoint(str(tmp_path))

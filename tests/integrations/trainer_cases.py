@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
 from small import BATCH, Bytes, mesh_of_all, processes, small_model, whole_batch
+from torch import nn
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from autopar import autoparallelize
@@ -25,8 +28,19 @@ from autopar.integrations.huggingface import PlannedTrainer
 SAVED, STEPS = 2, 4
 
 
-def trainer_of(folder: Path, *, planned: bool, steps: int = STEPS, **words: Any) -> Trainer:
-    """One that accumulates two backward passes a step and saves every second step."""
+def trainer_of(
+    folder: Path,
+    *,
+    planned: bool,
+    steps: int = STEPS,
+    model: nn.Module | None = None,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    **words: Any,
+) -> Trainer:
+    """One that accumulates two backward passes a step and saves every second step.
+
+    `loss_fn`: of what `model` returns.
+    """
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=BATCH // processes() // 2,
@@ -43,12 +57,24 @@ def trainer_of(folder: Path, *, planned: bool, steps: int = STEPS, **words: Any)
         use_cpu=True,
         **words,
     )
-    model, half = small_model(), {name: ids[: BATCH // 2] for name, ids in whole_batch().items()}
+    model, half = model or small_model(), {name: ids[: BATCH // 2] for name, ids in whole_batch().items()}
     data = {"train_dataset": Bytes(), "eval_dataset": Bytes(2 * BATCH)}
     if not planned:
-        return Trainer(model=model, args=arguments, **data)
-    model = autoparallelize(model, half, mesh_of_all(), inputs="local", constraints="fsdp")
+        kind = Trainer if loss_fn is None else type("OwnLoss", (Trainer,), {"compute_loss": _computed(loss_fn)})
+        return kind(model=model, args=arguments, **data)
+    model = autoparallelize(model, half, mesh_of_all(), inputs="local", constraints="fsdp", loss_fn=loss_fn)
     return PlannedTrainer(model=model, args=arguments, **data)
+
+
+def _computed(loss_fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """As the documentation of the Trainer has losses of one's own."""
+
+    def compute_loss(self: Trainer, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        outputs = model(inputs["input_ids"])
+        loss = loss_fn(outputs, inputs["labels"])
+        return (loss, {"loss": loss}) if return_outputs else loss
+
+    return compute_loss
 
 
 def losses(trainer: Trainer) -> list[float]:
@@ -92,6 +118,37 @@ def predicted(folder: Path, *, planned: bool) -> list[float]:
     return [float(len(logits)), *map(float, logits[:, -1, 0])]
 
 
+def adapted(folder: Path, *, planned: bool) -> list[float]:
+    """Losses and norms of gradients of a model whose adapters are trained alone."""
+    torch.manual_seed(0)
+    model = get_peft_model(small_model(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    trainer = trainer_of(folder, planned=planned, model=model)
+    trainer.train()
+    return [*losses(trainer), *(entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry)]
+
+
+class Logits(nn.Module):
+    """A model without a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_model()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(input_ids).logits
+        return logits
+
+
+def own_loss(folder: Path, *, planned: bool) -> list[float]:
+    def smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+
+    words = {"remove_unused_columns": False, "label_names": ["labels"]}
+    trainer = trainer_of(folder, planned=planned, model=Logits(), loss_fn=smoothed, **words)
+    trainer.train()
+    return [*losses(trainer), trainer.evaluate()["eval_loss"]]
+
+
 def main() -> None:
     folder, others = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
     planned = processes() > 1 or bool(others)
@@ -99,7 +156,7 @@ def main() -> None:
         for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
             os.environ.setdefault(name, str(value))
         dist.init_process_group("gloo")
-    found = {case.__name__: case(folder / case.__name__, planned=planned) for case in (best, resumed, saved, predicted)}
+    found = {case.__name__: case(folder / case.__name__, planned=planned) for case in CASES}
     for other in others:
         trainer = trainer_of(folder / "other", planned=planned)
         trainer.train(resume_from_checkpoint=str(other / "saved" / f"checkpoint-{SAVED}"))
@@ -109,6 +166,8 @@ def main() -> None:
     if planned:
         dist.destroy_process_group()
 
+
+CASES = (best, resumed, saved, predicted, adapted, own_loss)
 
 if __name__ == "__main__":
     main()

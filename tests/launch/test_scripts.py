@@ -183,5 +183,5 @@ def test_the_manifest_sets_what_the_scripts_set() -> None:
     [container] = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     there = {entry["name"]: entry["value"] for entry in container["env"]}
     here = dict(re.findall(r'^export (\w+)="\$\{\w+:-(\w+)\}"', (LAUNCH / "environment.sh").read_text(), re.MULTILINE))
-    assert len(here) == 6
+    assert len(here) == 5
     assert here.items() <= there.items()

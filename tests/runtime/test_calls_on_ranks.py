@@ -15,6 +15,7 @@ from launch import launch, needed
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 COMPLEX, WRITING, FUNCTIONAL = "complex_cases.py", "writing_cases.py", "functional_cases.py"
+STATE = "state_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -66,6 +67,7 @@ KINDS = {
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
     WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room", "written_at_a_step"),
     FUNCTIONAL: ("inner_steps",),
+    STATE: ("strided_buffers", "written_whole", "gradients_of_some"),
 }
 GRID = [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds]
 PRESETS = ("ddp", "fsdp", "tp")

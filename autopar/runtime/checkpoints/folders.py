@@ -60,8 +60,12 @@ class Checkpoint:
         return plan if plan is not None and tuple(plan.mesh_shape) == tuple(device_mesh.shape) else None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder of its own; raises InputError where that is none, or not a complete one."""
+def read_checkpoint(path: Path, *, check_files: bool = True) -> Checkpoint:
+    """The checkpoint in a folder of its own; raises InputError where that is none, or not a complete one.
+
+    `check_files`: whether its files are there and as long as they were written, of which there are several for each
+    rank that wrote.
+    """
     try:
         marker = json.loads((path / MARKER).read_text())
         found = Checkpoint(path, int(marker["step"]), int(marker["ranks"]), int(marker["sequence"]))
@@ -72,7 +76,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ) from error
     if version != FORMAT:
         raise InputError(f"{path} has checkpoint format {version}; this autopar reads {FORMAT}")
-    for name, size_bytes in files.items():
+    for name, size_bytes in files.items() if check_files else ():
         file = path / name
         held = file.stat().st_size if file.is_file() else None
         if held != size_bytes:

@@ -61,7 +61,7 @@ def load_checkpoint(
     optimizers, extra = optimizers_of(optimizer), extra_state or {}
 
     def prepare() -> tuple[Checkpoint, dict[str, Any], dict[str, Any], dict[str, Any]]:
-        found = read_checkpoint(path)
+        found = read_checkpoint(path, check_files=together.is_first)
         check_values(model)
         state: dict[str, Any] = {"model": model.state_dict()}
         _check_names(path, state["model"])

@@ -100,7 +100,7 @@ def save_checkpoint(
     copied = _copy(state)
 
     def write_and_finish() -> Path:
-        _write(copied, partial, together)
+        _write(copied, partial, together, background=True)
         return finish()
 
     executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -128,13 +128,14 @@ def _copy(state: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _write(state: dict[str, Any], partial: Path, together: Together) -> None:
-    """Write the parts of a state, each rank its own."""
+def _write(state: dict[str, Any], partial: Path, together: Together, *, background: bool = False) -> None:
+    """Write the parts of a state, each rank its own; in the `background`: from copies in CPU memory."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    writer = FileSystemWriter(partial, sync_files=True)
+    # not ahead: that goes over the current GPU, which in a thread of its own is the first one of the node, of all ranks
+    writer = FileSystemWriter(partial, sync_files=True, per_thread_copy_ahead=0 if background else 10_000_000)
     with warnings.catch_warnings():  # in a thread, too: at worst the filter for this one message stays
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process, and that is meant
         try:

@@ -40,9 +40,9 @@ def exchanged(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: L
         home = expert // held
         order = home.argsort(stable=True)
         source = order // routes
-        leaving = home.bincount(minlength=ranks)
+        leaving = home.new_zeros(ranks).scatter_add_(0, home, torch.ones_like(home))  # bincount asks the host twice
         arriving = collectives.all_to_all(leaving, [1] * ranks, [1] * ranks, group)
-        sent, received = leaving.tolist(), arriving.tolist()
+        sent, received = torch.stack([leaving, arriving]).tolist()
         ways.append((source, rows.shape[0], sent, received, group))
         rows = exchange(rows[source], sent, received, group)
         expert = collectives.all_to_all((expert % held)[order], sent, received, group)

@@ -1,0 +1,79 @@
+"""State that lies unusually in memory, and passes that end early, on real ranks."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from call_cases import Net, rows, whole
+from torch import nn
+from torch._C._distributed_c10d import _get_work_registry_size  # private: collectives that nobody has waited for
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+
+
+class Strided(Net):
+    """Buffers whose elements do not follow one another in memory, and one that is a single element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turned", torch.randn(4, 16).t())
+        self.register_buffer("alike", torch.full((1,), 3.0).expand(4))
+        self.filter = nn.Parameter(torch.randn(6, 4, dtype=torch.complex64))
+        self.turned: torch.Tensor
+        self.alike: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = (x @ self.turned + self.alike).to(self.filter.dtype) @ self.filter.t()
+        return super().forward(x) + mixed.abs().square().mean()
+
+
+def _strided(preset: str) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(1)
+    alone = Strided().double()
+    torch.manual_seed(1 + dist.get_rank())  # values are rank 0's
+    model, mesh = Strided().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    return autopar.autoparallelize(model, {"x": rows()}, mesh, constraints=preset), alone
+
+
+def strided_buffers(preset: str) -> float:
+    model, alone = _strided(preset)
+    return abs(whole(model(rows())).item() - alone(rows()).item())
+
+
+def written_whole(preset: str) -> float:
+    """The largest difference of what `export_full_state` has written, complex parameters too."""
+    model, alone = _strided(preset)
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, src=0)
+    [path] = autopar.export_full_state(model, Path(folder[0]))
+    if dist.get_rank():
+        return 0.0
+    written = safetensors.torch.load_file(path)
+    return max((written[name] - value).abs().max().item() for name, value in alone.state_dict().items())
+
+
+def gradients_of_some(preset: str) -> float:
+    """How many collectives nobody has waited for, once backwards have ended at the last layer."""
+    deep = nn.Sequential(nn.Linear(16, 2048), *(nn.Linear(2048, 2048) for _ in range(5)))  # more than one bucket
+    x, mesh = rows().float(), init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(deep, {"input": x}, mesh, constraints=preset)
+    for _ in range(2):
+        torch.autograd.grad(whole(model(x).square().mean()), [model.get_parameter("5.weight")])
+    return float(_get_work_registry_size())
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        f"{case.__name__}-{preset}": functools.partial(case, preset)
+        for case in (strided_buffers, written_whole, gradients_of_some)
+        for preset in ("ddp", "fsdp", "tp")
+    }
+}
