@@ -215,6 +215,7 @@ def autoparallelize(
     """
     from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
     from autopar.runtime.application import apply, check_unplanned, check_world
+    from autopar.runtime.calls import description
 
     if not hasattr(device_mesh, "device_type"):
         raise InputError(
@@ -248,7 +249,8 @@ def autoparallelize(
             leaves, _ = split_requests(plan.constraints)
             request = replace(request, constraints=tuple(dict.fromkeys((*leaves, *request.constraints))))
         traced = trace_for(model, meta_args, concrete_args, request, watch)
-        digests = fingerprints(model, traced.graph, tuple(device_mesh.shape))
+        examples = {"the shapes and dtypes of the examples": description(module_of(model), (), meta_args)}
+        digests = examples | fingerprints(model, traced.graph, tuple(device_mesh.shape))
         if plan is not None:
             check_fingerprints(plan.fingerprints, digests)
             check_on_graph(plan, traced.graph)

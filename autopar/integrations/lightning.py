@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -29,6 +30,7 @@ from autopar.runtime.carried import planned_of
 from autopar.runtime.materialising import materialise
 from autopar.runtime.model_class import ATTRIBUTE
 
+_AVERAGING = (StochasticWeightAveraging, WeightAveraging)
 _RANDOM = "autopar_random"  # key of a checkpoint
 
 
@@ -106,6 +108,13 @@ class PlannedStrategy(ModelParallelStrategy):
         if type(self.precision_plugin) is not Precision or self.precision_plugin.precision != "32-true":
             given = self.precision_plugin.precision
             raise InputError(f"the Trainer has precision={given!r}: give PlannedStrategy the precision, it is planned")
+        for callback in trainer.callbacks:
+            if isinstance(callback, _AVERAGING):
+                raise InputError(
+                    f"{type(callback).__name__} copies the module before it is planned, so that its averages lie "
+                    "otherwise: average in a callback of your own, with a torch.optim.swa_utils.AveragedModel of the "
+                    "planned submodule that on_train_start makes"
+                )
         if not hasattr(self.planned, ATTRIBUTE):
             self._plan(trainer.accumulate_grad_batches)
         self._refuse_others()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
 class Adafactor(torch.optim.Adafactor):
@@ -60,6 +60,8 @@ def _averaged(state: dict[str, torch.Tensor], name: str, new: torch.Tensor, weig
     old = state.get(name)
     if old is None:
         old = torch.zeros_like(new)
+    elif isinstance(new, DTensor) and not isinstance(old, DTensor):  # loaded from what one process saved
+        old = distribute_tensor(old.to(new.device), new.device_mesh, new.placements)
     elif isinstance(old, DTensor) and isinstance(new, DTensor) and old.placements != new.placements:
         old = old.redistribute(new.device_mesh, new.placements)
     state[name] = old.lerp_(new.to(old.dtype), weight)

@@ -25,6 +25,7 @@ WARNING_SECONDS = 20.0
 _ITEMS = 16  # digests that one call can compare
 _MESSAGE_BYTES = 2048
 _MENDED_BY = {
+    "the shapes and dtypes of the examples": "; those of the whole batch, also where each rank passes a part of it",
     # sets that a forward makes are traced in one order; those that a constructor makes are not
     "graph": "; a model whose constructor goes over a set needs one PYTHONHASHSEED in the environment of all ranks",
     "the plan": "; where each rank makes one, let autoparallelize plan, or make it once and load its file on all ranks",
@@ -53,7 +54,7 @@ def agree(device: torch.device, digests: Mapping[str, str], error: BaseException
     if differ:
         raise PlanMismatchError(
             f"the ranks disagree about {' and '.join(differ)}, seen from rank {dist.get_rank()}: all need the same"
-            + "".join(way for name, way in _MENDED_BY.items() if name in differ)
+            + next((_MENDED_BY[name] for name in differ if name in _MENDED_BY), "")
         )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_leaves
 
 from autopar.errors import InputError
 from autopar.runtime.agreement import agree
@@ -56,12 +57,21 @@ def _fitted(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     by_key = dict(zip(keys, parameters, strict=True))
     states: Mapping[Any, Any] = state_dict["state"]
     entries = {key: state for key, state in states.items() if key in by_key and isinstance(state, Mapping)}
+    if isinstance(optimizer, LBFGS) and any(map(_is_plain, tree_leaves(entries))):
+        raise InputError(
+            "the state of LBFGS is made of vectors over all parameters, and those of one process do not lie as a "
+            "planned model's: start LBFGS anew from the weights"
+        )
     check_own_shards((value, by_key[key]) for key, state in entries.items() for value in state.values())
     fitted = {
         key: {name: value if name == "step" else _dealt(value, by_key[key]) for name, value in state.items()}
         for key, state in entries.items()
     }
     return {**state_dict, "state": {**states, **fitted}}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and not isinstance(value, DTensor)
 
 
 def _dealt(value: Any, parameter: torch.Tensor) -> Any:

@@ -14,6 +14,7 @@ import lightning
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -83,6 +84,7 @@ def test_it_trains(alone: None) -> None:
         ({"module": "net"}, False, {}, "Module has no submodule 'net': name the one to plan"),
         ({}, True, {}, r"2 trained parameters \('head.weight' is one\) are outside of 'model'"),
         ({}, False, {"precision": "bf16-mixed"}, "the Trainer has precision='bf16-mixed': give PlannedStrategy"),
+        ({}, False, {"callbacks": [StochasticWeightAveraging(0.1)]}, "copies the module before it is planned"),
         ({"mesh_shape": (2, 2)}, False, {}, "a mesh of 2x2 has 4 processes and there are 1"),
     ],
 )

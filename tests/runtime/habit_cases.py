@@ -127,9 +127,14 @@ def hooks_and_flags_of_parameters(prepare: Prepare) -> list[torch.Tensor]:
 
 def state_of_one_process(prepare: Prepare) -> list[torch.Tensor]:
     """Training that one process has begun goes on, from what torch.save of it holds."""
+    pairs = ((torch.optim.AdamW, torch.optim.AdamW), (torch.optim.Adafactor, autopar.Adafactor))
+    return [tensor for before, after in pairs for tensor in _gone_on(prepare, before, after)]
+
+
+def _gone_on(prepare: Prepare, before: Any, after: Any) -> list[torch.Tensor]:
     torch.manual_seed(3)
     begun = Net().double()
-    optimizer = torch.optim.AdamW(begun.parameters(), lr=1e-2)
+    optimizer = before(begun.parameters(), lr=1e-2)
     begun(ROWS).backward()
     optimizer.step()
     state = copy.deepcopy({"model": begun.state_dict(), "optimizer": optimizer.state_dict()})
@@ -140,7 +145,7 @@ def state_of_one_process(prepare: Prepare) -> list[torch.Tensor]:
         return model
 
     def resumed(parameters: Any) -> torch.optim.Optimizer:
-        made = torch.optim.AdamW(parameters, lr=1e-2)
+        made: torch.optim.Optimizer = after(parameters, lr=1e-2)
         made.load_state_dict(state["optimizer"])
         return made
 

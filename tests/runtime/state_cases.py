@@ -11,7 +11,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from call_cases import Net, rows, whole
+from call_cases import Net, planned, rows, whole
 from torch import nn
 from torch._C._distributed_c10d import _get_work_registry_size  # private: collectives that nobody has waited for
 from torch.distributed.device_mesh import init_device_mesh
@@ -70,8 +70,27 @@ def gradients_of_some(preset: str) -> float:
     return float(_get_work_registry_size())
 
 
+def vectors_of_one_process() -> str:
+    """What is said of the state that LBFGS has on one process."""
+    alone, model = Net().double(), planned("fsdp")
+    optimizer = torch.optim.LBFGS(alone.parameters(), max_iter=2)
+
+    def closure() -> float:
+        loss = alone(rows())
+        loss.backward()
+        return float(loss)
+
+    optimizer.step(closure)
+    try:
+        torch.optim.LBFGS(model.parameters(), max_iter=2).load_state_dict(optimizer.state_dict())
+    except autopar.InputError as error:
+        return str(error)
+    return "no error"
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {
+    2: {"vectors_of_one_process": vectors_of_one_process}
+    | {
         f"{case.__name__}-{preset}": functools.partial(case, preset)
         for case in (strided_buffers, written_whole, gradients_of_some)
         for preset in ("ddp", "fsdp", "tp")

@@ -173,6 +173,11 @@ def test_functional_calls_that_are_refused(case: str, words: str, two: Two) -> N
         assert words in rank[case]["value"]
 
 
+def test_vectors_over_all_parameters_are_not_loaded(two: Two) -> None:
+    for rank in two(STATE):
+        assert "start LBFGS anew" in rank["vectors_of_one_process"]["value"], rank["vectors_of_one_process"]
+
+
 def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
     assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))
 
