@@ -119,7 +119,8 @@ class Transit:
         """A member that backward needs; kept for as long as others that were saved are not read."""
         if bucket not in self._whole:
             packed = self._packed[bucket]
-            self._whole[bucket] = dict(zip(packed, self._arrived(bucket, list(packed)), strict=True))
+            members = sorted(packed)  # in one order on all ranks
+            self._whole[bucket] = dict(zip(members, self._arrived(bucket, members), strict=True))
             self._unread[bucket] = sum(packed.values())
             self._go_ahead(bucket, read=True)
         whole = self._whole[bucket][member]
@@ -150,7 +151,9 @@ class Transit:
                 while flight.launched < collectives:
                     flight.advance()
             else:
-                members = list(self._packed[after]) if backward and after in self._packed else range(len(after.places))
+                members = (
+                    sorted(self._packed[after]) if backward and after in self._packed else range(len(after.places))
+                )
                 self._begun[after] = self._begin(after, members)
 
     def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
