@@ -114,7 +114,12 @@ class ModuleCalls:
                 if module in self.policy.failed and is_routed(module, args, kwargs):
                     target = RoutedModule(module)
                     parameters = (module.get_parameter(name) for name in target.names)
-                    return recorder.record_call(target, target, (*args, *parameters), {})
+                    return recorder.record_call(
+                        target,
+                        lambda *given: recorder.runs.run(target, given, {}),  # layers are alike
+                        (*args, *parameters),
+                        {},
+                    )
                 if leaf:
                     self._check_leaf(module, args, kwargs)
                     return recorder.record_module(module, path, original, args, kwargs)
