@@ -19,8 +19,8 @@ _ADVICE = {  # by words of the error, the first that fit
         "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors"
     ),
     "Operator c10d.": (
-        "torch.distributed was called on a DTensor. Gradients of a planned model are summed over the "
-        "ranks already, and its parameters agree: leave it out"
+        "torch.distributed was called on a DTensor, as DistributedDataParallel around a planned model does. Its "
+        "gradients are summed over the ranks already, and its parameters agree: leave it out"
     ),
     "does not have a sharding strategy registered": (
         "torch cannot do this to DTensors, as parameters and gradients of a planned model are: read "

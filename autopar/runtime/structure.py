@@ -75,9 +75,17 @@ def refuse_backward_hooks(model: nn.Module) -> None:
 
 
 def refuse_transforms() -> None:
-    """Raise InputError inside a transform of torch.func, or in forward mode: neither passes collectives."""
+    """Raise InputError inside a transform of torch.func, in forward mode, or while torch.jit traces.
+
+    None of these passes collectives.
+    """
     if torch.compiler.is_compiling():  # what a compiler traces is no transform yet
         return
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise InputError(
+            "torch.jit.trace follows one process, and a planned model runs on all: write its weights with "
+            "autopar.export_full_state, and trace a plain model that has loaded them"
+        )
     # torch.func has no public way to ask whether one of its transforms is running
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         raise InputError(

@@ -50,6 +50,7 @@ REFUSED: dict[str, Callable[[nn.Module], Any]] = {
     "values_that_are_not_trained": functools.partial(_whole_values, trained=False),
     "transformed": lambda model: grad(lambda v: functional_call(model, v, (rows(),)))(dict(model.named_parameters())),
     "mapped": lambda model: vmap(model)(rows()[None]),
+    "traced_by_jit": lambda model: torch.jit.trace(model, (rows(),)),
     "forward_mode": lambda model: jvp(model, (rows(),), (rows(),)),
 }
 

@@ -164,6 +164,7 @@ def test_habits_that_are_refused(case: str, words: str, two: Two) -> None:
         ("values_that_are_not_trained", "a plain tensor stands in for the parameter 'up.weight'"),
         ("transformed", "inside a transform of torch.func"),
         ("mapped", "inside a transform of torch.func"),
+        ("traced_by_jit", "torch.jit.trace follows one process"),
         ("forward_mode", "or in forward mode"),
     ],
 )
