@@ -20,8 +20,12 @@ SEEDED |= {"native_dropout", "feature_dropout", "fused_dropout", "rrelu_with_noi
 
 def draws(node: fx.Node) -> bool:
     """Whether an op draws random numbers, and local code for dropout or attention does not draw them if it may."""
-    name = str(node.args[0]) if getattr(node.target, "__name__", "") == "apply_inplace" else drawn_name(node.target)
-    return name.strip("_") in BY_COUNTER | SEEDED or is_random_operator(node.target)
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = drawn_name(node.target)
+    if name == "apply_inplace":
+        name = str(node.args[0]).strip("_")
+    return name in BY_COUNTER | SEEDED or is_random_operator(node.target)
 
 
 def drawn_name(target: Any) -> str:

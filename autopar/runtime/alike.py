@@ -32,6 +32,8 @@ _CPU = torch.device("cpu")
 _LOOKING = 64  # so many ranks look around at a time: who does reads a note of every rank
 _PAUSES = 1e-4, 0.05  # seconds between looks whether the others have answered: at first, at last
 
+_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()  # of gloo, by the default one
+
 
 @dataclass(frozen=True)
 class CallSize:
@@ -140,6 +142,3 @@ def group_of_all() -> dist.ProcessGroup | None:
             _groups[world] = dist.new_group(backend="gloo", timeout=timeout_of(world))
         return _groups[world]
     return None
-
-
-_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()  # by the default group

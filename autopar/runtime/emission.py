@@ -73,9 +73,9 @@ def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
     """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
-    is_leaf = isinstance(node.target, LeafCall)
+    leaf = node.target if isinstance(node.target, LeafCall) else None
     local = plan.local or ("drawn" if draws(node) else "")
-    if not local and not is_leaf:
+    if leaf is None and not local:
         return scope.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
     context = LocalContext(
         mesh=mesh,
@@ -85,8 +85,8 @@ def emit(
         shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
         position=plan.position,
     )
-    if isinstance(node.target, LeafCall):
-        return scope.graph.call_function(SeededLeaf(node.target, context), (scope.random_key(), args))
+    if leaf is not None:
+        return scope.graph.call_function(SeededLeaf(leaf, context), (scope.random_key(), args))
     target = Method(str(node.target)) if node.op == "call_method" else node.target
     key = scope.random_key() if local in NEEDS_KEY else None
     return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))
