@@ -25,7 +25,8 @@ def draws(node: fx.Node) -> bool:
     name = drawn_name(node.target)
     if name == "apply_inplace":
         name = str(node.args[0]).strip("_")
-    return name in BY_COUNTER | SEEDED or is_random_operator(node.target)
+    inside = getattr(node.target, "draws", False)  # as a `torch.autograd.Function` may
+    return inside is True or name in BY_COUNTER | SEEDED or is_random_operator(node.target)
 
 
 def drawn_name(target: Any) -> str:

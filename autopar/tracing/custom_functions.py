@@ -16,6 +16,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import _SingleLevelFunction
 
+from autopar.tracing.drawing import Drawing
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.replaced import original, replaced
@@ -24,13 +25,20 @@ _APPLY: Any = vars(torch._C._FunctionBase)["apply"]  # what `Function.apply` end
 
 
 class CustomFunction:
-    """A call of an autograd function as a node's target; the same function gives an equal target."""
+    """A call of an autograd function as a node's target; the same function gives an equal target.
+
+    `draws`: whether it draws random numbers.
+    """
+
+    draws = False
 
     def __init__(self, function: type[Function]) -> None:
         self.function = function
         self.__name__ = function.__name__
         self.__qualname__ = function.__qualname__
-        self.__module__ = function.__module__
+        # generated code calls what is in torch by its name, which here is that of the class
+        is_torchs = function.__module__.partition(".")[0] == "torch"
+        self.__module__ = "torch_functions" if is_torchs else function.__module__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function.apply(*args, **kwargs)
@@ -50,21 +58,25 @@ def custom_functions(recorder: Recorder) -> Iterator[None]:
         run = _APPLY.__get__(None, cls)
         if not recorder.is_recording():
             return run(*args, **kwargs)
-        return recorder.record_call(CustomFunction(cls), partial(_run_data_free, run), args, kwargs)
+        target = CustomFunction(cls)
+        return recorder.record_call(target, partial(_run_data_free, target, run), args, kwargs)
 
     with attributes_set(_SingleLevelFunction, apply=classmethod(apply)):
         yield
 
 
-def _run_data_free(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_data_free(target: CustomFunction, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The function inside; a tensor that it makes without a device belongs to the others where it must be on theirs."""
-    try:
-        return run(*args, **kwargs)
-    except RuntimeError as error:
-        if "device" not in str(error):
-            raise
-        with torch.device("meta"):
-            return run(*args, **kwargs)
+    with Drawing() as drawing:
+        try:
+            result = run(*args, **kwargs)
+        except RuntimeError as error:
+            if "device" not in str(error):
+                raise
+            with torch.device("meta"):
+                result = run(*args, **kwargs)
+    target.draws = drawing.draws
+    return result
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from autopar.graph import VAL
 from autopar.tracing import gradients, histories
 from autopar.tracing.asking import ask
 from autopar.tracing.covariance import COVARIANCES, covariances
+from autopar.tracing.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.legacy_new import new
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.sizes import TracedInt, traced
@@ -154,20 +155,6 @@ def _grouped_product_of_any_dtype(*args: Any, **kwargs: Any) -> Tensor:
     return torch._grouped_mm(*map(halved, args), **cast).to(first.dtype)
 
 
-def _ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """There is no meta kernel; the loss's shape follows from the log-probabilities' and the reduction."""
-    return recorder.record(_ctc_loss_without_data, *args, **kwargs)
-
-
-def _ctc_loss_without_data(*args: Any, **kwargs: Any) -> Tensor:
-    probabilities = args[0] if args else kwargs["log_probs"]
-    if probabilities.device.type != "meta":
-        return torch.nn.functional.ctc_loss(*args, **kwargs)
-    reduction = args[5] if len(args) > 5 else kwargs.get("reduction", "mean")
-    is_batch = reduction == "none" and probabilities.ndim == 3
-    return probabilities.sum((0, 2)) if is_batch else probabilities.sum()
-
-
 def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     func(*args)
     node = recorder.nodes.get(id(args[0]))
@@ -258,7 +245,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.cuda: _moved,
     Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
     torch.nn.functional.scaled_dot_product_attention: _attention,
-    torch.nn.functional.ctc_loss: _ctc_loss,
+    **DATA_FREE,
     **dict.fromkeys(LOOKED_INTO, look_into),
     **dict.fromkeys(_EMBEDDING_ARGUMENTS, _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
@@ -285,6 +272,6 @@ WRITTEN_AS: dict[Any, Any] = {
     _ATEN.sum.dim_IntList: Tensor.sum,
     _ATEN.mean.dim: Tensor.mean,
     _attention_like_the_query: torch.nn.functional.scaled_dot_product_attention,
-    _ctc_loss_without_data: torch.nn.functional.ctc_loss,
+    **STANDS_FOR,
     _grouped_product_of_any_dtype: getattr(torch, "_grouped_mm", None),
 }

@@ -23,13 +23,15 @@ class RoutedModule:
     """The call of such a module as a node's target: `routed(hidden, routes, weights, *parameters)`.
 
     hidden (tokens, width), routes (tokens, k) the numbers of experts or (tokens, k, experts) one of them marked,
-    weights (tokens, k), parameters by `names`, as the module holds them.
+    weights (tokens, k), parameters by `names`, as the module holds them. `draws`: whether it has dropout.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.__name__ = self.__qualname__ = "routed"
         self.module = module
         self.names = tuple(name for name, _ in module.named_parameters())
+        dropouts = (one for one in module.modules() if isinstance(one, nn.modules.dropout._DropoutNd) and one.training)
+        self.draws = any(one.p > 0 for one in dropouts)
 
     def __call__(self, hidden: Tensor, routes: Tensor, weights: Tensor, *given: Tensor) -> Tensor:
         parameters = dict(zip(self.names, given, strict=True))

@@ -6,6 +6,7 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,19 @@ def _(like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like)
 
 
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        mask = (torch.rand_like(x) > 0.1).to(x.dtype)
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (mask,) = ctx.saved_tensors
+        return gradient * mask
+
+
 class Drawing(nn.Module):
     """Layers dropped for each sample, noise of several kinds, rows in a random order."""
 
@@ -51,6 +65,7 @@ class Drawing(nn.Module):
         h = torch.native_dropout(h, 0.1, True)[0] + torch.feature_dropout(h[..., None], 0.1, True)[..., 0]
         h = h * h.new(h.shape).uniform_(0.9, 1.1) + torch.ops.aten.dropout(h, 0.1, True)
         h = torch.vmap(lambda row: nn.functional.dropout(row, 0.1) * torch.rand(16), randomness="different")(h)
+        h = Masked.apply(h) + torch.distributions.Dirichlet(torch.ones_like(h.detach())).sample()
         y = self.second(h)[torch.randperm(8)] + torch.empty_like(x).exponential_()
         return (y * torch.randint(0, 3, (8, 1))).square().mean()
 

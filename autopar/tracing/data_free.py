@@ -1,0 +1,86 @@
+"""Functions that torch has no data-free kernel for, though the shape of what they return follows from their arguments.
+
+Each runs as it is on tensors with data; on data-free ones it makes a tensor that looks like its result, by ops that
+gradients go through. Of an operator that is called inside of a `torch.autograd.Function` torch is given such a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.tracing.targets import methods
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+Function = Callable[..., Tensor]
+
+
+def _ctc_loss(*args: Any, **kwargs: Any) -> Tensor:
+    """The loss's shape follows from the log-probabilities' and the reduction."""
+    probabilities = args[0] if args else kwargs["log_probs"]
+    if probabilities.device.type != "meta":
+        return torch.nn.functional.ctc_loss(*args, **kwargs)
+    reduction = args[5] if len(args) > 5 else kwargs.get("reduction", "mean")
+    is_batch = reduction == "none" and probabilities.ndim == 3
+    return probabilities.sum((0, 2)) if is_batch else probabilities.sum()
+
+
+def _istft(
+    input: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:
+    """It asks whether windows cover the signal, whose length follows from the number of frames."""
+    if input.device.type != "meta":
+        options = (hop_length, win_length, window, center, normalized, onesided, length, return_complex)
+        return torch.istft(input, n_fft, *options)
+    if length is None:
+        hop = n_fft // 4 if hop_length is None else hop_length
+        length = n_fft + hop * (input.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
+    values = input if return_complex else torch.view_as_real(input).sum(-1)
+    return values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
+
+
+def _fake_quantize_per_tensor_affine(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input.clone() if input.is_meta else torch.fake_quantize_per_tensor_affine(input, *args, **kwargs)
+
+
+def _fake_quantize_per_channel_affine(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input.clone() if input.is_meta else torch.fake_quantize_per_channel_affine(input, *args, **kwargs)
+
+
+_LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad")  # what `torch.distributions.Dirichlet` and `Beta` call
+_kernels = torch.library.Library("aten", "IMPL")  # they are there for as long as it is
+for _name in _LIKE_THEIR_FIRST:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+        _kernels.impl(_name, lambda first, *others: torch.empty_like(first), "Meta")
+
+STANDS_FOR: dict[Function, Function] = {
+    _ctc_loss: torch.nn.functional.ctc_loss,
+    _istft: torch.istft,
+    _fake_quantize_per_tensor_affine: torch.fake_quantize_per_tensor_affine,
+    _fake_quantize_per_channel_affine: torch.fake_quantize_per_channel_affine,
+}
+"""What stands in the graph for each of them."""
+
+
+def _recorded(function: Function, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    return recorder.record(function, *args, **kwargs)
+
+
+DATA_FREE = {original: partial(_recorded, function) for function, original in STANDS_FOR.items()}
+DATA_FREE |= dict.fromkeys(methods("istft"), partial(_recorded, _istft))
+"""Handlers of the functions."""

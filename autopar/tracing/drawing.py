@@ -1,0 +1,29 @@
+"""Whether what becomes one node draws random numbers inside: all ranks that hold the result must draw the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_CHANCES = ("dropout_p", "dropout", "p")  # names of arguments: where one is 0, nothing is drawn
+
+
+class Drawing(TorchDispatchMode):
+    """While it is entered, `draws` becomes True with the first op whose numbers come from a generator."""
+
+    draws = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags and not _has_no_chance(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _has_no_chance(func: Any, args: Any, kwargs: Any) -> bool:
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in _CHANCES:
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return isinstance(given, (int, float)) and given == 0
+    return False

@@ -1,0 +1,75 @@
+"""Functions that torch has no data-free kernel for: what the trace takes for their results looks as they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Beta, Dirichlet
+
+from autopar.graph import VAL
+from autopar.tracing import trace
+
+
+class Made(nn.Module):
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.make(x)
+
+
+def looks(make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """What the graph gives, which must look as the trace has it."""
+    traced = trace(Made(make), {"x": x})
+    found: Any = traced.gm(x)
+    [node] = traced.graph.output_node().all_input_nodes
+    free = node.meta[VAL]
+    assert (free.shape, free.dtype, free.requires_grad) == (found.shape, found.dtype, found.requires_grad)
+    return found
+
+
+SPECTRA: list[dict[str, Any]] = [
+    {},
+    {"hop_length": 3},
+    {"center": False, "window": torch.ones(16)},
+    {"length": 50},
+    {"length": 70, "hop_length": 8},
+    {"onesided": False, "return_complex": True},
+]
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("options", SPECTRA, ids=lambda options: ", ".join(options) or "default")
+def test_signals_of_spectra(options: dict[str, Any], batch: tuple[int, ...]) -> None:
+    frames = 16 if options.get("onesided") is False else 9
+    x = torch.randn(*batch, frames, 12, dtype=torch.complex64, requires_grad=True)
+    window = options.get("window", torch.hann_window(16))
+    found = looks(lambda x: torch.istft(x, 16, **{**options, "window": window}), x)
+    torch.testing.assert_close(found, torch.istft(x, 16, **{**options, "window": window}))
+
+
+QUANTISED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "numbers": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+    "tensors": lambda x: torch.fake_quantize_per_tensor_affine(
+        x, torch.tensor(0.1), torch.tensor(0, dtype=torch.int32), -128, 127
+    ),
+    "channels": lambda x: torch.fake_quantize_per_channel_affine(x, torch.full((4,), 0.1), torch.zeros(4), 0, 0, 255),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_numbers_that_are_quantised(kind: str) -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    torch.testing.assert_close(looks(QUANTISED[kind], x), QUANTISED[kind](x))
+
+
+@pytest.mark.parametrize("drawn", [lambda x: Dirichlet(x.exp()).rsample(), lambda x: Beta(x.exp(), x.exp()).rsample()])
+def test_numbers_that_a_function_of_torch_draws(drawn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    found = looks(drawn, x)
+    assert bool(((found >= 0) & (found <= 1)).all())
