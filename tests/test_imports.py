@@ -16,3 +16,21 @@ def test_what_takes_long_to_import_waits_until_it_is_needed(what: str) -> None:
     code = SAID.format(what=what, names=names)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+FREED = """
+import gc, weakref, torch
+from autopar import Cluster, plan
+def planned():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+    plan(model, {"input": torch.randn(8, 16)}, Cluster.preset("cpu", (2,)))
+    return weakref.ref(model)
+model = planned()
+gc.collect()
+print(model() is None)
+"""
+
+
+def test_the_first_model_that_is_planned_is_not_kept_by_what_planning_imports() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, TracebackType
+from types import CellType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -80,21 +81,46 @@ class _Body(nn.Module):
 
 def function_around(error: BaseException, tried: Mapping[FunctionType, str]) -> FunctionType | None:
     """The innermost function of the user's, of those that ran when a trace failed, that was not tried yet."""
-    running: list[CodeType] = []
+    running: list[FrameType] = []
     step: TracebackType | None = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
         if code.co_filename == _ATTEMPT:
             running = []  # what called the trace is not the model's
         elif places.is_users(code.co_filename) and not code.co_flags & _NOT_PLAIN:
-            running.append(code)
+            running.append(step.tb_frame)
         step = step.tb_next
-    for code in reversed(running):
-        functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code]
-        holders = [f for f in functions if not is_copy(f)]
+    for frame in reversed(running):
+        holders = _holders(frame)
+        if len(holders) > 1:  # defined anew in each call of some function, as in a sweep
+            holders = [f for f in holders if _may_run(f, frame)]
         if len(holders) == 1 and holders[0] not in tried:  # a decorator's wrapper is one of many that share their code
             return holders[0]
     return None
+
+
+def _holders(frame: FrameType) -> list[FunctionType]:
+    """The functions whose code a frame runs."""
+    functions = (f for f in gc.get_referrers(frame.f_code) if isinstance(f, FunctionType))
+    return [f for f in functions if f.__code__ is frame.f_code and not is_copy(f)]
+
+
+def _may_run(function: FunctionType, frame: FrameType) -> bool:
+    """Whether a frame of its code can be a call of this function: its variables from outside are the same, and it is a
+    method of the frame's first argument, or someone who waits for the call has it in a variable."""
+    code = frame.f_code
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name in frame.f_locals and cell != CellType() and frame.f_locals[name] is not cell.cell_contents:
+            return False
+    owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if any(vars(kind).get(function.__name__) is function for kind in type(owner).__mro__):
+        return True
+    caller: FrameType | None = sys._getframe()
+    while caller is not None:
+        if any(value is function for value in caller.f_locals.values()) and caller.f_code.co_filename != __file__:
+            return True
+        caller = caller.f_back
+    return False
 
 
 def whole_forward(root: nn.Module, tried: Mapping[FunctionType, str]) -> FunctionType | None:

@@ -209,6 +209,16 @@ def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.record(Tensor.scatter_add, recorder.record(Tensor.new_zeros, added, (bins,)), 0, index, added)
 
 
+def _one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if args and classes == -1 and not recorder.known.can_tell(args[:1]):
+        raise recorder.unknown(
+            "one_hot() has as many classes as its largest value says, which is data",
+            mend="give their number, num_classes=N",
+        )
+    return recorder.record(func, *args, **kwargs)
+
+
 def _packed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     raise recorder.unknown(
         "pack_padded_sequence() cuts rows where lengths say, which are data",
@@ -250,6 +260,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(_EMBEDDING_ARGUMENTS, _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
     **dict.fromkeys(COVARIANCES, covariances),
+    torch.nn.functional.one_hot: _one_hot,
     torch._VF._pack_padded_sequence: _packed,
     Tensor.register_hook: gradients.hooked,
     **dict.fromkeys(DATA_QUESTIONS, ask),

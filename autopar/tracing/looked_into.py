@@ -3,7 +3,7 @@
 They are Python made of torch functions, which hands itself to the mode as a whole; inside, it is told that nobody
 listens, while the mode does. As one node, `multi_head_attention_forward` could split on the batch alone, and not at
 all where it draws a dropout mask; `gaussian_nll_loss` could not run without data, since it asserts that no variance is
-below zero.
+below zero; and no graph shows the distance that `triplet_margin_with_distance_loss` is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.tracing.patching import attributes_set
 
-LOOKED_INTO = (F.multi_head_attention_forward, F.gaussian_nll_loss)
+LOOKED_INTO = (F.multi_head_attention_forward, F.gaussian_nll_loss, F.triplet_margin_with_distance_loss)
 CODES = {function.__code__ for function in LOOKED_INTO}
 
 

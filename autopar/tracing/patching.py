@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 
 @contextlib.contextmanager
 def attributes_set(owner: Any, **values: Any) -> Iterator[None]:
     """While inside, `owner` has these attributes; afterwards exactly what it had, also after an error.
+
+    A module that is imported meanwhile (torch's compiler is, by some ops) may take one of them as a name of its own; it
+    is given what there was before.
 
     >>> import math
     >>> with attributes_set(math, tau=6):
@@ -18,7 +23,7 @@ def attributes_set(owner: Any, **values: Any) -> Iterator[None]:
     >>> math.tau == 2 * math.pi
     True
     """
-    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    before, imported = {name: vars(owner)[name] for name in values if name in vars(owner)}, len(sys.modules)
     for name, value in values.items():
         setattr(owner, name, value)
     try:
@@ -29,3 +34,14 @@ def attributes_set(owner: Any, **values: Any) -> Iterator[None]:
                 setattr(owner, name, before[name])
             else:
                 delattr(owner, name)
+        functions = {id(values[name]): old for name, old in before.items() if callable(values[name])}
+        for module in list(sys.modules.values())[imported:]:  # in the order in which they were imported
+            if isinstance(module, ModuleType):
+                _restore(module, functions)
+
+
+def _restore(module: ModuleType, before: Mapping[int, Any]) -> None:
+    """Give a module what there was before, for values by their identity."""
+    for name, value in list(vars(module).items()):
+        if id(value) in before:
+            setattr(module, name, before[id(value)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -91,13 +90,8 @@ class ModuleCalls:
                     self._failed = (error, module)
                 raise
 
-        try:
-            with attributes_set(nn.Module, __call__=call):
-                yield
-        finally:
-            dynamo = sys.modules.get("torch._dynamo.utils")
-            if getattr(dynamo, "unpatched_nn_module_call", None) is call:  # it was imported inside the trace
-                setattr(dynamo, "unpatched_nn_module_call", original)  # noqa: B010 - not declared
+        with attributes_set(nn.Module, __call__=call):
+            yield
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         recorder = self.recorder

@@ -264,3 +264,22 @@ def test_generators_are_left_out_of_the_graph_with_a_warning():
         traced = trace(Generating(), dict(x=torch.randn(2, 3)))
     assert len(told) == 2
     assert not any(isinstance(a, torch.Generator) for n in traced.graph.nodes for a in (*n.args, *n.kwargs.values()))
+
+
+def test_classes_that_nobody_counts_are_asked_for():
+    class Marked(nn.Module):
+        def forward(self, y):
+            return F.one_hot(y).float()
+
+    with pytest.raises(TraceError, match="give their number, num_classes=N"):
+        trace(Marked(), dict(y=torch.arange(4)))
+
+
+@pytest.mark.parametrize("distance", [lambda a, b: (a - b).square().sum(-1), nn.PairwiseDistance()])
+def test_distances_that_a_loss_is_given_are_traced(distance):
+    class Triplets(nn.Module):
+        def forward(self, x):
+            return F.triplet_margin_with_distance_loss(x, x.flip(0), x + 1, distance_function=distance)
+
+    x = torch.randn(4, 3)
+    assert torch.equal(trace(Triplets(), dict(x=x)).gm(x), Triplets()(x))

@@ -213,6 +213,30 @@ def test_leaf_tensors_are_shown_beside_function_leaves():
     assert not [n for n in traced.graph.nodes if n.op == "call_module"]
 
 
+def test_functions_that_are_defined_anew_in_a_sweep_are_told_apart():
+    def planned() -> None:
+        def picked(output, y):
+            there = y >= 0
+            return nn.functional.cross_entropy(output[there], y[there])
+
+        class Scores(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(64, 5)
+
+            def forward(self, x):
+                return self.layer(x)
+
+        inputs = dict(x=torch.randn(8, 64), y=torch.arange(8) % 5)
+        made = plan(Scores(), inputs, TWO, loss_fn=picked)
+        assert [node for node in made.nodes if "picked" in node.target]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeafWarning)
+        planned()
+        planned()
+
+
 RUNS: list[type] = []
 
 
