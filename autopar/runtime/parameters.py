@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement as DTensorPlaceme
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Plan
+from autopar.runtime.own_gradients import own
 from autopar.runtime.transit import Transit
 
 _FIRST = torch.iinfo(torch.int64).max  # autograd runs what is ready by these numbers, the largest first
@@ -121,6 +122,7 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
         spec, transit, place, name = ctx.given
+        gradient = None if gradient is None else own(gradient)
         for arrived in transit.arrived(place, name):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:

@@ -24,6 +24,7 @@ from autopar.cost.reductions import due
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
+from autopar.runtime.own_gradients import own
 from autopar.runtime.ranges import named
 from autopar.runtime.route import Route
 
@@ -214,7 +215,8 @@ class Transit:
 
     def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None]) -> None:
         """Begin to reduce the gradients of a bucket (None: none came), or keep them where this pass moves none."""
-        accumulation, given = self._accumulation, list(gradients)
+        accumulation = self._accumulation
+        given = list(gradients) if bucket.reduces else [one if one is None else own(one) for one in gradients]
         if bucket.reduces:
             holds = self._held or not accumulation.moves()
             for i, (name, stage) in enumerate(zip(bucket.names, bucket.stages, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from call_cases import Net, planned, rows, whole
+from call_cases import Net, error, planned, rows, whole
 from torch import nn
 from torch._C._distributed_c10d import _get_work_registry_size  # private: collectives that nobody has waited for
 from torch.distributed.device_mesh import init_device_mesh
@@ -70,6 +71,32 @@ def gradients_of_some(preset: str) -> float:
     return float(_get_work_registry_size())
 
 
+class Alike(Net):
+    """Two parameters with one gradient, and a third whose elements have one gradient each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.common = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(16, 4))
+        self.shift = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + (x @ (self.own + self.common)).square().mean() + self.shift.sum()
+
+
+def one_gradient_of_several(preset: str) -> float:
+    """Accumulated and scaled in place, as a loop clips them."""
+    torch.manual_seed(2)
+    alone, mesh = Alike().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(copy.deepcopy(alone), {"x": rows()}, mesh, constraints=preset)
+    for one in (alone, model):
+        for _ in range(2):
+            one(rows()).backward()
+        for parameter in one.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+    return error(model, alone)
+
+
 def vectors_of_one_process() -> str:
     """What is said of the state that LBFGS has on one process."""
     alone, model = Net().double(), planned("fsdp")
@@ -92,7 +119,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {"vectors_of_one_process": vectors_of_one_process}
     | {
         f"{case.__name__}-{preset}": functools.partial(case, preset)
-        for case in (strided_buffers, written_whole, gradients_of_some)
+        for case in (strided_buffers, written_whole, gradients_of_some, one_gradient_of_several)
         for preset in ("ddp", "fsdp", "tp")
     }
 }
