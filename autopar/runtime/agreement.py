@@ -104,6 +104,7 @@ def content_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
+        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
         if tensor.numel():
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

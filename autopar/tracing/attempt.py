@@ -106,7 +106,7 @@ class Attempt:
             left = LeftBehind(self.model)
             with reads.noted(), draws_refused(self.model):
                 returned = self._call(placeholders)
-            left.write_buffers(self.options.policy)
+            left.write_buffers(self.options.policy, self.recorder, returned)
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error

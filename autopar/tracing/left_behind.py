@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from autopar.tracing import places
 from autopar.tracing.errors import TraceError
 from autopar.tracing.leaves import LeafPolicy
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
 
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
 
@@ -30,26 +34,59 @@ class LeftBehind:
 
     def __init__(self, model: nn.Module) -> None:
         self._before = [_Before(p, m, dict(vars(m)), dict(m._buffers)) for p, m in model.named_modules()]
+        buffers = (tensor for one in self._before for tensor in one.buffers.values() if tensor is not None)
+        self._versions = {id(tensor): tensor._version for tensor in buffers}
 
-    def write_buffers(self, policy: LeafPolicy) -> None:
+    def write_buffers(self, policy: LeafPolicy, recorder: Recorder, returned: Any) -> None:
         """Write what a buffer was bound to into the buffer, as the last ops of the call.
 
-        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes. A leaf
-        that is a module does so at each call (`LeafCall`); what a function has bound that is one is lost with its
-        trial, and the error tells why `policy` has it.
+        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes.
+        Whoever has read the old tensor goes on with it, another buffer or the caller (`returned`) may be given it, and
+        backward may need it: for all of these it is a copy, made at first. A leaf that is a module writes at each call
+        (`LeafCall`); what a function has bound that is one is lost with its trial, and the error tells why `policy`
+        has it.
         """
-        for one in self._before:
-            for name, old in one.buffers.items():
-                new = one.module._buffers.get(name)
-                if old is None or new is None or new is old or (new.shape, new.dtype) != (old.shape, old.dtype):
-                    continue
-                try:
-                    with torch.no_grad():
-                        old.copy_(new)
-                except TraceError as error:
-                    if not self._is_in_leaf(one.module, policy):  # a leaf writes it itself, at each call
-                        raise TraceError(_untold(error, one, name, policy), where=error.where) from error
-                one.module._buffers[name] = old
+        bound = [
+            (one, name, old, new)
+            for one in self._before
+            for name, old in one.buffers.items()
+            if (new := one.module._buffers.get(name)) is not None
+            and old is not None
+            and new is not old
+            and (new.shape, new.dtype) == (old.shape, old.dtype)
+        ]
+        given = {
+            id(t) for t in (*(new for *_, new in bound), *pytree.tree_leaves(returned)) if isinstance(t, torch.Tensor)
+        }
+        places = [self._set_apart(old, recorder, given) for *_, old, _ in bound]
+        for (one, name, old, new), place in zip(bound, places, strict=True):
+            try:
+                with torch.no_grad():
+                    place.copy_(new)
+            except TraceError as error:
+                if not self._is_in_leaf(one.module, policy):  # a leaf writes it itself, at each call
+                    raise TraceError(_untold(error, one, name, policy), where=error.where) from error
+            one.module._buffers[name] = old
+
+    def _set_apart(self, old: torch.Tensor, recorder: Recorder, given: set[int]) -> torch.Tensor:
+        """The tensor to write into: another one, and the old one a copy of that, where it was read or is `given`.
+
+        Itself where nobody has it, and where forward also writes into it.
+        """
+        known = recorder.nodes.get(id(old))
+        is_read = id(old) in given or (known is not None and bool(known.users))
+        if not is_read or old._version != self._versions.get(id(old)):
+            return old
+        node = known or recorder.node_of(old)
+        readers, place = list(node.users), torch.empty_like(old)
+        recorder.register(node, place)
+        with torch.no_grad():
+            made = recorder.nodes[id(recorder.record(torch.Tensor.clone, place))]
+        node.append(made)
+        for reader in readers:
+            reader.replace_input_with(node, made)
+        recorder.register(made, old)
+        return place
 
     def _is_in_leaf(self, module: nn.Module, policy: LeafPolicy) -> bool:
         leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))

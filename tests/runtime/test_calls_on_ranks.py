@@ -67,7 +67,7 @@ KINDS = {
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
     WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room", "written_at_a_step"),
     FUNCTIONAL: ("inner_steps",),
-    STATE: ("strided_buffers", "written_whole", "gradients_of_some", "one_gradient_of_several"),
+    STATE: ("strided_buffers", "written_whole", "gradients_of_some", "one_gradient_of_several", "bound_anew"),
 }
 GRID = [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds]
 PRESETS = ("ddp", "fsdp", "tp")
