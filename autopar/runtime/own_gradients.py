@@ -20,8 +20,11 @@ def own(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _is_held(gradient: torch.Tensor) -> bool:
-    """Whether others than the caller hold it, or the tensor into which it looks (which it holds, and we do here)."""
+    """Whether others than the caller hold it, or the tensor that it is a view of (which it holds, and we do here).
+
+    Not a piece of that: pieces of one tensor are those of different parameters, and who is given the whole copies it.
+    """
     if gradient._use_count() > 1:  # type: ignore[attr-defined]
         return True
     base = gradient._base if gradient._is_view() else None
-    return base is not None and base._use_count() > 2  # type: ignore[attr-defined]
+    return base is not None and base.numel() == gradient.numel() and base._use_count() > 2  # type: ignore[attr-defined]
