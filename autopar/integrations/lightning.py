@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch import Trainer, callbacks
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -30,7 +29,11 @@ from autopar.runtime.carried import planned_of
 from autopar.runtime.materialising import materialise
 from autopar.runtime.model_class import ATTRIBUTE
 
-_AVERAGING = (StochasticWeightAveraging, WeightAveraging)
+_AVERAGING = tuple(
+    getattr(callbacks, name)
+    for name in ("StochasticWeightAveraging", "WeightAveraging")
+    if hasattr(callbacks, name)  # older releases lack the second
+)
 _RANDOM = "autopar_random"  # key of a checkpoint
 
 
