@@ -23,9 +23,8 @@ _HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristi
 
 _AGGREGATOR = 1 << 12  # its bit among HiGHS's rules of presolve
 
-for _kind in vars(
-    pulp.apis
-).values():  # the errors of solvers that are not there keep whoever imported this: a whole plan
+# pulp keeps the errors of solvers that are not there, and with their tracebacks whoever imported it: a whole plan
+for _kind in vars(pulp.apis).values():
     if isinstance(_error := getattr(_kind, "err", None), BaseException):
         _error.__traceback__ = _error.__context__ = None
 
