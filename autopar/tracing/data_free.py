@@ -54,12 +54,13 @@ def _istft(
     return values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
 
 
-def _fake_quantize_per_tensor_affine(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return input.clone() if input.is_meta else torch.fake_quantize_per_tensor_affine(input, *args, **kwargs)
+def _like_its_first(function: Function) -> Function:
+    """What stands for a function whose result looks like its first argument."""
 
+    def made(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return input.clone() if input.is_meta else function(input, *args, **kwargs)
 
-def _fake_quantize_per_channel_affine(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return input.clone() if input.is_meta else torch.fake_quantize_per_channel_affine(input, *args, **kwargs)
+    return made
 
 
 _LIKE_THEIR_FIRST = ("_sample_dirichlet", "_dirichlet_grad")  # what `torch.distributions.Dirichlet` and `Beta` call
@@ -71,8 +72,7 @@ for _name in _LIKE_THEIR_FIRST:
 STANDS_FOR: dict[Function, Function] = {
     _ctc_loss: torch.nn.functional.ctc_loss,
     _istft: torch.istft,
-    _fake_quantize_per_tensor_affine: torch.fake_quantize_per_tensor_affine,
-    _fake_quantize_per_channel_affine: torch.fake_quantize_per_channel_affine,
+    **{_like_its_first(f): f for f in (torch.fake_quantize_per_tensor_affine, torch.fake_quantize_per_channel_affine)},
 }
 """What stands in the graph for each of them."""
 

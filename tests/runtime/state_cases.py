@@ -52,12 +52,12 @@ def strided_buffers(preset: str) -> float:
 def written_whole(preset: str) -> float:
     """The largest difference of what `export_full_state` has written, complex parameters too."""
     model, alone = _strided(preset)
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, src=0)
-    [path] = autopar.export_full_state(model, Path(folder[0]))
-    if dist.get_rank():
-        return 0.0
-    written = safetensors.torch.load_file(path)
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        dist.broadcast_object_list(folder, src=0)
+        [path] = autopar.export_full_state(model, Path(folder[0]))
+        written = safetensors.torch.load_file(path)
+        dist.barrier()  # before rank 0 removes its folder
     return max((written[name] - value).abs().max().item() for name, value in alone.state_dict().items())
 
 

@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tiny_models import Made
 from torch.distributions import Beta, Dirichlet
 
 from autopar.graph import VAL
 from autopar.tracing import trace
-
-
-class Made(nn.Module):
-    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.make(x)
 
 
 def looks(make: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

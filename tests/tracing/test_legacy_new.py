@@ -6,19 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from tiny_models import Made
 
 from autopar.tracing import trace
-
-
-class Made(nn.Module):
-    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.make(x)
-
 
 WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a Size": lambda x: x.new(x.shape).fill_(2.0),

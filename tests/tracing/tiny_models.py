@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import transformers as hf
 from torch import nn
@@ -11,6 +13,17 @@ IDS = torch.randint(3, 90, (2, 7), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :2] = 0
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Made(nn.Module):
+    """Returns what `make` makes of its input."""
+
+    def __init__(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.make(x)
 
 
 class Block(nn.Module):
