@@ -83,12 +83,17 @@ def own_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
 
 
 def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Strategy) -> int:
-    """What the op has at a point and not while its inputs, or their gradients, are converted; `Point.over` apart."""
-    memory = lifetimes.memory
-    found = workspace_bytes(point.node, strategy, memory.mesh_shape, backward=point.backward)
+    """What is counted of the op at a point and not there while its inputs, or their gradients, are converted: of
+    forward, its results too, kept or not; `Point.over` apart."""
+    memory, node = lifetimes.memory, point.node
+    found = workspace_bytes(node, strategy, memory.mesh_shape, backward=point.backward)
     if point.backward:
         return found
-    read, made = lifetimes.unkept(point.node, strategy)
+    read, made = lifetimes.unkept(node, strategy)
+    for _, outputs, beside in (memory.saved(node), memory.savings.held(node)):
+        found += round(beside * strategy.work)
+        refs = [TensorRef(node, j) for j in outputs]
+        made |= {memory.copy(ref, strategy.outputs[ref.index]) for ref in refs if memory.roots[ref].node is node}
     return found + sum(map(memory.copy_bytes, made - read))
 
 
