@@ -15,7 +15,7 @@ def callable_of(node: fx.Node) -> Any:
     return getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
 
 
-def example(target: Any, *args: Any, **kwargs: Any) -> tuple[fx.Node, list[torch.Tensor]]:
+def example(target: Any, /, *args: Any, **kwargs: Any) -> tuple[fx.Node, list[torch.Tensor]]:
     """A graph of one op on real tensors: its node, annotated, and the tensors in the order of its arguments.
 
     `target` is a torch function or the name of a tensor method.

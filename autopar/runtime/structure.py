@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import InputError
+from autopar.runtime.hooks_for_all import HooksForAll, refuse_backward_hooks_for_all
 from autopar.runtime.traces import Traced
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -27,14 +28,17 @@ class Structure:
         self._children = [(m, m._modules, dict(m._modules)) for m in self.modules if m._modules]
         self._hooks = [(m, getattr(m, kind)) for m in self.modules if m is not model for kind in _HOOKS]
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
+        self._hooks_for_all = HooksForAll()
 
     def check(self, traces: Iterable[Traced]) -> None:
         """Raise InputError if a module is not there any more; others may have come, the graph does not know them.
 
         Or if a hook came to a submodule, or went; not in modules that are ops of `traces`, whose code runs.
         """
-        if not torch.compiler.is_compiling() and [len(hooks) for _, hooks in self._hooks] != self._hook_counts:
-            self._check_hooks(traces)
+        if not torch.compiler.is_compiling():
+            self._hooks_for_all.check()
+            if [len(hooks) for _, hooks in self._hooks] != self._hook_counts:
+                self._check_hooks(traces)
         for module, now, before in self._children:
             if now != before:
                 for name, child in before.items():
@@ -65,7 +69,8 @@ def _are_harmless(hooks: Sequence[Any]) -> bool:
 
 
 def refuse_backward_hooks(model: nn.Module) -> None:
-    """Raise InputError if submodules have hooks that wait for gradients."""
+    """Raise InputError if submodules have hooks that wait for gradients, or all modules have."""
+    refuse_backward_hooks_for_all()
     for name, module in model.named_modules():
         if module is not model and (module._backward_hooks or module._backward_pre_hooks):
             raise InputError(

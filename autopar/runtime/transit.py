@@ -195,8 +195,8 @@ class Transit:
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
         found = self._live.get(tensor.untyped_storage()._cdata) if self._live else None
-        if found is None:
-            return tensor
+        if found is None:  # an op that saved its own result would hold itself: a call without backward would stay
+            return tensor if tensor.grad_fn is None else tensor.detach()
         _, bucket, member = found
         packed = self._packed.setdefault(bucket, {})
         packed[member] = packed.get(member, 0) + 1

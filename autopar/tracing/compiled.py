@@ -3,7 +3,8 @@
 The decorator's wrapper asks the stance before each call, and tells us there which function it holds. Inside a
 trace nothing is compiled; the node's target compiles, with the user's options, when the graph runs. A function
 that also reads parameters, writes into its arguments, or asks for data is looked into instead, as is a
-compiled module: what it reads must be seen.
+compiled module: what it reads must be seen. So is one that makes a number of tensors, a loss: whole, it would want
+all logits on every rank, and what it is made of can be split.
 """
 
 from __future__ import annotations
@@ -93,18 +94,21 @@ def _recorded(recorder: Recorder, function: FunctionType, compiler: Any) -> Call
 
 
 def _alone(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`run(*args, **kwargs)`; _NotAlone where it reads other tensors than its arguments, or writes into those."""
+    """`run(*args, **kwargs)`; _NotAlone where it reads other tensors than its arguments, writes into those, or makes a
+    number of them."""
     tensors = _tensors((args, kwargs))
     versions = [t._version for t in tensors]
     with _OwnTensors(tensors):
         result = run(*args, **kwargs)
     if versions != [t._version for t in tensors]:
         raise _NotAlone
+    if any(t.dim() for t in tensors) and any(not t.dim() for t in _tensors(result)):
+        raise _NotAlone
     return result
 
 
 class _NotAlone(Exception):
-    """A function touches more than its arguments."""
+    """A function touches more than its arguments, or is better looked into."""
 
 
 class _OwnTensors(TorchFunctionMode):

@@ -23,12 +23,12 @@ def check_names(
     names: Iterable[str],
     model: nn.Module,
     parameters: Mapping[str, inspect.Parameter],
-    others: Collection[str],
+    of_loss: Collection[str],
 ) -> None:
     """ArgumentError for a name that forward does not take, or that is nearly one that it takes.
 
     `**kwargs` take any name, whatever is declared of them: one that nothing declares is let through with a warning.
-    `kind`: which argument of ours holds the names; `others`: names that are not for forward.
+    `kind`: which argument of ours holds the names; `of_loss`: names that are for loss_fn.
     """
     own = [n for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     declared = _declared(model, parameters)
@@ -36,13 +36,14 @@ def check_names(
         return
     known = {*own, *declared}
     for name in names:
-        if name in known or name in others:
+        if name in known or name in of_loss:
             continue
         forward = f"{type(model).__name__}.forward"
         close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=_ALIKE)
         if close or len(own) == len(parameters) or not isinstance(name, str):
             meant = f": did you mean {close[0]!r}?" if close else ""
-            raise ArgumentError(f"{kind} names {name!r}, but {forward} takes {', '.join(own)}{meant}")
+            of_both = f", and loss_fn {', '.join(of_loss)} behind the output" if of_loss else ""
+            raise ArgumentError(f"{kind} names {name!r}, but {forward} takes {', '.join(own)}{of_both}{meant}")
         warn(
             f"{kind} names {name!r}, which {forward} does not declare: its **kwargs take it, and it has no effect "
             "unless something inside reads it"

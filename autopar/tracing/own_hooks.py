@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as modules
 
 from autopar.tracing import places
 
@@ -38,8 +39,10 @@ def own_hooks_left_out(model: nn.Module) -> Iterator[None]:
 
 
 def users_hooks(model: nn.Module) -> list[str]:
-    """The submodules that have forward hooks of the user's own code, not of an installed package, by path."""
-    hooks = [
+    """The submodules that have forward hooks of the user's own code, not of an installed package, by path; "all
+    modules" where there are hooks for all."""
+    for_all = (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values())
+    hooks = [("all modules", hook) for hook in for_all] + [
         (path, hook)
         for path, module in model.named_modules()
         if module is not model

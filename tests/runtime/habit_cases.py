@@ -1,4 +1,4 @@
-"""Habits of training scripts with parameters, states and hooks, each on real ranks; compared with one process."""
+"""Habits of training scripts with parameters and states, each on real ranks; compared with one process."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ KINDS: tuple[Callable[[Prepare], list[torch.Tensor]], ...] = (
 )
 
 
-def _planned(preset: str, model: nn.Module | None = None, **options: Any) -> nn.Module:
+def planned(preset: str, model: nn.Module | None = None, **options: Any) -> nn.Module:
     torch.manual_seed(3)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = model or Net().double()
@@ -199,7 +199,7 @@ def _planned(preset: str, model: nn.Module | None = None, **options: Any) -> nn.
 
 def shards_of_rank_zero() -> list[str]:
     """What rank 0 alone has saved, loaded by every rank: a model, then its optimizer."""
-    model = _planned("fsdp")
+    model = planned("fsdp")
     optimizer = torch.optim.AdamW(model.parameters())
     model(ROWS).backward()
     optimizer.step()
@@ -220,7 +220,7 @@ def shards_of_rank_zero() -> list[str]:
 
 def own_shards() -> bool:
     """What each rank has saved, loaded by that rank."""
-    model = _planned("fsdp")
+    model = planned("fsdp")
     before = [whole(p).clone() for p in model.parameters()]
     with tempfile.TemporaryDirectory() as folder:
         torch.save(model.state_dict(), Path(folder, "own.pt"))
@@ -231,42 +231,30 @@ def own_shards() -> bool:
     return all(torch.equal(whole(p), old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-def hook_registered_late() -> list[str]:
-    model = _planned("ddp")
-    handle = model.get_submodule("up").register_forward_hook(lambda *_: None)
-    late = refusal(lambda: model(ROWS))
-    handle.remove()
-    return [late, refusal(lambda: model(ROWS))]
-
-
-def backward_hook() -> str:
-    model = Net().double()
-    model.down.register_full_backward_hook(lambda *_: None)
-    return refusal(lambda: _planned("ddp", model))
-
-
 def penalty_on_a_gradient() -> list[str]:
     """Of an input, by whose path no parameter's gradient moves."""
     found = []
     for preset in PRESETS:
-        model, x = _planned(preset), ROWS.clone().requires_grad_()
+        model, x = planned(preset), ROWS.clone().requires_grad_()
         found.append(refusal(lambda m=model, x=x: torch.autograd.grad(m(x), x, create_graph=True)))  # type: ignore[misc]
     return found
 
 
 def data_of_another_shape() -> str:
-    model = _planned("fsdp")
+    model = planned("fsdp")
     parameter = model.get_parameter("up.weight")
     assert isinstance(parameter, DTensor)
     return refusal(lambda: setattr(parameter, "data", torch.zeros(2, 2, dtype=torch.float64)))
 
 
 def advised() -> list[list[str]]:
-    """What stands below errors of torch: a loss outside, gradients averaged by hand, lists with buffers, a slice."""
-    model = _planned("fsdp", Halves().double())
+    """What stands below errors of torch: a loss outside, gradients averaged by hand, lists with others, a slice."""
+    model = planned("fsdp", Halves().double())
     model(ROWS)["x"].sum().backward()
     output = model(ROWS)["x"]
     [parameter, *_] = model.parameters()
+    alone = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    alone.grad = torch.ones_like(alone)
 
     def slice_written() -> None:
         with torch.no_grad():
@@ -275,6 +263,7 @@ def advised() -> list[list[str]]:
     mistakes = (
         (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
+        (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
         (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
         (slice_written, "copy_ or parameter.data"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
@@ -292,7 +281,7 @@ def advised() -> list[list[str]]:
     return missing
 
 
-REFUSED = (hook_registered_late, backward_hook, penalty_on_a_gradient, data_of_another_shape, shards_of_rank_zero)
+REFUSED = (penalty_on_a_gradient, data_of_another_shape, shards_of_rank_zero)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: in_presets(*KINDS) | {case.__name__: case for case in (*REFUSED, own_shards, advised)}
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from autopar.layout import Layout
 from autopar.plans import Bucket
 from autopar.runtime import collectives
 from autopar.runtime.application import apply
+from autopar.runtime.transit import Transit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
 from counting import CollectiveCounter
@@ -214,6 +216,19 @@ def unusual_backwards() -> dict[str, float]:
     return found
 
 
+def dropped_calls() -> dict[str, int]:
+    """Calls of which some have no backward, and others one that keeps their graph: how many are alive then."""
+    found = {}
+    for style, options in (("dp", {}), ("fsdp", {"regather": True}), ("fsdp", {"recompute": SEGMENT})):
+        model, *_ = applied((2,), (style,), buckets=[] if "recompute" in options else BUCKETS[style], **options)
+        for step in range(2):
+            model(**batch(step))
+            model(**batch(step)).backward(retain_graph=True)
+        gc.collect()
+        found[f"{style} {' '.join(options)}"] = sum(type(one) is Transit for one in gc.get_objects())
+    return found
+
+
 def differentiated_twice() -> str:
     """Second derivatives do not pass the collectives: that is said."""
     model, *_ = applied((2,), ("dp",))
@@ -262,6 +277,7 @@ CASES = (
     zeroed_between,
     closures,
     unusual_backwards,
+    dropped_calls,
     differentiated_twice,
     compiled,
 )

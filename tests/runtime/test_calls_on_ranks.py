@@ -15,7 +15,7 @@ from launch import launch, needed
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 COMPLEX, WRITING, FUNCTIONAL = "complex_cases.py", "writing_cases.py", "functional_cases.py"
-STATE = "state_cases.py"
+STATE, HOOKS = "state_cases.py", "hook_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -80,7 +80,7 @@ def two(request: pytest.FixtureRequest) -> Two:
 
     @functools.cache
     def found(cases: str) -> list[dict[str, Any]]:
-        grid = [f"{kind}-{preset}" for kind in KINDS[cases] for preset in PRESETS]
+        grid = [f"{kind}-{preset}" for kind in KINDS.get(cases, ()) for preset in PRESETS]
         every = importlib.import_module(Path(cases).stem).CASES[2]
         return launch(cases, 2, cases=needed(request, every, "kind", "preset", of=grid))
 
@@ -141,8 +141,6 @@ def test_checkpointing_that_is_enabled_late(two: Two) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("hook_registered_late", "a hook was registered on 'up' after the model was planned"),
-        ("backward_hook", "'down' has a backward hook"),
         ("penalty_on_a_gradient", "cannot be differentiated again"),
         ("data_of_another_shape", "change shapes and dtypes before autoparallelize"),
         ("shards_of_rank_zero", "is given the shards of rank 0"),
@@ -152,9 +150,25 @@ def test_habits_that_are_refused(case: str, words: str, two: Two) -> None:
     for rank in two(HABITS):
         assert "error" not in rank[case], rank[case]["traceback"]
         messages = rank[case]["value"] if isinstance(rank[case]["value"], list) else [rank[case]["value"]]
-        if case == "hook_registered_late":
-            assert messages.pop() == "no error", "once it is removed"
         assert messages and all(words in message for message in messages)
+
+
+def test_hooks_that_calls_would_not_run_are_refused(two: Two) -> None:
+    for rank in two(HOOKS):
+        late = rank["hook_registered_late"]["value"]
+        assert "a hook was registered on 'up' after the model was planned" in late[0]
+        assert late[1] == "no error", "once it is removed"
+        assert "'down' has a backward hook" in rank["backward_hook"]["value"]
+        assert "a backward hook for all modules" in rank["backward_hook_for_all"]["value"]
+
+
+def test_hooks_for_all_modules_are_told_of(two: Two) -> None:
+    for rank in two(HOOKS):
+        assert "error" not in rank["hooks_for_all"], rank["hooks_for_all"]["traceback"]
+        found = rank["hooks_for_all"]["value"]
+        assert len(found["traced"]) == 1 and "forward hooks of all modules run now" in found["traced"][0]
+        assert len(found["late"]) == 1 and "registered after the model was planned" in found["late"][0]
+        assert found["same"]
 
 
 @pytest.mark.parametrize(

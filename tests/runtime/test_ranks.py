@@ -130,6 +130,10 @@ def test_unusual_backwards(two: list[dict[str, Any]]) -> None:
         assert error < EXACT, name
 
 
+def test_calls_that_are_dropped_leave_nothing(two: list[dict[str, Any]]) -> None:
+    assert set(value(two, "dropped_calls").values()) == {0}
+
+
 def test_compiled_with_graph_breaks(two: list[dict[str, Any]]) -> None:
     assert all(error < EXACT for error in value(two, "compiled").values())
 

@@ -183,6 +183,14 @@ def test_there_is_no_rule_because(why: str, request: pytest.FixtureRequest) -> N
     assert re.search(why, found.why), found.why
 
 
+def test_arguments_may_have_any_name() -> None:
+    def apart(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output - target
+
+    found = discover(example(apart, x(16, 512), target=x(16, 512))[0])
+    assert found.rule is not None, found.why
+
+
 def test_what_was_found_is_kept_and_run_before_it_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, _ = example(product, x(16, 512), x(1024, 512))
     found = discover(node)

@@ -138,6 +138,7 @@ def test_it_is_one_node_with_the_gradients_of_eager(what, name, count):
         lambda h, x, other: torch.compile(lambda y: other(y) * 2, backend="eager")(h),
         lambda h, x, other: torch.compile(other, backend="eager")(h),
         lambda h, x, other: written(h * 1),
+        lambda h, x, other: torch.compile(lambda y: y.square().mean(), backend="eager")(h),  # a loss
     ],
 )
 def test_a_compiled_function_that_touches_more_is_looked_into(what):

@@ -1,0 +1,44 @@
+"""Hooks for all modules (`torch.nn.modules.module.register_module_*_hook`), with which counters of FLOPs, loggers of
+activations and finders of NaN look into any model: calls of a planned model run none of its modules."""
+
+from __future__ import annotations
+
+from torch.nn.modules import module as modules
+
+from autopar.errors import InputError
+from autopar.user_warnings import warn
+
+_FORWARD = modules._global_forward_hooks, modules._global_forward_pre_hooks
+_BACKWARD = modules._global_backward_hooks, modules._global_backward_pre_hooks
+
+
+class HooksForAll:
+    """Those that there are now, when a model is planned; its trace has run them."""
+
+    def __init__(self) -> None:
+        self._known = _present()
+
+    def check(self) -> None:
+        """Warn of those that came since, once of each."""
+        present = _present()
+        if present != self._known:
+            came = present - self._known
+            self._known = present
+            if came:
+                warn(
+                    "a hook for all modules was registered after the model was planned, and calls run the plan, not "
+                    "the modules: it sees the model as a whole, and nothing inside; look into one without a plan"
+                )
+
+
+def refuse_backward_hooks_for_all() -> None:
+    """Raise InputError where there are hooks that wait for gradients of all modules."""
+    if any(_BACKWARD):
+        raise InputError(
+            "there is a backward hook for all modules (torch.nn.modules.module.register_module_full_backward_hook), "
+            "which calls would not run: they run the plan, not the modules. Remove it, or register it on parameters"
+        )
+
+
+def _present() -> frozenset[int]:
+    return frozenset(number for hooks in (*_FORWARD, *_BACKWARD) for number in hooks)

@@ -1,0 +1,70 @@
+"""Hooks of modules, that calls of a planned model would not run: on real ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from habit_cases import planned
+from large_cases import refusal
+from loop_cases import ROWS, Net, whole
+from torch.nn.modules import module as modules
+
+
+def hook_registered_late() -> list[str]:
+    model = planned("ddp")
+    handle = model.get_submodule("up").register_forward_hook(lambda *_: None)
+    late = refusal(lambda: model(ROWS))
+    handle.remove()
+    return [late, refusal(lambda: model(ROWS))]
+
+
+def backward_hook() -> str:
+    model = Net().double()
+    model.down.register_full_backward_hook(lambda *_: None)
+    return refusal(lambda: planned("ddp", model))
+
+
+def backward_hook_for_all() -> str:
+    handle = modules.register_module_full_backward_hook(lambda *_: None)
+    try:
+        return refusal(lambda: planned("ddp"))
+    finally:
+        handle.remove()
+
+
+def hooks_for_all() -> dict[str, Any]:
+    """What is told of hooks for all modules: one that is there while the model is traced, and one that comes later."""
+
+    def plus_one(module: Any, args: Any, output: Any) -> Any:
+        return output + 1 if isinstance(module, torch.nn.Linear) else None
+
+    found: dict[str, Any] = {}
+    handle = modules.register_module_forward_hook(plus_one)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = planned("ddp")
+    handle.remove()
+    found["traced"] = [str(one.message) for one in told]
+    alone = Net().double()
+    alone.load_state_dict({name: whole(one) for name, one in model.state_dict().items()})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with_it = model(ROWS)
+        handle = modules.register_module_forward_pre_hook(lambda *_: None)
+        model(ROWS)
+        model(ROWS)
+        handle.remove()
+        model(ROWS)
+    found["late"] = [str(one.message) for one in told]
+    handle = modules.register_module_forward_hook(plus_one)
+    found["same"] = torch.allclose(alone(ROWS), with_it, rtol=1e-12)
+    handle.remove()
+    return found
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {case.__name__: case for case in (hook_registered_late, backward_hook, backward_hook_for_all, hooks_for_all)}
+}
