@@ -38,8 +38,8 @@ def check_fingerprints(planned: Mapping[str, str], digests: Mapping[str, str]) -
     if planned["graph"] != digests["graph"]:
         raise PlanMismatchError(
             "the plan is for another graph of this model: examples of other shapes or types, other arguments, "
-            "another training mode, other parameters that are frozen, or other versions of the model's code: plan again "
-            "with these examples"
+            "another training mode, other parameters that are frozen, or other versions of the model's code: plan "
+            "again with these examples"
         )
 
 

@@ -68,7 +68,7 @@ def test_a_loss_is_traced_in_and_its_targets_are_inputs():
     assert torch.equal(traced.gm(*traced.bind((x,), dict(target=y))), F.cross_entropy(model(x), y))
     with pytest.raises(InputError, match="target"):
         trace(model, dict(input=x), loss_fn=nn.CrossEntropyLoss())
-    with pytest.raises(InputError, match="names 'target', but .* takes input, and loss_fn wanted behind the output"):
+    with pytest.raises(InputError, match=r"names 'target', but .* takes input, and loss_fn wanted behind the output"):
         trace(model, dict(input=x, target=y), loss_fn=lambda output, wanted: F.cross_entropy(output, wanted))
 
 
