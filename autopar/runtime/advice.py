@@ -9,8 +9,8 @@ from types import TracebackType
 _ADVICE = {  # by words of the error, the first that fit
     "aten._foreach_norm": (
         "a list holds parameters of a planned model, which are DTensors, and others, which are not: take a norm of "
-        "each kind (torch.nn.utils.get_total_norm, .full_tensor() of the first), total = (first**2 + second**2) ** 0.5, "
-        "and give it to torch.nn.utils.clip_grads_with_norm_ for each kind"
+        "each kind (torch.nn.utils.get_total_norm, .full_tensor() of the first) and the root of the sum of their "
+        "squares, and give that to torch.nn.utils.clip_grads_with_norm_ for each kind"
     ),
     "aten._foreach_": (
         "a list holds parameters, which are DTensors in a planned model, and buffers, which are not: make"
