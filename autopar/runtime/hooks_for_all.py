@@ -3,6 +3,8 @@ activations and finders of NaN look into any model: calls of a planned model run
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.nn.modules import module as modules
 
 from autopar.errors import InputError
@@ -19,15 +21,15 @@ class HooksForAll:
         self._known = _present()
 
     def check(self) -> None:
-        """Warn of those that came since, once of each."""
+        """Warn of those that came since, once of each; not of torch's own, whose tables show what they saw."""
         present = _present()
         if present != self._known:
-            came = present - self._known
+            came = [hook for number, hook in present.items() if number not in self._known]
             self._known = present
-            if came:
+            if any(not str(getattr(hook, "__module__", "")).startswith("torch.") for hook in came):
                 warn(
                     "a hook for all modules was registered after the model was planned, and calls run the plan, not "
-                    "the modules: it sees the model as a whole, and nothing inside; look into one without a plan"
+                    "the modules: it sees the model as a whole, and nothing inside; use it on a model without a plan"
                 )
 
 
@@ -40,5 +42,5 @@ def refuse_backward_hooks_for_all() -> None:
         )
 
 
-def _present() -> frozenset[int]:
-    return frozenset(number for hooks in (*_FORWARD, *_BACKWARD) for number in hooks)
+def _present() -> dict[int, Any]:
+    return {number: hook for hooks in (*_FORWARD, *_BACKWARD) for number, hook in hooks.items()}
