@@ -10,6 +10,7 @@ from torch import nn
 from autopar.runtime.traces import Traced
 from autopar.user_warnings import warn
 
+Changed = dict[str, str]  # what values are now, by name
 _SHOWN = (bool, int, float, str, type(None))
 
 
@@ -20,7 +21,11 @@ class ChangedValues:
         self._looks: dict[int, Callable[[], dict[str, Any]]] = {}
         self._told: set[str] = set()
 
-    def since(self, traced: Traced, number: int, model: nn.Module) -> dict[str, str]:
+    def forget(self, number: int) -> None:
+        """Of a trace that is not kept."""
+        self._looks.pop(number, None)
+
+    def since(self, traced: Traced, number: int, model: nn.Module) -> Changed:
         """Which values that the trace has read are others in `model` now: what they are, by name.
 
         `number`: by which the trace is known here.
@@ -30,7 +35,7 @@ class ChangedValues:
             look = self._looks[number] = traced.plain_values.on(model)
         return {name: repr(v) if isinstance(v, _SHOWN) else type(v).__name__ for name, v in look().items()}
 
-    def tell(self, changed: dict[str, str]) -> None:
+    def tell(self, changed: Changed) -> None:
         """Warn, of each value once, that calls with another one are planned anew."""
         new = {name: value for name, value in changed.items() if name not in self._told}
         if new:

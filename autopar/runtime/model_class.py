@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from autopar.errors import InputError
+from autopar.runtime.ambient import ambient_kept
 from autopar.runtime.loaded_states import check_own_shards
 from autopar.runtime.parameters import dealt_out
 from autopar.runtime.structure import refuse_transforms
@@ -31,7 +32,8 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     @functools.wraps(user_class.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         refuse_transforms()
-        return getattr(self, ATTRIBUTE).run(self, args, kwargs)
+        with ambient_kept():
+            return getattr(self, ATTRIBUTE).run(self, args, kwargs)
 
     signature = inspect.signature(user_class.forward)
     forward.__signature__ = _with_keywords(signature, extra_inputs)  # type: ignore[attr-defined]

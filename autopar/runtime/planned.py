@@ -26,7 +26,7 @@ from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import Order, call_key, description, gathered, global_stand_ins, lies_of, order_of, place_of
-from autopar.runtime.changed_values import ChangedValues
+from autopar.runtime.changed_values import Changed, ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
@@ -176,6 +176,8 @@ class Planned:
         if len(self.programs) > MAX_GRAPHS:
             dropped = self.programs.pop()
             self._calls = {key: known for key, known in self._calls.items() if known[0] is not dropped}
+            self._state.pop(dropped.number, None)
+            self._values.forget(dropped.number)
             warn(
                 f"the model was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and each new one is "
                 "traced and planned: pad the inputs to fewer shapes"
@@ -183,12 +185,7 @@ class Planned:
         return program
 
     def _announce(
-        self,
-        model: nn.Module,
-        key: Hashable | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        changed: Mapping[str, str],
+        self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Changed
     ) -> None:
         """Tell the other ranks what kind of call this is."""
         size = self._sizes.get(key) if key is not None and not changed else None
@@ -198,7 +195,7 @@ class Planned:
                 self._sizes[key] = size
         self._alike.announce(size)
 
-    def _changed(self, program: Program, model: nn.Module) -> dict[str, str]:
+    def _changed(self, program: Program, model: nn.Module) -> Changed:
         """Values of the model that the program's trace has read, and that are others now."""
         if torch.compiler.is_compiling():
             return {}
@@ -292,8 +289,8 @@ class Planned:
         """Where the parameters, buffers and constants that a program reads are kept: a dictionary and a name."""
         found = self._state.get(program.number)
         if found is None:
-            given = program.traced.constants.items()
-            constants = {name: v.to(self.rank.device) for name, v in given if isinstance(v, torch.Tensor)}
+            given = program.traced.constants
+            constants = {name: v.to(self.rank.device) for name, v in given.items() if isinstance(v, torch.Tensor)}
             found = self._state[program.number] = [
                 (constants, name) if name in constants else holder_of(model, name) for name in program.lowered.state
             ]

@@ -252,6 +252,8 @@ class Transit:
         """The reduced gradients of one parameter, waited for."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
+        if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
+            self._reductions = [one for one in self._reductions if one.holds_more]
         if self._accumulation.waits_for(name) and not self._held and self._accumulation.moves():
             rest = self._accumulation.take_rest(name, self._parameters[place])
             for stage, gradient in rest.items():

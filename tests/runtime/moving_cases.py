@@ -22,6 +22,7 @@ from autopar.layout import Layout
 from autopar.plans import Bucket
 from autopar.runtime import collectives
 from autopar.runtime.application import apply
+from autopar.runtime.flights import Flight
 from autopar.runtime.transit import Transit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
@@ -217,7 +218,8 @@ def unusual_backwards() -> dict[str, float]:
 
 
 def dropped_calls() -> dict[str, int]:
-    """Calls of which some have no backward, and others one that keeps their graph: how many are alive then."""
+    """Calls of which some have no backward, and others one that keeps their graph: how many are alive then. And of
+    losses that the loop keeps: how many gradients that have arrived are."""
     found = {}
     for style, options in (("dp", {}), ("fsdp", {"regather": True}), ("fsdp", {"recompute": SEGMENT})):
         model, *_ = applied((2,), (style,), buckets=[] if "recompute" in options else BUCKETS[style], **options)
@@ -226,6 +228,11 @@ def dropped_calls() -> dict[str, int]:
             model(**batch(step)).backward(retain_graph=True)
         gc.collect()
         found[f"{style} {' '.join(options)}"] = sum(type(one) is Transit for one in gc.get_objects())
+        losses = [model(**batch(step)) for step in range(2)]
+        torch.stack(losses).sum().backward()
+        gc.collect()
+        found[f"{style} {' '.join(options)}, kept"] = sum(type(one) is Flight for one in gc.get_objects())
+        del losses
     return found
 
 

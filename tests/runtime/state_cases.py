@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import tempfile
@@ -152,8 +153,36 @@ def vectors_of_one_process() -> str:
     return "no error"
 
 
+class Fallible(Net):
+    """A table is read in regions of other modes, and has no row for large ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 16)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            found = self.table(ids) @ self.table.weight.t()
+        return super().forward(x) + found.float().mean()
+
+
+def error_inside(preset: str) -> list[bool]:
+    """An error that the loop catches leaves the modes of the loop as they were, and the next call is as any."""
+    x, ids = rows(8).float(), torch.arange(8) % 4
+    model = autopar.autoparallelize(
+        Fallible(), {"x": x, "ids": ids}, init_device_mesh("cpu", (dist.get_world_size(),)), constraints=preset
+    )
+    before = model(x, ids)
+    with contextlib.suppress(IndexError):
+        model(x, ids + 9)
+    modes = [torch.is_grad_enabled(), not torch.is_autocast_enabled("cpu"), (x @ x.t()).dtype == x.dtype]
+    after = model(x, ids)
+    return [*modes, after.requires_grad, torch.equal(before, after)]
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {"vectors_of_one_process": vectors_of_one_process}
+    | {f"error_inside-{preset}": functools.partial(error_inside, preset) for preset in ("ddp", "fsdp", "tp")}
     | {
         f"{case.__name__}-{preset}": functools.partial(case, preset)
         for case in (strided_buffers, written_whole, gradients_of_some, one_gradient_of_several, bound_anew)

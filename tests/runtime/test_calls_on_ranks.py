@@ -193,6 +193,14 @@ def test_vectors_over_all_parameters_are_not_loaded(two: Two) -> None:
         assert "start LBFGS anew" in rank["vectors_of_one_process"]["value"], rank["vectors_of_one_process"]
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_error_inside_leaves_the_modes_of_the_loop(preset: str, two: Two) -> None:
+    for rank in two(STATE):
+        found = rank[f"error_inside-{preset}"]
+        assert "error" not in found, found["traceback"]
+        assert all(found["value"]), found["value"]
+
+
 def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
     assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))
 
