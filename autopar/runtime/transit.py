@@ -95,8 +95,12 @@ class Transit:
     def __del__(self) -> None:
         """A pass that ended early (gradients of some parameters alone, an error) leaves collectives under way."""
         if dist.is_initialized():
-            for flight in (*self._begun.values(), *(one for some in self._arriving.values() for one, _ in some)):
-                flight.abandon()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        for flight in (*self._begun.values(), *(one for some in self._arriving.values() for one, _ in some)):
+            flight.abandon()
+        self._begun, self._arriving = {}, {}
 
     # -- gathers -----------------------------------------------------------------------------------
 
@@ -185,11 +189,17 @@ class Transit:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For the duration of one forward: gathered copies that autograd saves are saved as their places."""
+        """For the duration of one forward: gathered copies that autograd saves are saved as their places.
+
+        A collective keeps the hooks that were there when it began, and so this call, until somebody waits for it.
+        """
         self._live = {}
         try:
             with saved_tensors_hooks(self._pack, _unpack):
                 yield
+        except Exception:  # a loop may catch it, and nobody would wait
+            self._abandon()
+            raise
         finally:
             self._live = None
 
