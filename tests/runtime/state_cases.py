@@ -182,10 +182,16 @@ def error_inside(preset: str) -> list[bool]:
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {"vectors_of_one_process": vectors_of_one_process}
-    | {f"error_inside-{preset}": functools.partial(error_inside, preset) for preset in ("ddp", "fsdp", "tp")}
     | {
         f"{case.__name__}-{preset}": functools.partial(case, preset)
-        for case in (strided_buffers, written_whole, gradients_of_some, one_gradient_of_several, bound_anew)
+        for case in (
+            error_inside,
+            strided_buffers,
+            written_whole,
+            gradients_of_some,
+            one_gradient_of_several,
+            bound_anew,
+        )
         for preset in ("ddp", "fsdp", "tp")
     }
 }
