@@ -36,7 +36,7 @@ from autopar.runtime.leaving import leave_quietly
 Clock = Literal["wall", "cpu"]
 _SECONDS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _LEAST, _LEAST_IN_HASTE = 5, 2  # repeats
-_STRETCH = 4  # collectives among products that are timed together, at most
+_STRETCH = 4  # collectives among work that are timed together, at most
 _ENDS = 2  # sizes of a collective, without which its latency and rate cannot be told apart
 
 
@@ -165,9 +165,9 @@ class _Measuring:
     def _within_work(
         self, calls: Sequence[Callable[[], Any]], between: Callable[[], Any], seconds: float
     ) -> list[list[float]]:
-        """What stretches of products take longer with a collective behind each pair of them, by collective.
+        """What stretches of work take longer with a collective behind each two pieces of it, by collective.
 
-        On cores that gloo's threads share with the ranks' own, the products lose what the collectives take from caches
+        On cores that gloo's threads share with the ranks' own, the work loses what the collectives take from caches
         and cores, and ranks arrive when they do: collectives take more than by themselves, small ones above all.
         """
 
@@ -201,7 +201,7 @@ class _Measuring:
     def _together_timed(self, run: Callable[[], Any], between: Callable[[], Any], seconds: float) -> list[float]:
         """Times of a collective; every rank makes as many calls as the slowest has time for.
 
-        Before each, products and a barrier, untimed: in a step, too, ranks compute and meet. Called in a row, small
+        Before each, work and a barrier, untimed: in a step, too, ranks compute and meet. Called in a row, small
         ones would find their threads awake and caches full of them, at less than half the time.
         """
         run()

@@ -31,6 +31,7 @@ DTYPES = {
 }
 _LARGEST_PRODUCT = {"cpu": 1024, "cuda": 8192}
 _ACTIVATION = {"cpu": (512, 512), "cuda": (8192, 4096)}
+_HIDDEN_ELEMENTS = {"cpu": 3 << 18, "cuda": 1 << 25}
 _ATTENTION = {"cpu": (2, 4, 256, 64), "cuda": (4, 16, 2048, 128)}  # batch, heads, sequence, head dim
 _UPDATED_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
 _COLD_BYTES = 64 << 20
@@ -162,8 +163,20 @@ def parameters(mesh: DeviceMesh) -> tuple[Probe, Probe]:
 
 
 def between(kind: str) -> Callable[[], Any]:
-    """What stands for the ops between two collectives."""
-    return product(kind, torch.float32, 512).run
+    """What stands for the ops between two collectives: a product, and pointwise ops on what no cache holds.
+
+    Ranks that have just met do the latter at the same time, and share the memory's bandwidth.
+    """
+    elements = _HIDDEN_ELEMENTS[kind]
+    activations = [[torch.randn(elements, device=kind)] for _ in range(max(2, _COLD_BYTES // (4 * elements)))]
+    pointwise = _in_turn(lambda x: F.gelu(x, approximate="tanh") * torch.tanh(x), activations)
+    multiply = product(kind, torch.float32, 512).run
+
+    def run() -> None:
+        multiply()
+        pointwise()
+
+    return run
 
 
 def collectives(kind: str, size: int, group: str) -> list[list[tuple[str, int, Callable[[], Any]]]]:
