@@ -243,7 +243,9 @@ class Planned:
         try:
             with plain_parameters(model):
                 call = self._whole_call(model, self.programs[0], args, kwargs, *self.programs[1:])
-                return self.add(*self.replan(model, *call, self.storage, self.trained.names), model)
+                traced, plan = self.replan(model, *call, self.storage, self.trained.names)
+                first = min(self.programs, key=lambda one: one.number).traced.root
+                return self.add(traced if model is first else traced.of(first), plan, model)  # a copy may go again
         except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(model, args, kwargs, error) from error
         finally:

@@ -41,6 +41,9 @@ class Traced(Protocol):
     @property
     def reads_values(self) -> bool: ...
 
+    def of(self, model: nn.Module) -> Traced:
+        """The trace as one of `model`, a copy of the root, which it does not hold any more."""
+
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:
         """All that a trace of `model` (`root`, or a copy of it) would read from Python in such a call."""
 

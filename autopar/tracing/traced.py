@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,11 @@ class Traced:
     def loss_names(self) -> tuple[str, ...]:
         """Inputs of a loss that was traced in."""
         return self.inputs.loss_names
+
+    def of(self, model: nn.Module) -> Traced:
+        """This trace as one of `model`, a copy of the root; it holds the root no more, nor what ran in which order."""
+        inputs = replace(self.inputs, modules=tuple(model.modules()))
+        return replace(self, root=model, inputs=inputs, order=None, failures={})
 
     def bind(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
         """A call's placeholder values, in order; raises InputError where the call is not the traced one."""

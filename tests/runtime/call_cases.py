@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -102,14 +104,21 @@ def evaluation_needs_no_training_memory(preset: str) -> float:
 
 
 def copied_and_called_otherwise(preset: str) -> float:
-    """An average of weights is a deep copy, and may be the first that is called in its way."""
+    """An average of weights is a deep copy, and may be the first that is called in its way. It goes when it is
+    dropped, and the model is called that way too."""
     model, alone = planned(preset), built()
-    average = copy.deepcopy(model)
+    average, half = copy.deepcopy(model), copy.deepcopy(alone)
     with torch.no_grad():
-        for mine, right in zip(average.parameters(), alone.parameters(), strict=True):
+        for mine, right in zip(average.parameters(), half.parameters(), strict=True):
             mine.mul_(0.5)
             right.mul_(0.5)
-        return abs(average(rows(4)).item() - alone(rows(4)).item())
+        worst = abs(average(rows(4)).item() - half(rows(4)).item())
+    alive = weakref.ref(average)
+    del average, mine
+    gc.collect()
+    assert alive() is None, "the graph of its call holds the copy"
+    with torch.no_grad():
+        return max(worst, abs(model(rows(4)).item() - alone(rows(4)).item()))
 
 
 class Kept(Net):
