@@ -117,7 +117,7 @@ class PartSampler(Sampler[int]):
 
 def _layouts(planned: Planned) -> dict[str, tuple[Layout, tuple[int, ...]]]:
     """How each input of the first graph lies, and its global shape, by its name in the graph."""
-    program = min(planned.programs, key=lambda one: one.number)
+    program = planned.programs.first
     nodes = list(program.traced.graph.nodes)
     inputs = [p for p in program.plan.nodes if nodes[p.position].op == "placeholder"]
     return {str(nodes[p.position].target): (p.outputs[0], p.shapes[0]) for p in inputs}

@@ -24,4 +24,4 @@ def plan_of(model: nn.Module) -> Plan:
 
     Raises InputError for a model without a plan.
     """
-    return min(planned_of(model).programs, key=lambda program: program.number).plan
+    return planned_of(model).programs.first.plan

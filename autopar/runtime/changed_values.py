@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -21,9 +21,9 @@ class ChangedValues:
         self._looks: dict[int, Callable[[], dict[str, Any]]] = {}
         self._told: set[str] = set()
 
-    def forget(self, number: int) -> None:
-        """Of a trace that is not kept."""
-        self._looks.pop(number, None)
+    def keep(self, numbers: Collection[int]) -> None:
+        """Of these traces alone; the others are gone."""
+        self._looks = {number: look for number, look in self._looks.items() if number in numbers}
 
     def since(self, traced: Traced, number: int, model: nn.Module) -> Changed:
         """Which values that the trace has read are others in `model` now: what they are, by name.

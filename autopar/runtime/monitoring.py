@@ -21,7 +21,8 @@ from autopar.plans import Plan
 from autopar.runtime.carried import planned_of
 from autopar.runtime.collectives import waits
 from autopar.runtime.live_storages import LiveStorages
-from autopar.runtime.planned import Planned, Program
+from autopar.runtime.planned import Planned
+from autopar.runtime.programs import Program
 from autopar.user_warnings import warn
 
 Line = dict[str, Any]
@@ -157,7 +158,7 @@ class Monitor:
     @property
     def _plan(self) -> Plan:
         """The plan of the training step: that of the first graph."""
-        return min(self._planned.programs, key=lambda program: program.number).plan
+        return self._planned.programs.first.plan
 
     def _compare(self, peak_bytes: int) -> None:
         predicted = self._plan.predicted.peak_bytes

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,41 +23,26 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import Order, call_key, description, gathered, global_stand_ins, lies_of, order_of, place_of
+from autopar.runtime.calls import call_key, description, gathered, global_stand_ins, lies_of, order_of, place_of
 from autopar.runtime.changed_values import Changed, ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
 from autopar.runtime.outputs import for_user, is_loss
 from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
+from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
 from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.trained import Trained
 from autopar.runtime.transit import Transit
-from autopar.user_warnings import warn
-
-MAX_GRAPHS = 16
-"""How many graphs of one model are kept; the one that was not used for longest goes first."""
 
 _MAX_SIZES = 1024  # calls whose sizes are remembered; those of other calls are worked out each time
 
 
-@dataclass
-class Program:
-    """One graph of a model, ready to run. `number` counts the graphs that the model has had."""
-
-    number: int
-    traced: Traced
-    plan: Plan
-    lowered: Lowered
-    checked: bool = False
-    state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
-
-
 class Planned:
-    """The programs of one model, most recently used first.
+    """A model's programs, and how it runs them.
 
     A program holds no parameters, it reads those of the model that it runs for; deep copies of the model share them.
     """
@@ -77,12 +60,11 @@ class Planned:
         self.device_mesh, self.rank, self.storage, self.replan = device_mesh, rank, storage, replan
         self._stored = {name: placements(layout) for name, layout in storage.items()}
         self.random: RandomState | None = None
-        self.programs: list[Program] = []
+        self.programs = Programs()
         self.replaced: list[weakref.ref[nn.Parameter]] = []
         self.built_dtypes: Mapping[str, torch.dtype] = {}  # of parameters as the user built them
         self._outputs_whole = False
-        self._numbers, self.trained = itertools.count(), Trained()
-        self._calls: dict[Hashable, tuple[Program, Order]] = {}
+        self.trained = Trained()
         self._sizes: dict[Hashable, CallSize] = {}
         self._group = group_of_all()
         self.observers: list[Callable[[Planned, Program, list[Any]], None]] = []  # told of each call and its inputs
@@ -108,7 +90,7 @@ class Planned:
         self.structure.check(program.traced for program in self.programs)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs)
-        known = self._calls.get(key) if key is not None else None
+        known = self.programs.known(key)
         changed = self._changed(known[0], model) if known is not None else {}
         if not torch.compiler.is_compiling():
             self._announce(model, key, args, kwargs, changed)
@@ -116,7 +98,7 @@ class Planned:
             program = self._program(model, args, kwargs)
             order = order_of(program.traced, *self._whole_call(model, program, args, kwargs))
             if key is not None and not program.traced.reads_values:
-                self._calls[key] = program, order
+                self.programs.remember(key, program, order)
         else:
             program, order = known
         leaves = pytree.tree_leaves((args, kwargs)) if key is None else (*args, *kwargs.values())
@@ -171,18 +153,7 @@ class Planned:
     def add(self, traced: Traced, plan: Plan, model: nn.Module) -> Program:
         """Make a graph with its plan ready to run."""
         self.trained.note(plan, model, self.storage, self.programs)
-        program = Program(next(self._numbers), traced, plan, lower(traced.graph, plan, self.rank))
-        self.programs.insert(0, program)
-        if len(self.programs) > MAX_GRAPHS:
-            dropped = self.programs.pop()
-            self._calls = {key: known for key, known in self._calls.items() if known[0] is not dropped}
-            self._state.pop(dropped.number, None)
-            self._values.forget(dropped.number)
-            warn(
-                f"the model was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and each new one is "
-                "traced and planned: pad the inputs to fewer shapes"
-            )
-        return program
+        return self.programs.add(traced, plan, lower(traced.graph, plan, self.rank))
 
     def _announce(
         self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Changed
@@ -206,7 +177,7 @@ class Planned:
     def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """The program for a call."""
         changed: dict[str, str] = {}
-        for index, program in enumerate(self.programs):
+        for program in self.programs:
             traced = program.traced
             call = self._whole_call(model, program, args, kwargs)
             if traced.key(*call, model) != traced.own_key:
@@ -218,7 +189,7 @@ class Planned:
                 traced.bind(*call)
             except InputError:  # a guard on values: another program may hold them, or there will be one
                 continue
-            self.programs.insert(0, self.programs.pop(index))
+            self.programs.used(program)
             return program
         self._values.tell(changed)
         return self._plan_again(model, args, kwargs)
@@ -244,7 +215,7 @@ class Planned:
             with plain_parameters(model):
                 call = self._whole_call(model, self.programs[0], args, kwargs, *self.programs[1:])
                 traced, plan = self.replan(model, *call, self.storage, self.trained.names)
-                first = min(self.programs, key=lambda one: one.number).traced.root
+                first = self.programs.first.traced.root
                 return self.add(traced if model is first else traced.of(first), plan, model)  # a copy may go again
         except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(model, args, kwargs, error) from error
@@ -291,6 +262,9 @@ class Planned:
         """Where the parameters, buffers and constants that a program reads are kept: a dictionary and a name."""
         found = self._state.get(program.number)
         if found is None:
+            kept = self.programs.numbers
+            self._state = {number: held for number, held in self._state.items() if number in kept}
+            self._values.keep(kept)
             given = program.traced.constants
             constants = {name: v.to(self.rank.device) for name, v in given.items() if isinstance(v, torch.Tensor)}
             found = self._state[program.number] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar.runtime.carried import planned_of
+from autopar.runtime.programs import MAX_GRAPHS
 
 
 class Net(nn.Module):
@@ -179,11 +182,33 @@ def planned_twice() -> str:
     return "no error"
 
 
+def more_kinds_than_are_kept() -> dict[str, Any]:
+    """A copy is called in many ways, then the model in others; of what gives way nothing is kept, by either."""
+    model, alone = planned("ddp"), built()
+    copied, programs = copy.deepcopy(model), planned_of(model).programs
+    error, graphs = 0.0, []
+    with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for kind in range(MAX_GRAPHS + 4):
+            one, batch = (copied, model)[kind > 6], rows(2 * kind + 2)
+            error = max(error, abs(one(batch).item() - alone(batch).item()))
+            graphs.append(weakref.ref(programs[0].traced.graph))
+        error = max(error, abs(copied(rows(2)).item() - alone(rows(2)).item()))
+    gc.collect()
+    alive = [kind for kind, graph in enumerate(graphs) if graph() is not None]
+    return {
+        "kept": len(programs),
+        "alive": alive,
+        "error": error,
+        "told": len([w for w in told if "16 ways" in str(w)]),
+    }
+
+
 def _case(kind: Callable[[str], float], preset: str) -> Callable[[], float]:
     return lambda: kind(preset)
 
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{kind.__name__}-{preset}": _case(kind, preset) for kind in KINDS for preset in PRESETS}
-    | {"planned_twice": planned_twice}
+    | {"planned_twice": planned_twice, "more_kinds_than_are_kept": more_kinds_than_are_kept}
 }

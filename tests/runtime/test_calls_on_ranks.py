@@ -106,6 +106,13 @@ def test_a_planned_model_is_not_planned_again(two: Two) -> None:
     assert all("runs a plan already" in rank["planned_twice"]["value"] for rank in two(CALLS))
 
 
+def test_of_graphs_that_give_way_nothing_is_kept(two: Two) -> None:
+    for rank in two(CALLS):
+        found = rank["more_kinds_than_are_kept"]["value"]
+        assert found["kept"] == 16 and found["alive"] == list(range(5, 20))
+        assert found["told"] and found["error"] < 1e-12
+
+
 def test_values_set_back_are_not_planned_again(two: Two) -> None:
     for rank in two(SETTINGS):
         found = rank["set_to_and_fro"]["value"]

@@ -45,7 +45,7 @@ def optimizers_of(optimizer: Optimizer | Iterable[Optimizer] | None) -> Sequence
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that the model was given first, or the oldest that it still has; None where it is not planned."""
     planned = getattr(model, ATTRIBUTE, None)
-    return min(planned.programs, key=lambda program: program.number).plan if planned is not None else None
+    return planned.programs.first.plan if planned is not None else None
 
 
 def check_between_steps(model: nn.Module) -> None:

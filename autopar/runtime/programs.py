@@ -1,0 +1,88 @@
+"""The graphs of a planned model, each ready to run, and which calls they are for; deep copies share them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import torch
+
+from autopar.plans import Plan
+from autopar.runtime.calls import Order
+from autopar.runtime.lowering import Lowered
+from autopar.runtime.traces import Traced
+from autopar.user_warnings import warn
+
+MAX_GRAPHS = 16
+"""How many graphs of one model are kept; the one that was not used for longest goes first."""
+
+
+@dataclass(eq=False)
+class Program:
+    """One graph of a model, ready to run. `number` counts the graphs that the model has had."""
+
+    number: int
+    traced: Traced
+    plan: Plan
+    lowered: Lowered
+    checked: bool = False
+    state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
+
+
+class Programs(Sequence[Program]):
+    """The programs of one model, most recently used first."""
+
+    def __init__(self) -> None:
+        self._kept: list[Program] = []
+        self._numbers = itertools.count()
+        self._calls: dict[Hashable, tuple[Program, Order]] = {}
+
+    @overload
+    def __getitem__(self, place: int) -> Program: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Program]: ...
+    def __getitem__(self, place: int | slice) -> Program | list[Program]:
+        return self._kept[place]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(self._kept)
+
+    @property
+    def first(self) -> Program:
+        """The oldest: of the call that the model was planned for, while that is kept."""
+        return min(self._kept, key=lambda program: program.number)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        return frozenset(program.number for program in self._kept)
+
+    def add(self, traced: Traced, plan: Plan, lowered: Lowered) -> Program:
+        """One more, as the last that was used."""
+        program = Program(next(self._numbers), traced, plan, lowered)
+        self._kept.insert(0, program)
+        if len(self._kept) > MAX_GRAPHS:
+            dropped = self._kept.pop()
+            for key in [key for key, (known, _) in self._calls.items() if known is dropped]:
+                del self._calls[key]
+            warn(
+                f"the model was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and each new one is "
+                "traced and planned: pad the inputs to fewer shapes"
+            )
+        return program
+
+    def used(self, program: Program) -> None:
+        """This one is the last that was used."""
+        self._kept.remove(program)
+        self._kept.insert(0, program)
+
+    def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
+        """What calls of this key run, and in which order their arguments are its inputs."""
+        return self._calls.get(key) if key is not None else None
+
+    def remember(self, key: Hashable, program: Program, order: Order) -> None:
+        self._calls[key] = program, order
