@@ -26,6 +26,7 @@ from autopar.runtime.loaded_states import load_optimizer_states
 from autopar.runtime.lowering import Rank
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.optimizers import refuse_unfit
+from autopar.runtime.overflow import find_overflows_everywhere
 from autopar.runtime.parameters import distribute_state, listed, storage_of, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
@@ -86,6 +87,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     assign_data()
     advise()
     read_whole_numbers()
+    find_overflows_everywhere()
     if device.type == "cpu":
         draw_whole()
     return model

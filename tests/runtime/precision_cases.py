@@ -22,14 +22,15 @@ STEPS, OVERFLOWS, SPOILT = 6, 2, 4  # the step whose sums overflow, and the one 
 
 
 class Net(nn.Module):
-    """A mean over the batch, of squares in float32."""
+    """A mean over the batch, of squares in float32. The first parameter is a number: no plan splits it."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
         self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x))).float().pow(2).mean()
+        return (self.down(torch.relu(self.up(x))) * self.scale).float().pow(2).mean()
 
 
 class Cast(Net):
@@ -85,10 +86,10 @@ def scaled(model: nn.Module, x: Callable[[int], torch.Tensor]) -> dict[str, Any]
 
 def spoil(model: nn.Module) -> None:
     """An infinity in a gradient: of the last rank alone where ranks hold parts of it, as copies are the same."""
-    gradient = next(model.parameters()).grad
-    assert gradient is not None
-    split = isinstance(gradient, DTensor) and any(p.is_shard() for p in gradient.placements)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    split = [g for g in gradients if isinstance(g, DTensor) and any(p.is_shard() for p in g.placements)]
     if not split or dist.get_rank() == dist.get_world_size() - 1:
+        gradient = (split or gradients)[0]
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         local.view(-1)[0] = float("inf")
 
