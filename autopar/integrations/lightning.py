@@ -162,7 +162,23 @@ class PlannedStrategy(ModelParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        """Optimizers are loaded where training goes on; to test or validate after it, weights are all that is asked."""
+        assert self.lightning_module is not None
+        held: Any = self
+        optimizers = held.optimizers
+        if self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
+            held.optimizers = []
+        try:
+            checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        except KeyError as error:
+            if error.args != ("optimizer_states",):
+                raise
+            raise InputError(
+                f"{checkpoint_path} holds weights alone (save_weights_only), and training does not go on from those: "
+                "load them into the module before fit, without ckpt_path"
+            ) from error
+        finally:
+            held.optimizers = optimizers
         random, state = planned_of(self.planned).random, checkpoint.pop(_RANDOM, None)
         if random is not None and state is not None:
             random.load_state_dict(state)

@@ -14,7 +14,7 @@ import lightning
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -46,6 +46,9 @@ class Module(lightning.LightningModule):
         loss: torch.Tensor = self.model(batch)
         return loss
 
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.log("loss", self.model(batch))
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -68,6 +71,40 @@ def _fit(strategy: PlannedStrategy, module: Module, **words: Any) -> None:
 
 
 EXAMPLE = {"x": torch.empty(4, 4)}
+
+
+def _saving(folder: Path, steps: int, *, weights: bool) -> lightning.Trainer:
+    """A Trainer that saves after its first step."""
+    saves = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1, save_weights_only=weights)
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=steps,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        strategy=PlannedStrategy(EXAMPLE),
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[saves],
+    )
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_weights_are_validated_after_training(weights: bool, alone: None, tmp_path: Path) -> None:
+    rows = DataLoader(torch.ones(8, 4), 4)
+    module, trainer = Module(), _saving(tmp_path, 2, weights=weights)
+    trainer.fit(module, rows)
+    trainer.optimizers[0].param_groups[0]["lr"] = 0.25
+    losses = [trainer.validate(module, rows, ckpt_path=tmp_path / f"step={n}.ckpt", verbose=False) for n in (1, 2)]
+    assert losses[0][0]["loss"] > losses[1][0]["loss"] == pytest.approx(module.model(torch.ones(4, 4)).item())
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.25
+
+
+def test_training_does_not_go_on_from_weights(alone: None, tmp_path: Path) -> None:
+    rows = DataLoader(torch.ones(4, 4), 4)
+    _saving(tmp_path, 1, weights=True).fit(Module(), rows)
+    with pytest.raises(InputError, match="weights alone"):
+        _saving(tmp_path, 2, weights=True).fit(Module(), rows, ckpt_path=tmp_path / "step=1.ckpt")
 
 
 def test_it_trains(alone: None) -> None:
