@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from autopar.errors import InputError
+from autopar.integrations.accelerate_states import let_accelerate_keep_states, whole_state
 from autopar.runtime.batches import local_batch
 from autopar.runtime.carried import plan_of
 from autopar.runtime.checkpoints.together import Together
@@ -45,32 +46,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def adopt(model: Model) -> Model:
-    """Let accelerate and the Trainer leave a planned model as it is; the model itself is returned."""
+    """Let accelerate and the Trainer leave a planned model as it is; the model itself is returned.
+
+    accelerate's own checkpoints then hold whole tensors (`autopar.integrations.accelerate_states`).
+    """
     if not hasattr(model, ATTRIBUTE):
         raise InputError(
             f"this {type(model).__name__} is not planned: pass it through autoparallelize first, with inputs='local'"
         )
+    let_accelerate_keep_states()
     model._is_accelerate_prepared = True  # type: ignore[assignment]
     for one in model.modules():  # of a model of peft the Trainer asks the one inside
         if one is model or hasattr(one, "accepts_loss_kwargs") or isinstance(one, PreTrainedModel):
             one.accepts_loss_kwargs = False
     return model
-
-
-def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with whole tensors on the CPU of rank 0, empty elsewhere; every rank must call it.
-
-    One tensor at a time is whole on every device. Tied tensors stay one.
-    """
-    writer = not dist.is_initialized() or dist.get_rank() == 0
-    whole: dict[int, torch.Tensor] = {}
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in whole:
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            whole[id(tensor)] = full.detach().cpu() if writer else torch.empty(0)
-        state[name] = whole[id(tensor)]
-    return state if writer else {}
 
 
 def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:

@@ -1,0 +1,148 @@
+"""accelerate's own `save_state`, `load_state`, `save_model` and `get_state_dict` for planned models.
+
+accelerate takes what a model and an optimizer say of their state, and rank 0 writes it; of a planned model that is one
+rank's parts. Here tensors are made whole before they are handed over, one at a time, and kept on the CPU of rank 0: its
+files are those of one process. Models that are too large for that are saved with `autopar.save_checkpoint`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import accelerate.accelerator
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from autopar.runtime.model_class import ATTRIBUTE
+
+_RANDOM = "planned_random.bin"  # in the folder of a checkpoint: what random masks are drawn from
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state dict with whole tensors on the CPU of rank 0, empty elsewhere; every rank must call it.
+
+    One tensor at a time is whole on every device. Tied tensors stay one.
+    """
+    whole: dict[int, torch.Tensor] = {}
+    state: OrderedDict[str, torch.Tensor] = OrderedDict()  # of other kinds accelerate does not look who is tied
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in whole:
+            whole[id(tensor)] = _whole(tensor)
+        state[name] = whole[id(tensor)]
+    return state if _writes() else OrderedDict()
+
+
+@functools.cache
+def let_accelerate_keep_states() -> None:
+    """From now on accelerate saves and loads planned models whole. Once a process."""
+    module: Any = accelerate.accelerator
+    for owner, name, made in (
+        (Accelerator, "get_state_dict", _getting),
+        (Accelerator, "save_state", _saving),
+        (module, "save_accelerator_state", _writing),
+        (module, "load_accelerator_state", _reading),
+    ):
+        setattr(owner, name, made(getattr(owner, name)))
+
+
+def _getting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def get_state_dict(accelerator: Accelerator, model: nn.Module, unwrap: bool = True) -> Any:
+        return whole_state(model) if hasattr(model, ATTRIBUTE) else plain(accelerator, model, unwrap=unwrap)
+
+    return get_state_dict
+
+
+def _saving(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def save_state(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
+        folder = plain(accelerator, *args, **kwargs)
+        states = [random.state_dict() for random in _randoms(accelerator._models)]
+        if states and accelerator.is_main_process:
+            torch.save(states, Path(folder, _RANDOM))
+        accelerator.wait_for_everyone()
+        return folder
+
+    return save_state
+
+
+def _writing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def save_accelerator_state(
+        output_dir: Any, model_states: list[Any], optimizers: list[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        return plain(output_dir, model_states, [_WholeOptimizer(one) for one in optimizers], *args, **kwargs)
+
+    return save_accelerator_state
+
+
+def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def load_accelerator_state(input_dir: Any, models: list[Any], *args: Any, **kwargs: Any) -> Any:
+        takers = [_WholeModel(model) if hasattr(model, ATTRIBUTE) else model for model in models]
+        found = plain(input_dir, takers, *args, **kwargs)
+        path = Path(input_dir, _RANDOM)
+        if path.exists():
+            for random, state in zip(_randoms(models), torch.load(path, weights_only=True), strict=True):
+                random.load_state_dict(state)
+        return found
+
+    return load_accelerator_state
+
+
+class _WholeOptimizer:
+    """What accelerate asks of an optimizer that it saves."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of whole tensors on rank 0; every rank calls it."""
+        state: dict[str, Any] = pytree.tree_map_only(DTensor, _whole, self.optimizer.state_dict())
+        return state
+
+
+class _WholeModel:
+    """What accelerate, and safetensors for it, ask of a model that they load."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Nothing: which tensors are tied, `load_state_dict` sees."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, **options: Any) -> Any:
+        """A file has one name of those that are tied; the others are not missing."""
+        tied: dict[int, list[str]] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            tied.setdefault(id(tensor), []).append(name)
+        given = dict(state)
+        for names in tied.values():
+            known = next((name for name in names if name in given), None)
+            if known is not None:
+                given |= {name: given[known] for name in names if name not in given}
+        return self.model.load_state_dict(given, strict=strict, **options)
+
+
+def _randoms(models: list[Any]) -> list[Any]:
+    planned = [getattr(model, ATTRIBUTE) for model in models if hasattr(model, ATTRIBUTE)]
+    return [one.random for one in planned if one.random is not None]
+
+
+def _writes() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A whole tensor on the CPU of rank 0, an empty one elsewhere."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu() if _writes() else torch.empty(0)

@@ -1,0 +1,120 @@
+"""accelerate's own checkpoints of a model, planned where there are several processes.
+
+    torchrun --nproc-per-node 2 accelerate_cases.py FOLDER [FOLDER OF ANOTHER RUN]
+
+or `python accelerate_cases.py ...` for one process. Writes what each case gave to FOLDER/cases.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from small import BATCH, STEPS, Bytes, mesh_of_all, processes, whole_batch
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from autopar import autoparallelize
+from autopar.integrations.huggingface import adopt
+
+
+def tied(seed: int, dropout: float) -> LlamaForCausalLM:
+    """A small model with one tensor of two names."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        use_cache=False,
+        attention_dropout=dropout,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+class Run:
+    """A model in training; with a `seed` of its own its values are others until they are loaded."""
+
+    def __init__(self, accelerator: Accelerator, seed: int, preset: str, dropout: float = 0.0) -> None:
+        self.accelerator, model = accelerator, tied(seed, dropout)
+        if processes() > 1:
+            mesh = mesh_of_all()
+            model = adopt(autoparallelize(model, whole_batch(), mesh, inputs="local", constraints=preset))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+        loader = DataLoader(Bytes(), batch_size=BATCH // processes())
+        prepared: Any = accelerator.prepare(model, optimizer, scheduler, loader)
+        self.model, self.optimizer, self.scheduler, self.loader = prepared
+
+    def losses(self, begin: int, end: int) -> list[float]:
+        found = []
+        for step, batch in enumerate(self.loader):
+            if begin <= step < end:
+                loss = self.model(**batch).loss
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+                found.append(loss.item())
+        return found
+
+
+def accelerate() -> Accelerator:
+    return Accelerator(cpu=True, step_scheduler_with_optimizer=False)  # else it steps once for each process
+
+
+def resumed(folder: Path, preset: str, dropout: float = 0.0) -> list[float]:
+    accelerator = accelerate()
+    run = Run(accelerator, 1, preset, dropout)
+    accelerator.load_state(str(folder))
+    return run.losses(STEPS // 2, STEPS)
+
+
+def saved(folder: Path, preset: str, *, safe: bool = True, dropout: float = 0.0) -> list[float]:
+    """The losses of a run that saves in the middle and goes on."""
+    accelerator = accelerate()
+    run = Run(accelerator, 0, preset, dropout)
+    run.losses(0, STEPS // 2)
+    accelerator.save_state(str(folder), safe_serialization=safe)
+    return run.losses(STEPS // 2, STEPS)
+
+
+def files_of_weights(folder: Path) -> bool:
+    """Whether `save_model` and `get_state_dict` give whole tensors, those that a plain model loads."""
+    accelerator = accelerate()
+    run = Run(accelerator, 0, "fsdp")
+    accelerator.save_model(run.model, str(folder))
+    state = accelerator.get_state_dict(run.model)
+    if not accelerator.is_main_process:
+        return not state
+    right, written = tied(0, 0.0).state_dict(), load_file(folder / "model.safetensors")
+    named = all(torch.equal(state[name], tensor) for name, tensor in right.items())
+    return named and all(torch.equal(tensor, right[name]) for name, tensor in written.items())
+
+
+def main() -> None:
+    folder, others = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
+    found: dict[str, Any] = {}
+    for preset in ("ddp", "fsdp", "tp")[: 3 if processes() > 1 else 1]:
+        for safe in (True, False):
+            place = folder / f"{preset}-{safe}"
+            found[f"{preset}-{safe}"] = saved(place, preset, safe=safe), resumed(place, preset)
+    if processes() > 1:  # masks of one process are others
+        found["dropout"] = saved(folder / "masks", "fsdp", dropout=0.3), resumed(folder / "masks", "fsdp", 0.3)
+    for other in others:
+        found["of another run"] = resumed(other / "ddp-True", "fsdp")
+    found["weights"] = files_of_weights(folder / "weights")
+    if int(os.environ.get("RANK", 0)) == 0:
+        (folder / "cases.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What accelerate saves of a planned model is what it saves of a plain one, and either goes on from it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from running import run_cases
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    one = run_cases("accelerate_cases.py", tmp_path / "one")
+    two = run_cases("accelerate_cases.py", tmp_path / "two", tmp_path / "one", processes=2)
+    again = run_cases("accelerate_cases.py", tmp_path / "three", tmp_path / "two")
+    assert one.pop("weights") and two.pop("weights")
+    others, masks = (two.pop("of another run"), again.pop("of another run")), two.pop("dropout")
+    assert set(two) == {f"{preset}-{safe}" for preset in ("ddp", "fsdp", "tp") for safe in (True, False)}
+    right = one["ddp-True"][0]
+    for name, (went_on, resumed) in two.items():
+        assert went_on == pytest.approx(right, rel=1e-5), name
+        assert resumed == pytest.approx(right, rel=1e-5), name
+    for losses in others:
+        assert losses == pytest.approx(right, rel=1e-5)
+    assert masks[1] == pytest.approx(masks[0], rel=1e-6) != pytest.approx(right, rel=1e-4)
