@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import LoraConfig
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -30,6 +31,13 @@ def llama() -> LlamaForCausalLM:
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0)).double()
+
+
+def adapted() -> LlamaForCausalLM:
+    """With adapters of peft in the model itself."""
+    model = llama()
+    model.add_adapter(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    return model.double()
 
 
 def planned(model: nn.Module, **options: Any) -> nn.Module:
@@ -66,6 +74,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "dynamic": lambda: twice(built, "dynamic"),
         "static": lambda: twice(built, "static"),
         "llama": lambda: twice(llama, "dynamic"),
+        "adapters": lambda: twice(adapted, "dynamic"),
         "llama_beams": lambda: twice(llama, "dynamic", num_beams=2),
         "local": with_local_inputs,
     }

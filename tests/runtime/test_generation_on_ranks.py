@@ -8,7 +8,7 @@ import pytest
 from generation_cases import NEW_TOKENS
 from launch import launch
 
-GRAPHS = {"dynamic": 1 + NEW_TOKENS, "static": 1 + 2, "llama": 1 + NEW_TOKENS, "llama_beams": 1 + NEW_TOKENS}
+GRAPHS = {"static": 1 + 2, **dict.fromkeys(("dynamic", "llama", "adapters", "llama_beams"), 1 + NEW_TOKENS)}
 """The one of training; then one for each length of the cache, or one for the prompt and one for a token."""
 
 
