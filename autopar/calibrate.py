@@ -34,6 +34,7 @@ from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.leaving import leave_quietly
 
 Clock = Literal["wall", "cpu"]
+Work = tuple[Callable[[], Any], Callable[[], Any]]  # a product and pointwise ops
 _SECONDS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _LEAST, _LEAST_IN_HASTE = 5, 2  # repeats
 _STRETCH = 4  # collectives among work that are timed together, at most
@@ -162,22 +163,26 @@ class _Measuring:
             axes.append(fit_axis(name, size, samples))
         return tuple(axes)
 
-    def _within_work(
-        self, calls: Sequence[Callable[[], Any]], between: Callable[[], Any], seconds: float
-    ) -> list[list[float]]:
+    def _within_work(self, calls: Sequence[Callable[[], Any]], between: Work, seconds: float) -> list[list[float]]:
         """What stretches of work take longer with a collective behind each two pieces of it, by collective.
 
         On cores that gloo's threads share with the ranks' own, the work loses what the collectives take from caches
         and cores, and ranks arrive when they do: collectives take more than by themselves, small ones above all.
+        Ranks that have just met do the same at the same time, and share the memory's bandwidth in pointwise ops; those
+        that do not meet drift apart. So without collectives every other rank begins with the other half of the work.
         """
+        assert self.mesh is not None
+        drifted = between[::-1] if sum(self.mesh.get_coordinate() or ()) % 2 else between
 
-        def stretch(run: Callable[[], Any], length: int) -> float:
+        def stretch(run: Callable[[], Any] | None, length: int) -> float:
+            work = (*(between if run else drifted),) * 2
             together()
             begin = self.clock()
             for _ in range(length):
-                between()
-                between()
-                run()
+                for piece in work:
+                    piece()
+                if run is not None:
+                    run()
             return (self.clock() - begin) / length
 
         begin = time.perf_counter()
@@ -187,18 +192,16 @@ class _Measuring:
         length = max(1, min(_STRETCH, int(0.4 / once)))
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(self._repeats(length * once, seconds, 20)):
-            alone = stretch(lambda: None, length)
+            alone = stretch(None, length)
             for taken, run in zip(times, calls, strict=True):
                 taken.append(max(stretch(run, length) - alone, 1e-7))
         return times
 
-    def _apart(
-        self, calls: Sequence[Callable[[], Any]], between: Callable[[], Any], seconds: float
-    ) -> list[list[float]]:
+    def _apart(self, calls: Sequence[Callable[[], Any]], between: Work, seconds: float) -> list[list[float]]:
         """Times of collectives that a device runs beside no work, each by itself."""
         return [self._together_timed(run, between, seconds / len(calls)) for run in calls]
 
-    def _together_timed(self, run: Callable[[], Any], between: Callable[[], Any], seconds: float) -> list[float]:
+    def _together_timed(self, run: Callable[[], Any], between: Work, seconds: float) -> list[float]:
         """Times of a collective; every rank makes as many calls as the slowest has time for.
 
         Before each, work and a barrier, untimed: in a step, too, ranks compute and meet. Called in a row, small
@@ -226,8 +229,9 @@ class _Measuring:
         self.hasty |= late
         return late
 
-    def _meet(self, between: Callable[[], Any]) -> None:
-        self._timed(between)
+    def _meet(self, between: Work) -> None:
+        for piece in between:
+            self._timed(piece)
         together()
 
     def _kept(self, name: str, values: Sequence[float]) -> float:

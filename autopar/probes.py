@@ -162,21 +162,12 @@ def parameters(mesh: DeviceMesh) -> tuple[Probe, Probe]:
     return Probe("parameters", count, partial(run, stored)), Probe("plain parameters", count, partial(run, plain))
 
 
-def between(kind: str) -> Callable[[], Any]:
-    """What stands for the ops between two collectives: a product, and pointwise ops on what no cache holds.
-
-    Ranks that have just met do the latter at the same time, and share the memory's bandwidth.
-    """
+def between(kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What stands for the ops between two collectives: a product, and pointwise ops, on what no cache holds."""
     elements = _HIDDEN_ELEMENTS[kind]
     activations = [[torch.randn(elements, device=kind)] for _ in range(max(2, _COLD_BYTES // (4 * elements)))]
     pointwise = _in_turn(lambda x: F.gelu(x, approximate="tanh") * torch.tanh(x), activations)
-    multiply = product(kind, torch.float32, 512).run
-
-    def run() -> None:
-        multiply()
-        pointwise()
-
-    return run
+    return product(kind, torch.float32, 512).run, pointwise
 
 
 def collectives(kind: str, size: int, group: str) -> list[list[tuple[str, int, Callable[[], Any]]]]:
