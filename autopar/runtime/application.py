@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.errors import InputError, PlanMismatchError
 from autopar.fingerprint import fingerprint
@@ -20,6 +21,7 @@ from autopar.runtime.anomalies import let_anomalies_be_found
 from autopar.runtime.assigned_data import assign_data
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import dtype_named
+from autopar.runtime.copied_gradients import let_gradients_be_copied
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_optimizer_states
@@ -37,6 +39,7 @@ from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_draws import draw_whole
 from autopar.runtime.whole_numbers import read_whole_numbers
 
+_moved: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters in whose places models have DTensors now
 _WRAPPERS = {
     **dict.fromkeys(("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"), "pass what it wraps"),
     "OptimizedModule": "pass the model itself, and compile what autoparallelize returns",
@@ -73,6 +76,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     }
     agree(device, digests, error)
     planned.random = RandomState(agree_seed(rank.mesh.groups, device), device)
+    _moved.update(dict.fromkeys(model.parameters()))
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
@@ -85,6 +89,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     refuse_unfit()
     load_optimizer_states()
     assign_data()
+    let_gradients_be_copied()
     advise()
     read_whole_numbers()
     find_overflows_everywhere()
@@ -113,7 +118,14 @@ def check_unplanned(model: nn.Module) -> None:
     if names:
         raise InputError(
             f"{listed(names)} {'is a DTensor' if len(names) == 1 else 'are DTensors'} already (fully_shard and "
-            "parallelize_module make them): pass the model as it was built"
+            "parallelize_module make them, and the plan of another model that has the same modules): pass the model as "
+            "it was built, and models that share modules as one"
+        )
+    if moved := [name for name, parameter in model.named_parameters() if parameter in _moved]:
+        raise InputError(
+            f"{listed(moved)} {'is' if len(moved) == 1 else 'are'} also in a model that was planned before, where a "
+            "DTensor took the place, so they would not be tied any more: plan models that share parameters as one, a "
+            "module that holds both and whose forward is the whole step"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import math
 import warnings
 import weakref
@@ -124,6 +125,20 @@ def copied_and_called_otherwise(preset: str) -> float:
         return max(worst, abs(model(rows(4)).item() - alone(rows(4)).item()))
 
 
+def copied_with_gradients(preset: str) -> float:
+    """In the middle of training: gradients lie in buckets, and a copy has some of its own."""
+    model, alone = planned(preset), built()
+    for one in (model, alone):
+        one(rows()).backward()
+    copied = copy.deepcopy(model)
+    torch.save([p.grad for p in copied.parameters()], io.BytesIO())
+    model.zero_grad()
+    worst = error(copied, alone)
+    for one in (copied, alone):
+        one(rows(4)).backward()
+    return max(worst, error(copied, alone))
+
+
 class Kept(Net):
     """Some of the rows, as a mask says; how many, the trace reads."""
 
@@ -168,6 +183,7 @@ KINDS: tuple[Callable[[str], float], ...] = (
     inference_mode,
     evaluation_needs_no_training_memory,
     copied_and_called_otherwise,
+    copied_with_gradients,
     known_contents,
     anomalies,
 )

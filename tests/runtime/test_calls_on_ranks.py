@@ -24,6 +24,7 @@ KINDS = {
         "inference_mode",
         "evaluation_needs_no_training_memory",
         "copied_and_called_otherwise",
+        "copied_with_gradients",
         "known_contents",
         "anomalies",
     ),

@@ -1,0 +1,44 @@
+"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`).
+
+They lie in buckets. Torch (2.13) gives a DTensor the offset of what it is made of, takes one of which that is not 0 for
+a tensor that has memory of its own, and fails at it: at a deep copy of the model, too, which copies its gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+@functools.cache
+def let_gradients_be_copied() -> None:
+    """From now on a DTensor that lies within other memory is copied on its own. Once a process."""
+    copied, reduced = DTensor.__deepcopy__, DTensor.__reduce_ex__
+
+    @functools.wraps(copied)
+    def __deepcopy__(tensor: DTensor, memo: dict[int, Any]) -> Any:
+        if not _lies_within(tensor):
+            return copied(tensor, memo)
+        if id(tensor) not in memo:
+            memo[id(tensor)] = _apart(tensor)
+        return memo[id(tensor)]
+
+    @functools.wraps(reduced)
+    def __reduce_ex__(tensor: DTensor, protocol: Any) -> Any:
+        return reduced(_apart(tensor) if _lies_within(tensor) else tensor, protocol)
+
+    for method in (__deepcopy__, __reduce_ex__):
+        setattr(DTensor, method.__name__, method)
+
+
+def _lies_within(tensor: DTensor) -> bool:
+    plain = tensor.is_leaf and not tensor.requires_grad and tensor.grad is None
+    return plain and tensor.storage_offset() != 0
+
+
+def _apart(tensor: DTensor) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.clone()
