@@ -82,7 +82,10 @@ class Placement:
         dim, _, outer = text[1:].partition("@")
         if text.startswith("S") and dim.isdigit() and (not outer or outer.isdigit()):
             return shard(int(dim), int(outer or 1))
-        raise LayoutError(f"'{text}' is no placement: write R, R+, S<dim>, S<dim>@<outer>, P or P:max")
+        raise LayoutError(
+            f"'{text}' is no placement: write R, R+, S<dim>, S<dim>@<outer>, P or P:max, with a comma between "
+            "those of two axes"
+        )
 
 
 R = Placement("replicated")

@@ -18,6 +18,8 @@ def did_you_mean(pattern: str, names: Iterable[str]) -> str:
     ": did you mean 'head.*'?"
     >>> did_you_mean("layer.*.wieght", ["layers.0.weight"])
     ": did you mean 'layers.*.weight'?"
+    >>> did_you_mean("A.weight", ["b.weight", "a.weight"])
+    ": did you mean 'a.weight'?"
     >>> did_you_mean("decoder", ["head.weight"])
     ''
     """
@@ -39,4 +41,7 @@ def _spelt(pattern: str, words: Collection[str]) -> str:
 
 
 def _nearest(word: str, words: Collection[str]) -> str:
-    return word if word in words else next(iter(difflib.get_close_matches(word, sorted(words), n=1)), word)
+    if word in words:
+        return word
+    alike = [one for one in sorted(words) if one.lower() == word.lower()]
+    return next(iter(alike or difflib.get_close_matches(word, sorted(words), n=1)), word)

@@ -256,7 +256,7 @@ class Plan(Shown):
             raise InputError(f"a plan in JSON is text, not {type(text).__name__}: `Plan.to_json` makes such text")
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise PlanMismatchError(f"{source} is not a plan: {error}") from error
         version = data.get("version") if isinstance(data, dict) else None
         if version is None:

@@ -21,6 +21,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from autopar.errors import InputError
+from autopar.runtime.checkpoints.together import Together
+from autopar.runtime.meeting import meet
 from autopar.runtime.model_class import ATTRIBUTE
 
 _RANDOM = "planned_random.bin"  # in the folder of a checkpoint: what random masks are drawn from
@@ -47,6 +50,7 @@ def let_accelerate_keep_states() -> None:
     for owner, name, made in (
         (Accelerator, "get_state_dict", _getting),
         (Accelerator, "save_state", _saving),
+        (Accelerator, "load_state", _loading),
         (module, "save_accelerator_state", _writing),
         (module, "load_accelerator_state", _reading),
     ):
@@ -56,7 +60,10 @@ def let_accelerate_keep_states() -> None:
 def _getting(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def get_state_dict(accelerator: Accelerator, model: nn.Module, unwrap: bool = True) -> Any:
-        return whole_state(model) if hasattr(model, ATTRIBUTE) else plain(accelerator, model, unwrap=unwrap)
+        if not hasattr(model, ATTRIBUTE):
+            return plain(accelerator, model, unwrap=unwrap)
+        meet("accelerate's saving")
+        return whole_state(model)
 
     return get_state_dict
 
@@ -64,12 +71,17 @@ def _getting(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _saving(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save_state(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        folder = plain(accelerator, *args, **kwargs)
-        states = [random.state_dict() for random in _randoms(accelerator._models)]
-        if states and accelerator.is_main_process:
-            torch.save(states, Path(folder, _RANDOM))
-        accelerator.wait_for_everyone()
-        return folder
+        if not any(hasattr(model, ATTRIBUTE) for model in accelerator._models):
+            return plain(accelerator, *args, **kwargs)
+
+        def work() -> Any:
+            folder = plain(accelerator, *args, **kwargs)
+            states = [random.state_dict() for random in _randoms(accelerator._models)]
+            if states and accelerator.is_main_process:
+                torch.save(states, Path(folder, _RANDOM))
+            return folder
+
+        return Together("accelerate's save_state").all_do("accelerate saved a state", work)
 
     return save_state
 
@@ -79,6 +91,7 @@ def _writing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def save_accelerator_state(
         output_dir: Any, model_states: list[Any], optimizers: list[Any], *args: Any, **kwargs: Any
     ) -> Any:
+        # all are whole before rank 0 writes the first: where it fails, no other rank is left in a gather
         return plain(output_dir, model_states, [_WholeOptimizer(one) for one in optimizers], *args, **kwargs)
 
     return save_accelerator_state
@@ -88,26 +101,43 @@ def _reading(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def load_accelerator_state(input_dir: Any, models: list[Any], *args: Any, **kwargs: Any) -> Any:
         takers = [_WholeModel(model) if hasattr(model, ATTRIBUTE) else model for model in models]
-        found = plain(input_dir, takers, *args, **kwargs)
-        path = Path(input_dir, _RANDOM)
-        if path.exists():
-            for random, state in zip(_randoms(models), torch.load(path, weights_only=True), strict=True):
-                random.load_state_dict(state)
-        return found
+        return plain(input_dir, takers, *args, **kwargs)
 
     return load_accelerator_state
 
 
+def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def load_state(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
+        seen: list[str] = []  # the folder, which accelerate may choose
+        handle = accelerator.register_load_state_pre_hook(lambda _, folder: seen.append(folder))
+        try:
+            result = plain(accelerator, *args, **kwargs)
+        finally:
+            handle.remove()
+        path, randoms = Path(seen[0], _RANDOM), _randoms(accelerator._models)
+        states = torch.load(path, weights_only=True) if randoms and path.exists() else []
+        if states and len(states) != len(randoms):
+            raise InputError(
+                f"{seen[0]} has the counters of random masks of {len(states)} planned models, and the accelerator has "
+                f"{len(randoms)}: prepare the models that it had"
+            )
+        for random, state in zip(randoms, states, strict=False):
+            random.load_state_dict(state)
+        return result
+
+    return load_state
+
+
 class _WholeOptimizer:
-    """What accelerate asks of an optimizer that it saves."""
+    """What accelerate asks of an optimizer that it saves; every rank makes one alike."""
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
+        self._state: dict[str, Any] = pytree.tree_map_only(DTensor, _whole, optimizer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Of whole tensors on rank 0; every rank calls it."""
-        state: dict[str, Any] = pytree.tree_map_only(DTensor, _whole, self.optimizer.state_dict())
-        return state
+        """Of whole tensors on rank 0."""
+        return self._state
 
 
 class _WholeModel:

@@ -38,6 +38,7 @@ from autopar.integrations.accelerate_states import let_accelerate_keep_states, w
 from autopar.runtime.batches import local_batch
 from autopar.runtime.carried import plan_of
 from autopar.runtime.checkpoints.together import Together
+from autopar.runtime.conversions import dtype_named
 from autopar.runtime.model_class import ATTRIBUTE
 from autopar.user_warnings import warn
 
@@ -67,11 +68,13 @@ def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:
 
     Works for models of transformers and of peft; `from_pretrained` reads the folder on any number of processes.
     """
+    together = Together("save_pretrained")
     state = whole_state(model)
-    if not dist.is_initialized() or dist.get_rank() == 0:
+
+    def write() -> None:
         model.save_pretrained(str(folder), state_dict=state, **options)
-    if dist.is_initialized():
-        dist.barrier()
+
+    together.first_does(f"{folder} was written", write)
 
 
 class PlannedTrainer(Trainer):
@@ -97,6 +100,12 @@ class PlannedTrainer(Trainer):
                 "label_smoothing_factor and compute_loss_func make a loss outside the plan, of rows that other "
                 "processes have: give it to autoparallelize as loss_fn (torch's cross_entropy has label_smoothing)"
             )
+        if args.neftune_noise_alpha is not None:
+            raise InputError(
+                "neftune_noise_alpha adds noise in a hook of the embedding, and calls run the plan, not the modules: "
+                "add the noise in forward"
+            )
+        _check_precision(model, args)
         if args.load_best_model_at_end and args.save_only_model:
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         super().__init__(model=model, args=args, **options)
@@ -191,6 +200,19 @@ class PlannedTrainer(Trainer):
         random = getattr(self.model, ATTRIBUTE).random
         state: dict[str, torch.Tensor] = random.state_dict() if random is not None else {}
         return state
+
+
+def _check_precision(model: nn.Module, args: TrainingArguments) -> None:
+    """Raise InputError where the Trainer is asked for another precision than the plan's; it would not be used."""
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(args, name):
+            planned = dtype_named(plan_of(model).precision.get("compute"))
+            used = {planned} if planned is not None else {p.dtype for p in model.parameters()}
+            if used != {dtype}:
+                raise InputError(
+                    f"the Trainer has {name}=True, and precision is part of the plan: give autoparallelize "
+                    f"precision={name!r}"
+                )
 
 
 def _parts_of(folder: str) -> Path:

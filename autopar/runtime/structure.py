@@ -16,6 +16,7 @@ from autopar.errors import InputError
 from autopar.runtime.hooks_for_all import HooksForAll, refuse_backward_hooks_for_all
 from autopar.runtime.traces import Traced
 
+_OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -64,8 +65,8 @@ class Structure:
 
 
 def _are_harmless(hooks: Sequence[Any]) -> bool:
-    """Whether hooks came that `gradient_checkpointing_enable()` of transformers has registered, for inputs alone."""
-    return bool(hooks) and all(str(getattr(h, "__module__", "")).startswith("transformers.") for h in hooks)
+    """Whether hooks came that `gradient_checkpointing_enable()` of transformers or peft registers, for inputs alone."""
+    return bool(hooks) and all(getattr(hook, "__name__", "") in _OF_INPUTS for hook in hooks)
 
 
 def refuse_backward_hooks(model: nn.Module) -> None:

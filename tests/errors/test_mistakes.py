@@ -37,6 +37,12 @@ EXPECTED = {
     "examples_without_names": ("InputError", r"meta_args is of tuple.*\{'x': \.\.\."),
     "wrapped_before": ("InputError", r"wrapped in DistributedDataParallel: pass what it wraps"),
     "sharded_before": ("InputError", r"'up\.weight', .* are DTensors already \(fully_shard"),
+    "parameters_shared": (
+        "InputError",
+        r"'down\.weight' is also in a model that was planned before.*as one",
+    ),
+    "noise_in_a_hook": ("InputError", r"a hook was registered on 'up' after the model was planned"),
+    "saved_on_one_rank": ("InputError", r"1 of 2 ranks came to (accelerate's saving|latest_ch).*take it out"),
     "module_replaced": ("InputError", r"the module 'down' was replaced.* then autoparallelize"),
     "weights_tied_late": ("InputError", r"'down\.weight' was replaced.*lies as \[Shard\(dim=0\)\].*tie weights before"),
     "optimizer_for_plain_tensors": ("InputError", r"torch's Adafactor cannot update sharded.*autopar\.Adafactor"),

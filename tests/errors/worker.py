@@ -15,11 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopar
+from autopar.integrations.huggingface import adopt
 
 
 class Mismatched(nn.Module):
@@ -204,6 +207,32 @@ def sharded_before(mesh: DeviceMesh) -> None:
     autopar.autoparallelize(model, {"x": X}, mesh)
 
 
+def parameters_shared(mesh: DeviceMesh) -> None:
+    """Of two models, one of which is planned by then."""
+    actor, critic = Net(), Net()
+    critic.down.weight = actor.down.weight
+    autopar.autoparallelize(actor, {"x": X}, mesh)
+    autopar.autoparallelize(critic, {"x": X}, mesh)
+
+
+def noise_in_a_hook(mesh: DeviceMesh) -> None:
+    """As NEFTune of transformers does in training."""
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh)
+    model(X)
+    model.up.register_forward_hook(neftune_post_forward_hook)
+    model(X)
+
+
+def saved_on_one_rank(mesh: DeviceMesh) -> None:
+    """As scripts of accelerate do with a plain model; the other rank is at a call of its own."""
+    model = adopt(autopar.autoparallelize(Net(), {"x": X}, mesh))
+    with tempfile.TemporaryDirectory() as folder:
+        if dist.get_rank() == 0:
+            Accelerator(cpu=True).get_state_dict(model)
+        else:
+            autopar.latest_checkpoint(folder)
+
+
 def module_replaced(mesh: DeviceMesh) -> None:
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
     model(X)
@@ -268,6 +297,9 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     examples_without_names,
     wrapped_before,
     sharded_before,
+    parameters_shared,
+    noise_in_a_hook,
+    saved_on_one_rank,
     module_replaced,
     parameter_replaced,
     weights_tied_late,

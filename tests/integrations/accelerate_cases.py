@@ -87,6 +87,28 @@ def saved(folder: Path, preset: str, *, safe: bool = True, dropout: float = 0.0)
     return run.losses(STEPS // 2, STEPS)
 
 
+def loaded_by_hooks(folder: Path) -> bool:
+    """Hooks may save and load models themselves, and take them off the lists."""
+    accelerator = accelerate()
+    run = Run(accelerator, 0, "fsdp", 0.3)
+    kept: list[dict[str, Any]] = []
+
+    def save(models: list[Any], weights: list[Any], place: str) -> None:
+        kept.extend({name: value.clone() for name, value in model.state_dict().items()} for model in models)
+        weights.clear()
+
+    def load(models: list[Any], place: str) -> None:
+        while models:
+            models.pop().load_state_dict(kept[0])
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    accelerator.save_state(str(folder))
+    first = run.losses(0, 1)
+    accelerator.load_state(str(folder))
+    return first == run.losses(0, 1) and not (folder / "model.safetensors").exists()
+
+
 def files_of_weights(folder: Path) -> bool:
     """Whether `save_model` and `get_state_dict` give whole tensors, those that a plain model loads."""
     accelerator = accelerate()
@@ -111,6 +133,7 @@ def main() -> None:
         found["dropout"] = saved(folder / "masks", "fsdp", dropout=0.3), resumed(folder / "masks", "fsdp", 0.3)
     for other in others:
         found["of another run"] = resumed(other / "ddp-True", "fsdp")
+    found["hooks"] = loaded_by_hooks(folder / "hooks")
     found["weights"] = files_of_weights(folder / "weights")
     if int(os.environ.get("RANK", 0)) == 0:
         (folder / "cases.json").write_text(json.dumps(found))

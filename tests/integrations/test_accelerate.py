@@ -15,7 +15,8 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     one = run_cases("accelerate_cases.py", tmp_path / "one")
     two = run_cases("accelerate_cases.py", tmp_path / "two", tmp_path / "one", processes=2)
     again = run_cases("accelerate_cases.py", tmp_path / "three", tmp_path / "two")
-    assert one.pop("weights") and two.pop("weights")
+    for case in ("weights", "hooks"):
+        assert one.pop(case) and two.pop(case), case
     others, masks = (two.pop("of another run"), again.pop("of another run")), two.pop("dropout")
     assert set(two) == {f"{preset}-{safe}" for preset in ("ddp", "fsdp", "tp") for safe in (True, False)}
     right = one["ddp-True"][0]

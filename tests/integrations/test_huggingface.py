@@ -66,6 +66,12 @@ def test_what_the_trainer_cannot_do_is_refused(alone: object, tmp_path: Path) ->
     smooth = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, label_smoothing_factor=0.1)
     with pytest.raises(InputError, match="give it to autoparallelize as loss_fn"):
         PlannedTrainer(_planned(alone, "local"), smooth)
+    half = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=True)
+    with pytest.raises(InputError, match="give autoparallelize precision='bf16'"):
+        PlannedTrainer(_planned(alone, "local"), half)
+    noise = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, neftune_noise_alpha=5.0)
+    with pytest.raises(InputError, match="add the noise in forward"):
+        PlannedTrainer(_planned(alone, "local"), noise)
     trainer = PlannedTrainer(_planned(alone, "local"), plain)
     with pytest.raises(InputError, match="holds no model in parts"):
         trainer._load_from_checkpoint(str(tmp_path))
