@@ -161,6 +161,8 @@ def _read(text: str, wanted: str, names: Sequence[str], more: Sequence[str] = ()
         if option not in taken or value not in _OPTIONS[option]:
             can = "; ".join(f"{name}={' or '.join(_OPTIONS[name])}" for name in taken) or "none"
             raise InputError(f"constraint '{text}': '{part}' is no option of '{found[1]}', which takes: {can}")
+        if option in options:
+            raise InputError(f"constraint '{text}' gives '{option}' twice: give it once")
         options[option] = value
     return found[1], options
 

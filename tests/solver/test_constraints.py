@@ -265,6 +265,7 @@ def test_constraints_that_cannot_hold_together_are_named(texts: list[str], membe
     ("text", "message"),
     [
         ("fsdp(zero=4)", "'zero=4' is no option of 'fsdp'"),
+        ("fsdp(zero=1, zero=3)", "gives 'zero' twice"),
         ("ddp(zero=2)", "which takes: recompute="),
         ("tp(sequence=maybe)", "sequence=whole or split"),
         ("fsdp(zero=2", "is none of ddp"),
