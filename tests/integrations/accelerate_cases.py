@@ -16,27 +16,19 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from small import BATCH, STEPS, Bytes, mesh_of_all, processes, whole_batch
+from small import BATCH, STEPS, Bytes, mesh_of_all, processes, small_model, whole_batch
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from autopar import autoparallelize
 from autopar.integrations.huggingface import adopt
 
 
 def tied(seed: int, dropout: float) -> LlamaForCausalLM:
-    """A small model with one tensor of two names."""
+    """The small model of the examples with one tensor of two names."""
+    config = small_model().config
+    config.tie_word_embeddings, config.attention_dropout = True, dropout
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        use_cache=False,
-        attention_dropout=dropout,
-        tie_word_embeddings=True,
-    )
     return LlamaForCausalLM(config)
 
 
