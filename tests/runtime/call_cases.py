@@ -131,7 +131,11 @@ def copied_with_gradients(preset: str) -> float:
     for one in (model, alone):
         one(rows()).backward()
     copied = copy.deepcopy(model)
-    torch.save([p.grad for p in copied.parameters()], io.BytesIO())
+    file = io.BytesIO()
+    torch.save([p.grad for p in model.parameters()], file)
+    file.seek(0)
+    saved = [whole(gradient) for gradient in torch.load(file, weights_only=False)]
+    assert all(torch.equal(a, whole(b.grad)) for a, b in zip(saved, model.parameters(), strict=True))
     model.zero_grad()
     worst = error(copied, alone)
     for one in (copied, alone):
