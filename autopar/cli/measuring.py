@@ -60,6 +60,7 @@ def profile(
 
 
 _MARK = "autopar: "
+_RESTLESS = 0.3  # median spread above which the user is warned
 
 
 def _announce(text: str) -> None:
@@ -111,6 +112,12 @@ def _tell(cluster: Cluster, json: bool) -> None:
         *([["repeats within", _spread(cluster)]] if cluster.spreads else []),
     ]
     say("\n".join(table(rows, "<<", indent=0)) + "\n")
+    if cluster.spreads and statistics.median(cluster.spreads.values()) > _RESTLESS:
+        print(
+            "Repeats of one measurement differ much, as where other work runs beside: measure again on a quiet "
+            "machine, or for longer (--seconds).",
+            file=sys.stderr,
+        )
 
 
 def _links(axis: Axis) -> list[list[str]]:

@@ -235,14 +235,6 @@ def test_check_and_simulate_know_the_plan_of_a_model(
     assert _json(capsys, "simulate", *words, "--plan", plan_file)["predicted_step_seconds"] == seconds
 
 
-def test_profile_measures_every_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--mesh", "1x2", "--axis-names", "dp,tp", "--seconds", "0.5", "-o", "here.json"]
-    figures = _json(capsys, "profile", *words)
-    assert [(axis["name"], axis["size"]) for axis in figures["axes"]] == [("dp", 1), ("tp", 2)]
-    assert run("plan", "users_models:with_inputs", "--cluster", "here.json", "--mesh", "1x2") == 0
-    assert "dp=1 x tp=2" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("command", EVERY)
 def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, "--help") == 0

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar import probes
+from autopar import calibrate, probes
 from autopar.calibrate import measure_as_rank, measure_host
 from autopar.cluster import Axis, Cluster
 from autopar.cost import collective_seconds
@@ -119,6 +119,14 @@ def test_a_busy_machine_is_measured_with_fewer_repeats(monkeypatch: pytest.Monke
     cluster = measure_host(seconds=0.6)
     assert calls["update"] == 2 + 2 < 2 + 5, "one to warm up, one to see how many fit, and then two in place of five"
     assert "few repeats" in cluster.source and cluster.spreads["update"] >= 0
+
+
+def test_of_times_that_are_mostly_hidden_the_spread_is_one_of_their_mean() -> None:
+    """A collective's time beside work is a difference, and may be nothing in most repeats: so was the median."""
+    measuring = calibrate._Measuring(None, "cpu", 1.0, "wall", print)
+    mean = measuring._kept("all_reduce", [1e-7] * 60 + [8e-3] * 40)
+    assert mean == pytest.approx(30 / 90 * 8e-3, rel=1e-3)
+    assert measuring.spreads == {"all_reduce": pytest.approx(4e-3 / mean, rel=1e-3)}
 
 
 def test_cpu_seconds_of_a_process_are_its_own() -> None:
