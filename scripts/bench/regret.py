@@ -4,10 +4,11 @@
     torchrun --standalone --nproc-per-node 4 scripts/bench/regret.py --mesh 2 2
 
 The ranks measure themselves as `autopar profile` does; plans are made on the medians. Then all six plans of a model run
-steps (forward, backward, fused AdamW, zero_grad) in rounds, in another order each time, each of them made twice: of one
-plan, two models differ by where their tensors lie, and how far they lie apart tells how fine the measurement is. A step
-takes what its slowest rank took. CPU seconds are those of a rank, all its threads; wall-clock seconds stand beside them
-and, on cores that others use too, tell of the others. The plan is asked to be fastest in the seconds of `--clock`.
+steps (forward, backward, fused AdamW, zero_grad) in rounds, in another order each time, each of them made `--twins`
+times: of one plan, two models differ by where their tensors lie, and how far they lie apart tells how fine the
+measurement is. A plan takes the median of its twins, and a step what its slowest rank took. CPU seconds are those of a
+rank, all its threads; wall-clock seconds stand beside them and, on cores that others use too, tell of the others. The
+plan is asked to be fastest in the seconds of `--clock`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from autopar.calibrate import measure_host
 from autopar.report.tables import table
 
 OWN = "own choice"
-TWICE = 2
 ONE_AXIS = [
     ("ddp", ("ddp",), False),
     ("fsdp", ("fsdp",), False),
@@ -65,27 +65,27 @@ def measured(trained: Sequence[Trained], rounds: int, steps: int) -> list[tuple[
     return found
 
 
-def rows_of(model: str, cluster: Cluster, rounds: int, steps: int) -> list[list[str]]:
+def rows_of(model: str, cluster: Cluster, twins: int, rounds: int, steps: int) -> list[list[str]]:
     others = TWO_AXES if len(cluster.shape) > 1 else ONE_AXIS
     pairs = [Pair(model, name, constraints, tight=tight) for name, constraints, tight in [*others, (OWN, (), False)]]
     trained = []
     for pair in pairs:
-        for _ in range(TWICE):
+        for _ in range(twins):
             trained.append(Trained(pair, cluster))
             trained[-1].step()
         told(f"{model}, {pair.plan}: made")
     singly = measured(trained, rounds, steps)
-    alike = [singly[i : i + TWICE] for i in range(0, len(singly), TWICE)]
-    seconds = [(statistics.fmean(c for c, _ in twins), statistics.fmean(w for _, w in twins)) for twins in alike]
+    alike = [singly[i : i + twins] for i in range(0, len(singly), twins)]
+    seconds = [(statistics.median(c for c, _ in some), statistics.median(w for _, w in some)) for some in alike]
     best = min(seconds)[0], min(wall for _, wall in seconds)
     lines = []
-    for one, twins, (cpu, wall) in zip(trained[::TWICE], alike, seconds, strict=True):
+    for one, some, (cpu, wall) in zip(trained[::twins], alike, seconds, strict=True):
         predicted = one.plan.predicted.step_seconds
         over = [f"{100 * (taken / least - 1):+.1f} %" for taken, least in zip((cpu, wall), best, strict=True)]
-        apart = f"{100 * (max(twins)[0] / min(twins)[0] - 1):.1f} %"
+        apart = f"{100 * (max(some)[0] / min(some)[0] - 1):.1f} %"
         figures = f"{1e3 * predicted:.0f}", f"{1e3 * cpu:.0f}", apart, over[0], f"{1e3 * wall:.0f}", over[1]
         lines.append([model, one.pair.plan, *figures])
-    like = next((one.pair.plan for one in trained[:-TWICE] if _is_alike(one.plan, trained[-1].plan)), None)
+    like = next((one.pair.plan for one in trained[:-twins] if _is_alike(one.plan, trained[-1].plan)), None)
     if like is not None:
         told(f"{model}: the own choice stores, sends and replays as {like} does")
     return lines
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=int, nargs="+", help="default: one axis of all ranks")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--profiles", type=int, default=3)
+    parser.add_argument("--twins", type=int, default=3, help="models of each plan")
     options = parser.parse_args()
     start_rank()
     shape = tuple(options.mesh or [dist.get_world_size()])
@@ -110,7 +111,7 @@ def main() -> None:
     ]
     lines = []
     for model in options.models:
-        lines += rows_of(model, median_cluster(profiles), options.rounds, options.steps)
+        lines += rows_of(model, median_cluster(profiles), options.twins, options.rounds, options.steps)
         told("\n".join("  ".join(line) for line in lines[-6:]))
     if dist.get_rank() == 0:
         head = ["model", "plan", "predicted ms", "CPU ms", "twins apart", "over the best", "wall ms", "over the best"]
@@ -118,7 +119,7 @@ def main() -> None:
         regrets = [float(line[5].removesuffix(" %")) for line in lines if line[1] == OWN]
         apart = statistics.median(float(line[4].removesuffix(" %")) for line in lines)
         print(f"\nRegret of the own choice in CPU seconds: {', '.join(f'{r:.1f} %' for r in regrets)}.")
-        print(f"Two models of one plan lie {apart:.1f} % apart (median).")
+        print(f"Models of one plan lie {apart:.1f} % apart (median).")
     dist.destroy_process_group()
 
 
