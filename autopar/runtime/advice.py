@@ -1,4 +1,4 @@
-"""What to write instead, below errors that torch raises where a script treats a DTensor as a plain tensor."""
+"""What to write instead, below errors that torch raises where a script treats a planned model as a plain one."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ _ADVICE = {  # by words of the error, the first that fit
         "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
         " compute the new value and write it with copy_"
     ),
+    "No inf checks were recorded for this optimizer": (
+        "a GradScaler found no gradient of the optimizer's parameters. A plan with micro_batches=N moves gradients in "
+        "every N-th backward: step the scaler after it"
+    ),
 }
 
 
@@ -61,6 +65,6 @@ def advise() -> None:
 
 def advice_for(error: BaseException) -> str:
     """What to write instead; "" for any other error."""
-    if not isinstance(error, (RuntimeError, NotImplementedError, AttributeError)):
+    if not isinstance(error, (RuntimeError, NotImplementedError, AttributeError, AssertionError)):
         return ""
     return next((f"autopar: {advice}" for words, advice in _ADVICE.items() if words in str(error)), "")

@@ -248,7 +248,7 @@ def data_of_another_shape() -> str:
 
 
 def advised() -> list[list[str]]:
-    """What stands below errors of torch: a loss outside, gradients averaged by hand, lists with others, a slice."""
+    """What stands below errors of torch: a loss outside, averages by hand, lists with others, a slice, a scaler."""
     model = planned("fsdp", Halves().double())
     model(ROWS)["x"].sum().backward()
     output = model(ROWS)["x"]
@@ -260,6 +260,12 @@ def advised() -> list[list[str]]:
         with torch.no_grad():
             parameter[0] = 0.0
 
+    def scaled_between_micro_batches() -> None:
+        model = planned("fsdp", micro_batches=2)
+        optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
+        scaler.scale(model(ROWS).sum()).backward()
+        scaler.step(optimizer)
+
     mistakes = (
         (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
@@ -267,12 +273,13 @@ def advised() -> list[list[str]]:
         (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
         (slice_written, "copy_ or parameter.data"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
+        (scaled_between_micro_batches, "moves gradients in every N-th backward"),
     )
     missing = []
     for mistake, words in mistakes:
         try:
             mistake()
-        except (RuntimeError, NotImplementedError, AttributeError) as error:
+        except (RuntimeError, NotImplementedError, AttributeError, AssertionError) as error:
             advice = advice_for(error)
             if words not in advice:
                 missing.append([words, advice, str(error)])
