@@ -8,11 +8,11 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
 
-BY_COUNTER = {"rand", "rand_like", "uniform", "bernoulli", "randn", "randn_like", "normal"}
-"""Uniform and normal numbers: a rank can draw its own part from a counter over global indices."""
+BY_COUNTER = {"rand", "rand_like", "uniform", "bernoulli", "randn", "randn_like", "normal", "exponential"}
+"""Made of uniform numbers: a rank can draw its own part alone, from a counter over global indices."""
 
-SEEDED = {"randint", "randint_like", "randperm", "multinomial", "poisson", "binomial", "exponential", "geometric"}
-SEEDED |= {"log_normal", "cauchy", "random", "rrelu", "gumbel_softmax", "alpha_dropout", "feature_alpha_dropout"}
+SEEDED = {"randint", "randint_like", "randperm", "multinomial", "poisson", "binomial", "geometric"}
+SEEDED |= {"log_normal", "cauchy", "random", "rrelu", "alpha_dropout", "feature_alpha_dropout"}
 SEEDED |= {"fractional_max_pool2d", "fractional_max_pool3d", "standard_gamma", "sample_dirichlet"}
 SEEDED |= {"native_dropout", "feature_dropout", "fused_dropout", "rrelu_with_noise", "normal_functional"}
 """What every rank draws whole; so it does what a custom op draws that says so (`nondeterministic_seeded`)."""

@@ -11,7 +11,7 @@ DRAWN = "... -> ... | @drawn always"
 
 def in_place(node: fx.Node) -> str | None:
     """`apply_inplace(method, base, *options)`: methods that write random numbers over a tensor."""
-    by_counter = node.args[0] in ("uniform_", "normal_", "bernoulli_")
+    by_counter = node.args[0] in ("uniform_", "normal_", "bernoulli_", "exponential_")
     return DRAWN if by_counter and len(tensors(node)) == 1 else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, by_name, integers, letters, tensors
+from autopar.strategies.arguments import Writer, argument, by_name, integers, letters, output_shapes, tensors
 
 
 def over_last_dims(signature: str) -> Writer:
@@ -129,6 +129,11 @@ def grid_sample(node: fx.Node) -> str:
     return f"n c {blank}, n {places} _ -> n c {places} | linear:0"
 
 
+def affine_grid(node: fx.Node) -> str:
+    """A grid for each sample; its size is told with the number of samples."""
+    return f"n _ _ -> n {' '.join('_' * (len(output_shapes(node)[0]) - 1))} | linear, n @shape"
+
+
 def pooling(spatial: int, *, notes: str = "") -> Writer:
     """Windows over the last dims, which stay whole; with indices there are two outputs."""
 
@@ -164,4 +169,5 @@ RULES: dict[str, str | Writer] = {
     "adaptive_max_pool2d": pooling(2),
     "interpolate upsample": interpolate,
     "grid_sample": grid_sample,
+    "affine_grid": affine_grid,
 }

@@ -87,4 +87,5 @@ RULES: dict[str, str | Writer] = {
     "cdist": "... m d!, ... n d! -> ... m n",
     "grouped_mm": grouped_product,
     "linalg_solve_triangular": triangular,
+    "linalg_cholesky": "... _ _ -> ... _ _",  # not of any matrix: not of those that an op without a rule is tried on
 }

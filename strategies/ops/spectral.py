@@ -1,10 +1,19 @@
-"""Fourier transforms: along some dims, which stay whole."""
+"""Fourier transforms: along some dims, or in windows along the last one, which stay whole."""
 
 from __future__ import annotations
 
 from torch import fx
 
-from autopar.strategies.arguments import Writer, argument, dims_of, input_shape, letters, op_name
+from autopar.strategies.arguments import (
+    Writer,
+    argument,
+    by_name,
+    dims_of,
+    input_shape,
+    letters,
+    op_name,
+    output_shapes,
+)
 
 
 def transform(node: fx.Node) -> str:
@@ -16,8 +25,18 @@ def transform(node: fx.Node) -> str:
     return f"{side} -> {side} | linear"
 
 
+def windowed(node: fx.Node) -> str | None:
+    """`stft(input, n_fft, hop_length, win_length, window, ...)`, and `istft`, of rows of a batch."""
+    shape, (made, *_) = input_shape(node), output_shapes(node)
+    rows = len(shape) > (2 if op_name(node) == "istft" else 1)
+    given, found = (" ".join(["b"] * rows + ["_"] * (len(side) - rows)) for side in (shape, made))
+    signature = "input n_fft hop_length win_length window"
+    return by_name(signature, f"{found} | linear:0", input=given, window="_")(node)
+
+
 _KINDS = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 RULES: dict[str, str | Writer] = {
     " ".join(f"fft_{kind}{dims}" for kind in _KINDS for dims in ("", "2", "n")): transform,
     "fft_fftshift fft_ifftshift": "...! -> ...!",
+    "stft istft": windowed,
 }

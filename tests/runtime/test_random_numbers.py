@@ -67,6 +67,7 @@ class Drawing(nn.Module):
         h = torch.vmap(lambda row: nn.functional.dropout(row, 0.1) * torch.rand(16), randomness="different")(h)
         h = Masked.apply(h) + torch.distributions.Dirichlet(torch.ones_like(h.detach())).sample()
         y = self.second(h)[torch.randperm(8)] + torch.empty_like(x).exponential_()
+        y = y + nn.functional.gumbel_softmax(y, tau=0.7, hard=True) * nn.functional.gumbel_softmax(y, dim=0)
         return (y * torch.randint(0, 3, (8, 1))).square().mean()
 
 
@@ -180,19 +181,22 @@ def test_numbers_are_spread_as_the_op_says() -> None:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             uniform, low = torch.rand_like(x), torch.rand(x.shape, dtype=torch.bfloat16)
             chance = torch.empty_like(x).bernoulli_(0.25)
-            return uniform, low, torch.randn_like(x), torch.empty_like(x).normal_(3.0, std=0.5), chance, uniform + low
+            waits = torch.empty_like(x).exponential_(2.0)
+            shifted = torch.empty_like(x).normal_(3.0, std=0.5)
+            return uniform, low, torch.randn_like(x), shifted, chance, waits, uniform + low
 
     x = torch.zeros(200, 500, dtype=torch.float32)
     model = Noise()
     traced = trace(model, {"x": x})
     plan = replace(random_plan(traced.graph, model, (1,), random.Random(0)), recompute=())
     lowered = lower(traced.graph, plan, Rank(LocalMesh((1,), (0,), ("0:",)), torch.device("cpu"), {}))
-    uniform, low, normal, shifted, chance, _ = lowered.module(x, None, torch.tensor(7))
+    uniform, low, normal, shifted, chance, waits, _ = lowered.module(x, None, torch.tensor(7))
     for numbers, mean, deviation in (
         (uniform, 0.5, 12**-0.5), (low.float(), 0.498, 12**-0.5), (normal, 0.0, 1.0), (shifted, 3.0, 0.5),
-        (chance, 0.25, 0.1875**0.5),
+        (chance, 0.25, 0.1875**0.5), (waits, 0.5, 0.5),
     ):  # fmt: skip
         assert abs(numbers.mean().item() - mean) < 0.01 and abs(numbers.std().item() - deviation) < 0.01
+    assert waits.min() > 0, "whose logarithm may be taken"
     assert uniform.min() >= 0 and uniform.max() < 1 and low.max() < 1
     assert abs(torch.corrcoef(torch.stack([uniform.flatten(), normal.flatten()]))[0, 1]) < 0.02
     assert set(chance.unique().tolist()) == {0.0, 1.0}

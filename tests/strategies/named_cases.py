@@ -20,6 +20,7 @@ _METHODS = """exp exp2 expm1 log log2 log10 log1p sqrt reciprocal square abs abs
 _PAIRS = """rpow float_power minimum fmax fmin atan2 remainder fmod ne lt le gt ge logical_and
  logical_or logical_xor hypot xlogy logaddexp isclose subtract radd rsub multiply rmul divide true_divide"""
 _INTEGERS = "bitwise_and bitwise_or bitwise_xor rand ror rxor"
+_WINDOW = torch.hann_window(12, dtype=torch.float64)
 _TRANSFORMS = "fft2 ifft ifft2 ifftn rfft2 rfftn irfft irfftn hfft hfft2 hfftn ihfft ihfft2 ihfftn"
 
 
@@ -96,6 +97,7 @@ def _elementwise() -> list[Case]:
 NAMED: dict[str, list[Case]] = {
     "matrix": [
         (torch.dot, x(12), x(12)),
+        (torch.linalg.cholesky, torch.eye(4).double().expand(6, 4, 4).clone().requires_grad_()),
     ],
     "elementwise": _elementwise(),
     "reductions": [
@@ -109,6 +111,9 @@ NAMED: dict[str, list[Case]] = {
         *[(getattr(torch.fft, kind), x(6, 4, 12)) for kind in _TRANSFORMS.split()],
         (torch.fft.fftshift, x(6, 12)),
         (torch.fft.ifftshift, x(6, 12)),
+        (torch.stft, x(6, 48), 12, {"window": _WINDOW, "return_complex": True}),
+        ("stft", x(48), 12, 6, {"window": _WINDOW, "return_complex": True}),
+        (torch.istft, torch.view_as_complex(const(6, 7, 17, 2)).requires_grad_(), 12, {"window": _WINDOW}),
     ],
     "views": [
         (torch.swapaxes, x(6, 4, 12), 0, 2),
@@ -148,6 +153,8 @@ NAMED: dict[str, list[Case]] = {
         (F.adaptive_avg_pool3d, x(2, 4, 4, 4, 4), 2),
         (F.adaptive_max_pool1d, x(6, 4, 6), 2),
         (F.adaptive_max_pool2d, x(6, 4, 6, 6), 2),
+        (F.affine_grid, x(6, 2, 3), (6, 4, 3, 5), False),
+        (F.affine_grid, x(6, 3, 4), {"size": (6, 1, 2, 3, 5), "align_corners": True}),
         (torch._VF.rnn_relu, x(3, 6, 4), x(1, 6, 2), weights(2, 4, 2), True, 1, 0.0, True, False, False),
     ],
     "losses": [

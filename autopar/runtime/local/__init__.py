@@ -3,7 +3,7 @@
 A strategy names it (`Strategy.local`), the runtime calls it:
 
 ================  ==========================================================================================
-shape             views, repeats and factories are given the output's local shape
+shape             views, repeats, grids and factories are given the output's local shape
 split             sizes of the parts along a dim that is sharded inside each part
 slice             bounds on a sharded dim, divided by its number of pieces
 groups            grouped convolutions: groups divided by the number of pieces of the channels

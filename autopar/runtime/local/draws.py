@@ -1,7 +1,8 @@
 """Ops that draw random numbers, other than dropout: the same numbers on any mesh, on every rank and in a replay.
 
-Uniform and normal numbers come from a counter over global indices, so that a rank draws its own part alone. What else
-there is (permutations, integers, other distributions) is drawn whole on every rank, seeded by the step's key.
+Uniform, normal and exponential numbers come from a counter over global indices, so that a rank draws its own part
+alone. What else there is (permutations, integers, other distributions) is drawn whole on every rank, seeded by the
+step's key.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from autopar.runtime.local.context import LocalContext
 from autopar.runtime.randomness import bits, seeded
 
 _APART = 1 << 32  # further than nodes are from one another: seeds of two parts
+_LEAST = 2.0**-24  # of exponential numbers, whose logarithm is taken (Gumbel's): more than 0 in every dtype
 _MANTISSA_BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}  # so many, and 1 is never drawn
 
 
@@ -39,6 +41,8 @@ def drawn(
         found = _uniform(ctx, key, 32) < option(1, "p", 0.5 if in_place else like)
     elif name in ("randn", "randn_like", "normal"):
         found = _normal(ctx, key) * option(2, "std", 1.0) + option(1, "mean", 0.0)
+    elif name == "exponential":
+        found = (-torch.log1p(-_uniform(ctx, key, 32))).clamp_(min=_LEAST) / option(1, "lambd", 1.0)
     else:
         low, high = option(1, "from", 0.0), option(2, "to", 1.0)
         found = _uniform(ctx, key, _MANTISSA_BITS.get(dtype, 32)) * (high - low) + low

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ _FILLS = {"zeros", "ones", "empty"}
 
 
 def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Views, repeats and factories with the output's local shape; another factory makes the whole and takes its part.
+    """Views, repeats, grids and factories with the output's local shape; another factory makes the whole and takes its
+    part.
 
     A view becomes a reshape: what is contiguous as a whole need not be so in parts.
     """
@@ -27,6 +28,8 @@ def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Local
         return args[0].expand(local)
     if name == "repeat_interleave":
         return _repeated(local, *args, **kwargs)
+    if name == "affine_grid":
+        return _grid(local, *args, **kwargs)
     options = {k: v for k, v in kwargs.items() if k not in ("size", "fill_value")}
     if name in _FILLS:
         return target(local, **options)
@@ -46,6 +49,12 @@ def _repeated(
     local: tuple[int, ...], input: torch.Tensor, repeats: int, dim: int, *, output_size: int | None = None
 ) -> torch.Tensor:
     return input.repeat_interleave(repeats, dim, output_size=local[dim])
+
+
+def _grid(
+    local: tuple[int, ...], theta: torch.Tensor, size: Sequence[int], align_corners: bool | None = None
+) -> torch.Tensor:
+    return torch.nn.functional.affine_grid(theta, [local[0], *size[1:]], align_corners)
 
 
 def split(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
