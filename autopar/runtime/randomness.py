@@ -17,7 +17,7 @@ from autopar.runtime import collectives
 
 # 64-bit mixing: D. Lea and S. Vigna, splitmix64. 32-bit mixing: C. Wellons, "Prospecting for hash functions" (2018).
 _GOLDEN_64, _MIX_64_A, _MIX_64_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_GOLDEN_32, _MIX_32_A, _MIX_32_B = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+_MIX_32_A, _MIX_32_B = 0x7FEB352D, 0x846CA68B
 
 
 def _signed(value: int, bits: int) -> int:
@@ -67,7 +67,9 @@ def seeded(key: torch.Tensor, position: int) -> Iterator[None]:
 def bits(key: torch.Tensor, position: int, indices: Sequence[torch.Tensor]) -> torch.Tensor:
     """Uniform int32 numbers, one for each combination of the `indices` (int32, one vector a dim).
 
-    Prefixes of the index are mixed at their own, small size; only the last dim is worked on at full size.
+    Prefixes of the index are mixed at their own, small size; only the last dim is worked on at full size. What meets an
+    index first is no sum or product: those of an `arange` inductor turns into one of a loop's counter, in C++ whose
+    overflow is undefined, where loops that also reduce a row did not end (torch 2.13).
     """
     node = _mix_64(key + _signed(_GOLDEN_64 * (position + 1) % (1 << 64), 64))
     low, high = node.to(torch.int32), (node >> 32).to(torch.int32)
@@ -75,8 +77,8 @@ def bits(key: torch.Tensor, position: int, indices: Sequence[torch.Tensor]) -> t
         return _mix_32_(low.clone())
     prefix = low
     for index in indices[:-1]:
-        prefix = _mix_32_(prefix.unsqueeze(-1) + index * _signed(_GOLDEN_32, 32))
-    last = _mix_32_(indices[-1] * _signed(_GOLDEN_32, 32) + high)
+        prefix = _mix_32_(prefix.unsqueeze(-1) ^ index)
+    last = _mix_32_(indices[-1] ^ high)
     return _mix_32_(prefix.unsqueeze(-1) + last)
 
 

@@ -19,6 +19,7 @@ from autopar.layout import Layout, take_shard
 from autopar.plans import Plan, Segment
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.lowering import Rank, lower
+from autopar.runtime.randomness import bits
 from autopar.tracing import Traced, trace
 
 INPUTS = {"x": torch.randn(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))}
@@ -174,6 +175,18 @@ def test_layers_one_by_one_are_the_module(kind: type[nn.RNNBase]) -> None:
     torch.testing.assert_close(loss, whole.detach(), rtol=1e-7, atol=0)
     for mine, parameter in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # the compiler's own
+def test_numbers_drawn_within_a_compiled_reduction_are_those_of_eager_mode() -> None:
+    """Where an index was multiplied first, the loop of inductor's C++ did not end: see `bits`."""
+    key, x = torch.tensor(7), torch.zeros(4, 32)
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        indices = [torch.arange(length, dtype=torch.int32) for length in x.shape]
+        return torch.softmax(x + bits(key, 5, indices).to(torch.float64) * 2.0**-32, -1)
+
+    torch.testing.assert_close(torch.compile(noisy)(x), noisy(x))
 
 
 def test_numbers_are_spread_as_the_op_says() -> None:
