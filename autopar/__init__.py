@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from autopar.runtime.loading import load_weights
     from autopar.runtime.materialising import materialise
     from autopar.runtime.monitoring import monitor
+    from autopar.runtime.own_rows import own_rows
     from autopar.solver.idle import ConstraintWarning
 
 __version__ = "0.1.0"
@@ -68,6 +69,7 @@ __all__ = [
     "local_batch",
     "materialise",
     "monitor",
+    "own_rows",
     "plan",
     "plan_of",
     "sampler",
@@ -91,6 +93,7 @@ _WHERE = {
     "from_pretrained": "pretrained",
     "load_weights": "runtime.loading",
     "local_batch": "runtime.batches",
+    "own_rows": "runtime.own_rows",
     "plan_of": "runtime.carried",
     "sampler": "runtime.batches",
 }

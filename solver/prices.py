@@ -10,7 +10,7 @@ import numpy as np
 from autopar.all_paths import KnownRoutes, Paths, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets import Grouping
-from autopar.cost.collectives import bucket_terms, collective_seconds, copies_seconds
+from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
 from autopar.cost.moving import RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
@@ -115,20 +115,28 @@ class PriceTable:
         mesh, grad = self.cluster.shape, self.needs_grad
         paths = all_paths(sources, wanted, shape, mesh, needs_grad=grad, known=self.routes)
         calls = np.array([1.0 if self.grouping is None else self.grouping.calls(self.ref, w) for w in wanted])
-        each = np.zeros((len(paths.axis) + 1, 6))  # the last at -1: no step
-        each[:-1, :3] = self._parts(paths.axis, paths.forward, self.itemsize)
-        each[:-1, 3:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize)
-        by_axis = self._by_axis(paths.axis, each)
-        totals = (np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(6))
-        fixed, moving, forward_live, back_fixed, back_moving, back_live = totals
+        parts = {count: self._totals(paths, count) for count in np.unique(calls).tolist()}
+        forward, forward_live, backward, back_live = (
+            np.stack([parts[count][kind][..., column] for column, count in enumerate(calls.tolist())], axis=-1)
+            for kind in range(4)
+        )
         self._paths, self._ways, self._staged = paths, None, None
         return Prices(
-            calls * fixed + moving,
-            calls * back_fixed + back_moving,
+            forward,
+            backward,
             forward_live.sum(axis=0).astype(np.int64),
             back_live.sum(axis=0).astype(np.int64),
             paths.found,
         )
+
+    def _totals(self, paths: Paths, calls: float) -> list[Array]:
+        """Seconds forward, how many collectives these are, and both backward, where each collective counts as so many
+        `calls`: by axis, source and what is wanted."""
+        each = np.zeros((len(paths.axis) + 1, 4))  # the last at -1: no step
+        each[:-1, :2] = self._parts(paths.axis, paths.forward, self.itemsize, calls)
+        each[:-1, 2:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize, calls)
+        by_axis = self._by_axis(paths.axis, each)
+        return [np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(4)]
 
     def _by_axis(self, axes: Array, each: Array) -> list[Array]:
         """What each step has, by axis for parameters, whose collectives are on their way at once on several."""
@@ -157,24 +165,25 @@ class PriceTable:
         later = (scattering & runs_before).any(axis=2)
         return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later
 
-    def _parts(self, axes: Array, sends: Sends, itemsize: int) -> Array:
-        """Of each step: seconds that do not depend on its bytes, those that do, and whether there is a collective."""
-        found = np.zeros((len(axes), 3))
+    def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
+        """Of each step: its seconds, and whether there is a collective."""
+        found = np.zeros((len(axes), 2))
         several = np.array([axis.size > 1 for axis in self.cluster.axes])
         at = np.flatnonzero((sends.kind >= 0) & several[axes])
-        calls = np.stack([sends.kind[at], axes[at], sends.elements[at]])
-        calls, places = np.unique(calls, axis=1, return_inverse=True)
-        each = [self._collective(KINDS[kind], self.cluster.axes[a], n * itemsize) for kind, a, n in calls.T.tolist()]
+        steps = np.stack([sends.kind[at], axes[at], sends.elements[at]])
+        steps, places = np.unique(steps, axis=1, return_inverse=True)
+        found[at, 1] = 1.0
+        each = [
+            self._collective(KINDS[kind], self.cluster.axes[a], n * itemsize, calls) for kind, a, n in steps.T.tolist()
+        ]
         if each:
-            found[at] = np.array(each)[places.reshape(-1)]
+            found[at, 0] = np.array(each)[places.reshape(-1)]
         return found
 
-    def _collective(self, kind: CollectiveKind, axis: Axis, size: int) -> tuple[float, float, float]:
-        """Seconds whatever its bytes, those of its bytes, and one collective; of an activation all are fixed."""
+    def _collective(self, kind: CollectiveKind, axis: Axis, size: int, calls: float) -> float:
         if self.grouping is None:
-            return collective_seconds(kind, size, axis), 0.0, 1.0
-        fixed, per_byte = bucket_terms(kind, axis, self.grouping.full_bytes)
-        return fixed, size * per_byte + copies_seconds(kind, size, axis, self.cluster.device), 1.0
+            return collective_seconds(kind, size, axis)
+        return member_seconds(kind, size, calls, axis) + copies_seconds(kind, size, axis, self.cluster.device)
 
 
 def _summed(each: Array, numbers: Array) -> Array:

@@ -10,8 +10,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.buckets import Conversion, Grouping
-from autopar.cost.collectives import bucket_terms, copies_seconds
-from autopar.cost.memory import StepMemory
+from autopar.cost.collectives import copies_seconds, member_seconds
 from autopar.graph import tensor_of
 
 if TYPE_CHECKING:
@@ -32,13 +31,12 @@ class BucketPrices:
 
     def __init__(
         self,
-        memory: StepMemory,
         cluster: Cluster,
         grouping: Grouping,
         dtypes: Mapping[fx.Node, torch.dtype],
         plan: PlannedBytes | None,
     ) -> None:
-        self.memory, self.cluster, self.grouping, self.dtypes, self.plan = memory, cluster, grouping, dtypes, plan
+        self.cluster, self.grouping, self.dtypes, self.plan = cluster, grouping, dtypes, plan
         self._told: dict[tuple[object, ...], list[Priced]] = {}
 
     def of(self, members: Sequence[Conversion], way: Literal["forward", "backward"]) -> list[Priced]:
@@ -53,11 +51,10 @@ class BucketPrices:
         found = []
         for moves in zip(*(getattr(one, way) for one in members), strict=True):
             kind, axis = moves[0].kind, self.cluster.axes[moves[0].axis]
-            fixed, per_byte = bucket_terms(kind, axis, self.memory.bucket_bytes)
             sizes, prices = [], []
             for move, one in zip(moves, members, strict=True):
                 size = move.elements * self._dtype(one, way).itemsize
-                seconds = self.grouping.calls(one.ref, one.wanted) * fixed + size * per_byte
+                seconds = member_seconds(kind, size, self.grouping.calls(one.ref, one.wanted), axis)
                 seconds += copies_seconds(kind, size, axis, self.cluster.device)
                 sizes.append(size)
                 prices.append((seconds, self.grouping.stretch(one.ref.node)))

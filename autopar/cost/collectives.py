@@ -57,17 +57,17 @@ def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
     return min([fixed + input_bytes * per_byte for fixed, per_byte in _every_way(kind, axis)])
 
 
-def bucket_terms(kind: str, axis: Axis, bucket_bytes: int) -> tuple[float, float]:
-    """Seconds of a bucket's collective, and further seconds for each byte that a device hands in.
+def member_seconds(kind: str, input_bytes: float, calls: float, axis: Axis) -> float:
+    """Seconds of a bucket's collective that one of its members accounts for (`autopar.cost.buckets`).
 
-    A bucket is priced by its members (`autopar.cost.buckets`), so its seconds must be linear in their bytes: the
-    algorithm is that which is fastest for a bucket of full size, `bucket_bytes` on each device when it is gathered.
+    `calls`: how many collectives these are, mostly a part of one; `input_bytes`: of the member. The collective is taken
+    for one of members that all hand in as much for their part of it: then their seconds add up to its own.
 
-    >>> bucket_terms("all_reduce", Axis("dp", 4, 1e-5, 1e9, launch_seconds=1e-4), 64 << 20)
-    (0.00016, 1.5e-09)
+    >>> axis = Axis("dp", 8, latency_seconds=1e-5, bytes_per_s=100e9)
+    >>> member_seconds("all_reduce", 2e6, 0.25, axis) == collective_seconds("all_reduce", 8e6, axis) / 4
+    True
     """
-    handed = bucket_bytes / axis.size if kind == "all_gather" else bucket_bytes
-    return min(_every_way(kind, axis), key=lambda terms: terms[0] + handed * terms[1])
+    return calls * collective_seconds(kind, input_bytes / calls, axis) if calls else 0.0
 
 
 def gather_fills(axis: Axis) -> float:

@@ -177,7 +177,7 @@ class _Walk:
             self._inner(node)
         dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}
         buckets = group(list(self.conversions.values()), self.grouping, self.memory, dtypes)
-        prices = BucketPrices(self.memory, self.cluster, self.grouping, dtypes, self.plan)
+        prices = BucketPrices(self.cluster, self.grouping, dtypes, self.plan)
         for number, bucket in enumerate(buckets):
             self._bucket(number, bucket, prices)
         found = tuple(

@@ -28,15 +28,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from autopar.errors import InputError
 from autopar.integrations.accelerate_states import let_accelerate_keep_states, whole_state
-from autopar.runtime.batches import local_batch
-from autopar.runtime.carried import plan_of
+from autopar.runtime.carried import plan_of, planned_of
 from autopar.runtime.checkpoints.together import Together
 from autopar.runtime.conversions import dtype_named
 from autopar.runtime.model_class import ATTRIBUTE
@@ -55,6 +52,7 @@ def adopt(model: Model) -> Model:
         raise InputError(
             f"this {type(model).__name__} is not planned: pass it through autoparallelize first, with inputs='local'"
         )
+    planned_of(model).returns_own_rows = True
     let_accelerate_keep_states()
     model._is_accelerate_prepared = True  # type: ignore[assignment]
     for one in model.modules():  # of a model of peft the Trainer asks the one inside
@@ -122,23 +120,6 @@ class PlannedTrainer(Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         loss = model(**inputs)
         return (loss, {"loss": loss}) if return_outputs else loss
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
-        """Of what the model returns, the rows that this process has passed: the Trainer gathers those of all."""
-        loss, *others = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        name, own = next((n, v) for n, v in inputs.items() if isinstance(v, torch.Tensor) and v.ndim)
-
-        def rows_of(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or not value.ndim:
-                return value
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            is_of_all = len(whole) > len(own) and len(whole) % len(own) == 0
-            return local_batch(self.model, {name: whole})[name] if is_of_all else whole
-
-        logits, labels = pytree.tree_map(rows_of, tuple(others))
-        return loss, logits, labels
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
         rows, batch = self.num_examples(dataloader), self.args.eval_batch_size * self.args.world_size

@@ -133,6 +133,7 @@ class PlannedStrategy(ModelParallelStrategy):
         autoparallelize(
             module, self._meta_args, self.device_mesh, inputs="local", micro_batches=micro_batches, **self._options
         )
+        planned_of(module).returns_own_rows = True
         if on_meta:
             materialise(module)
 

@@ -20,7 +20,8 @@ _ADVICE = {  # by words of the error, the first that fit
     "got mixed torch.Tensor and DTensor": (
         "parameters and gradients of a planned model are DTensors, and so is what it returns sharded. "
         "Where the loss is computed outside of the model, give it as loss_fn=... to autoparallelize, or "
-        'keep what the model returns whole by constraints="output:* = R" (one R for each mesh axis). '
+        'keep what the model returns whole by constraints="output:* = R" (one R for each mesh axis); with '
+        'inputs="local", autopar.own_rows(model, output) has the rows of this rank. '
         "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors"
     ),
     "Operator c10d.": (

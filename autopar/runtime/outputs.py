@@ -1,4 +1,4 @@
-"""What a call returns to the user: whole tensors plain, sharded ones as DTensors."""
+"""What a call returns to the user: whole tensors plain, sharded ones as DTensors; or this rank's rows of either."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.layout import Layout
 from autopar.runtime.parameters import placements
@@ -40,3 +40,28 @@ def for_user(
 def is_loss(value: Any) -> bool:
     """Whether a backward can begin here."""
     return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
+
+
+def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh) -> torch.Tensor:
+    """This rank's rows of a tensor that all have, or of a DTensor."""
+    if not isinstance(value, DTensor):
+        value = DTensor.from_local(value, device_mesh, [Replicate()] * device_mesh.ndim, run_check=False)
+    mine: torch.Tensor = value.redistribute(placements=[Shard(0)] * device_mesh.ndim).to_local()
+    return _Averaged.apply(mine, device_mesh.size()) if mine.requires_grad else mine
+
+
+def are_here(value: torch.Tensor) -> bool:
+    """Whether each rank has its rows whole."""
+    placements = value.placements if isinstance(value, DTensor) else ()
+    return all(placement.is_replicate() or placement == Shard(0) for placement in placements)
+
+
+class _Averaged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, ranks: int) -> torch.Tensor:
+        ctx.ranks = ranks
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient / ctx.ranks, None

@@ -28,7 +28,7 @@ from autopar.runtime.changed_values import Changed, ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
-from autopar.runtime.outputs import for_user, is_loss
+from autopar.runtime.outputs import are_here, for_user, is_loss, rows_of_rank
 from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
@@ -64,6 +64,7 @@ class Planned:
         self.replaced: list[weakref.ref[nn.Parameter]] = []
         self.built_dtypes: Mapping[str, torch.dtype] = {}  # of parameters as the user built them
         self._outputs_whole = False
+        self.returns_own_rows = False  # as loops expect in which each process has rows of its own
         self.trained = Trained()
         self._sizes: dict[Hashable, CallSize] = {}
         self._group = group_of_all()
@@ -124,7 +125,15 @@ class Planned:
             for_user(*pair, self.device_mesh, beside_loss=beside_loss, whole=self._outputs_whole)
             for pair in zip(outputs, lowered.outputs, strict=True)
         ]
+        if self.returns_own_rows and program.rows:
+            given = [self._own(value, program.rows) for value in given]
         return program.traced.rebuild(given)
+
+    def _own(self, value: Any, rows: int) -> Any:
+        """This rank's rows of an output that has all; where gradients are wanted, if nothing is sent for that."""
+        if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
+            return value
+        return rows_of_rank(value, self.device_mesh) if are_here(value) or not torch.is_grad_enabled() else value
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import overload
 
 import torch
@@ -29,6 +30,13 @@ class Program:
     lowered: Lowered
     checked: bool = False
     state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows the whole batch has of which each rank passes its part; 0 where every rank passes all."""
+        nodes = list(self.traced.graph.nodes)
+        inputs = (p for p in self.plan.nodes if nodes[p.position].op == "placeholder" and p.outputs)
+        return next((p.shapes[0][0] for p in inputs if not p.outputs[0].is_replicated), 0)
 
 
 class Programs(Sequence[Program]):

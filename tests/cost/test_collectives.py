@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster import Axis, Cluster, Node
-from autopar.cost.collectives import KINDS, bucket_terms, collective_seconds, copies_seconds
+from autopar.cost.collectives import KINDS, collective_seconds, copies_seconds, member_seconds
 from autopar.errors import InputError
 from autopar.presets import PRESETS
 
@@ -92,13 +92,10 @@ def test_a_few_nodes_send_in_rings() -> None:
                 assert collective_seconds(kind, total, axis) == collective_seconds(kind, total, ring)
 
 
-def test_a_bucket_costs_what_its_collective_does() -> None:
-    """The terms are those of a full bucket, and a smaller one is never taken for cheaper than it is."""
-    for kind, axis in itertools.product(KINDS, [*AXES, *WIDE]):
-        fixed, per_byte = bucket_terms(kind, axis, 64 << 20)
-        full = (64 << 20) / (axis.size if kind == "all_gather" else 1)
-        assert fixed + full * per_byte == collective_seconds(kind, full, axis)
-        assert all(fixed + b * per_byte >= collective_seconds(kind, b, axis) for b in SIZES)
+def test_members_of_a_bucket_cost_together_what_its_collective_does() -> None:
+    for kind, axis, total in itertools.product(KINDS, [*AXES, *WIDE], SIZES):
+        together = sum(member_seconds(kind, part * total, part, axis) for part in (0.5, 0.375, 0.125, 0.0))
+        assert together == pytest.approx(collective_seconds(kind, total, axis), rel=1e-12)
 
 
 def test_two_of_a_half_never_take_less_than_one_whole() -> None:

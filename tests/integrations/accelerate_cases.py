@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from small import BATCH, STEPS, Bytes, mesh_of_all, processes, small_model, whole_batch
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
-from autopar import autoparallelize
+from autopar import autoparallelize, own_rows
 from autopar.integrations.huggingface import adopt
 
 
@@ -114,6 +115,27 @@ def files_of_weights(folder: Path) -> bool:
     return named and all(torch.equal(tensor, right[name]) for name, tensor in written.items())
 
 
+def outside(preset: str) -> tuple[list[float], list[int]]:
+    """A loss that the loop makes of what the model returns; then predictions, gathered as accelerate's examples do."""
+    accelerator = accelerate()
+    run, losses, predicted = Run(accelerator, 0, preset), [], []
+    for batch in run.loader:
+        logits = run.model(input_ids=batch["input_ids"]).logits
+        rows = own_rows(run.model, logits) if processes() > 1 else logits
+        loss = F.cross_entropy(rows.flatten(0, 1), batch["labels"].flatten())
+        accelerator.backward(loss)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        losses.append(accelerator.gather(loss.detach()).mean().item())
+    run.model.eval()
+    for batch in run.loader:
+        with torch.no_grad():
+            found = run.model(**batch).logits.argmax(-1)
+        predictions, labels = accelerator.gather_for_metrics((found, batch["labels"]))
+        predicted += [len(predictions), int((predictions == labels).sum()), int(predictions.sum())]
+    return losses, predicted
+
+
 def main() -> None:
     folder, others = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
     found: dict[str, Any] = {}
@@ -123,6 +145,8 @@ def main() -> None:
             found[f"{preset}-{safe}"] = saved(place, preset, safe=safe), resumed(place, preset)
     if processes() > 1:  # masks of one process are others
         found["dropout"] = saved(folder / "masks", "fsdp", dropout=0.3), resumed(folder / "masks", "fsdp", 0.3)
+    for preset in ("ddp", "fsdp", "tp")[: 3 if processes() > 1 else 1]:
+        found[f"outside-{preset}"] = outside(preset)
     for other in others:
         found["of another run"] = resumed(other / "ddp-True", "fsdp")
     found["hooks"] = loaded_by_hooks(folder / "hooks")

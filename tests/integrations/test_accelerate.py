@@ -17,6 +17,12 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     again = run_cases("accelerate_cases.py", tmp_path / "three", tmp_path / "two")
     for case in ("weights", "hooks"):
         assert one.pop(case) and two.pop(case), case
+    losses, predicted = one.pop("outside-ddp")
+    again.pop("outside-ddp")
+    for preset in ("ddp", "fsdp", "tp"):
+        mine, rows = two.pop(f"outside-{preset}")
+        assert mine == pytest.approx(losses, rel=1e-5), preset
+        assert rows == predicted, preset
     others, masks = (two.pop("of another run"), again.pop("of another run")), two.pop("dropout")
     assert set(two) == {f"{preset}-{safe}" for preset in ("ddp", "fsdp", "tp") for safe in (True, False)}
     right = one["ddp-True"][0]
