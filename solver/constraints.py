@@ -78,7 +78,9 @@ def satisfied(
         if len(firm) == len(constraints):
             if error.smallest_budget_bytes is not None or not constraints:
                 raise
-            raise _named(error, _members(constraints, possible)) from error
+            members = _members(constraints, possible)
+            own = _own_error(members, solve) if len(members) < len(constraints) else None
+            raise _named(own or error, members) from error
         preferred = ", ".join(f"'{text}'" for text in constraints if is_preference(text))
         found = satisfied(firm, solve, possible)
         warn(f"no plan fits with {preferred}: planned without ({error.message})", PreferenceWarning)
@@ -93,6 +95,15 @@ def _members(constraints: Sequence[str], possible: Callable[[Sequence[str]], boo
         if rest and not possible(rest):
             found = rest
     return found
+
+
+def _own_error(members: Sequence[str], solve: Callable[[Sequence[str]], Found]) -> InfeasibleError | None:
+    """What these constraints alone fail of, which may be another thing than all of them fail of first."""
+    try:
+        solve(members)
+    except InfeasibleError as error:
+        return error
+    return None  # where a relaxation has no plan, and the search one after all
 
 
 def _named(error: InfeasibleError, members: Sequence[str]) -> InfeasibleError:

@@ -27,3 +27,12 @@ def test_of_pins_of_recompute_the_last_counts_where_something_is_left_of_the_oth
 def test_how_something_can_lie_is_told_where_that_is_short() -> None:
     with pytest.raises(InfeasibleError, match=r"has no way to lie so, only as R$"):
         planned(stack(2), "input:* = S0")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_that_each_fail_alone_the_one_that_is_named_has_its_own_reason(first: int) -> None:
+    texts = ["param:head.weight = S0@2,S0", "param:blocks.0.up.weight = S1@2,S1"]
+    with pytest.raises(InfeasibleError, match="cannot hold: '") as refused:
+        planned(stack(2, 2), texts[first], texts[1 - first])
+    constraint, _, reason = refused.value.message.partition(" cannot hold: ")
+    assert constraint.partition(":")[2].split()[0] in reason
