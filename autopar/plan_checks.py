@@ -191,7 +191,10 @@ def _collectives(plan: Plan) -> Iterator[str]:
 def _figures(plan: Plan) -> Iterator[str]:
     names = ("step_seconds", "compute_seconds", "comm_seconds", "recompute_seconds", "optimizer_seconds")
     yield from _negative("predicted", plan.predicted, (*names, "peak_bytes", "flops", "hidden_seconds"))
-    yield from _negative("certificate", plan.certificate, ("objective", "bound"))
+    yield from _negative("certificate", plan.certificate, ("objective", "bound", "gap"))
+    parts = sum(plan.predicted.parts.values())
+    if parts != plan.predicted.peak_bytes or min(plan.predicted.parts.values(), default=0) < 0:
+        yield f"predicted has a peak of {plan.predicted.peak_bytes} bytes, and parts of {parts} in sum"
     comm_seconds = sum(one.seconds for one in plan.collectives if one.phase != "replay")
     if not math.isclose(comm_seconds, plan.predicted.comm_seconds, rel_tol=1e-6, abs_tol=1e-12):
         yield (

@@ -262,7 +262,7 @@ class Plan(Shown):
         if version is None:
             raise PlanMismatchError(f"{source} is not a plan: a plan has a version; `Plan.to_json` makes one")
         if version != VERSION:
-            raise PlanMismatchError(f"{source} has plan version {version}; this autopar reads {VERSION}: plan again")
+            raise PlanMismatchError(f"{source} has plan version {version!r}; this autopar reads {VERSION}: plan again")
         try:
             plan: Plan = revived(Plan, data)
         except (AttributeError, KeyError, LayoutError, TypeError, ValueError) as error:

@@ -127,6 +127,8 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda data: data["cluster"]["axes"][1].update(bytes_per_s=-1.0),
         "cluster: axis 'tp': bytes_per_s is -1.0, and must be",
     ),
+    "a gap": (lambda data: data["certificate"].update(gap=-3.0), "certificate has gap of -3.0"),
+    "a peak": (lambda data: data["predicted"].update(peak_bytes=1), "predicted has a peak of 1 bytes, and parts of"),
     "spreads": (lambda data: data["cluster"].update(spreads="x"), "cluster: cluster: spreads is 'x', and must be"),
     "no fingerprints": (lambda data: data.update(fingerprints={}), "fingerprints has none of the graph"),
     "fingerprints": (lambda data: data["fingerprints"].pop("graph"), "has none of the graph"),
