@@ -46,7 +46,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def adopt(model: Model) -> Model:
     """Let accelerate and the Trainer leave a planned model as it is; the model itself is returned.
 
-    accelerate's own checkpoints then hold whole tensors (`autopar.integrations.accelerate_states`).
+    accelerate's own checkpoints then hold whole tensors (`autopar.integrations.accelerate_states`). What the model
+    returns has the rows that the process has passed: without gradients always, with them where nothing is sent for it
+    (`autopar.own_rows` does that).
     """
     if not hasattr(model, ATTRIBUTE):
         raise InputError(

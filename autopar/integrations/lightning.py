@@ -3,8 +3,8 @@
     trainer = Trainer(devices=2, strategy=PlannedStrategy(examples, memory_budget="70GiB"))
 
 Every process takes its own part of the batch, as under DDP: the Trainer's own samplers deal the data out, the plan puts
-the parts together where it wants them, and the loss of each process is that of the whole batch. Clipping, accumulation,
-schedulers, callbacks and loggers stay Lightning's.
+the parts together where it wants them, and the loss of each process is that of the whole batch; what else the submodule
+returns has the process's rows. Clipping, accumulation, schedulers, callbacks and loggers stay Lightning's.
 """
 
 from __future__ import annotations
