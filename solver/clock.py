@@ -22,7 +22,7 @@ class Clock:
 
     def __init__(self, limit: float, patience: float) -> None:
         self.limit, self.patience = limit, patience
-        self._start = cpu_seconds()
+        self._start, self._begun = cpu_seconds(), time.monotonic()
 
     @property
     def gone(self) -> float:
@@ -41,6 +41,12 @@ class Clock:
         return self.patience - gone
 
     def too_short(self) -> TimeLimitError:
+        taken = time.monotonic() - self._begun
+        if max(self.gone, taken) < self.limit:
+            return TimeLimitError(
+                f"the solver gave up after {taken:.1f} of {self.limit:.0f} seconds, without a plan: numbers of this "
+                "problem may lie too far apart for it; look at the figures of the cluster, latencies and rates"
+            )
         return TimeLimitError(
             f"the solver found no plan within {self.patience:.0f} seconds: give it more time_limit, "
             "a larger memory budget or a constraint such as 'fsdp'"
