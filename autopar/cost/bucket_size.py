@@ -11,6 +11,8 @@ nothing hides, is too."""
 LEAST_PART = 25 / 64
 """What the blocks of one bucket have at least of a full one, if there are so many: 25 MiB mostly, as in
 DistributedDataParallel."""
+TINY_PART = 1 / 40
+"""What a bucket has at most of a full one that joins tiny ones of several blocks: 1.6 MiB mostly."""
 _PART_OF_MEMORY = 1 / 128  # three buckets may be there at once, and be gathered in several dtypes
 
 

@@ -2,9 +2,10 @@
 
 A bucket lies within one region of the graph (a repeated block, or what lies between), or, where blocks are smaller than
 `LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat, whichever constraints tell
-these apart. Its members are converted by collectives of the same kinds over the same axes in the same dtypes, in the
-order in which the graph first uses them. What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size,
-but for a parameter that is larger.
+these apart; so it does where its members are tiny and not gathered (`autopar.cost.tiny_buckets`). Its members are
+converted by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first
+uses them. What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size, but for a
+parameter that is larger.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
@@ -27,6 +28,7 @@ from torch import fx
 from autopar.cost.blocks import Repeat, regions
 from autopar.cost.bucket_size import LEAST_PART
 from autopar.cost.memory import StepMemory
+from autopar.cost.tiny_buckets import joined
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket
@@ -266,7 +268,7 @@ def group(
         together = key in again and (one.regather or not one.kept)
         alike.setdefault((*key, together), []).append(one)
     found: list[Grouped] = []
-    for members in alike.values():
+    for members in joined(alike, memory):
         sizes = [memory.local_bytes(one.ref, one.wanted) for one in members]
         most, full = sum(sizes) / max(1, sum(sizes) // memory.bucket_bytes), 0
         found.append(Grouped())

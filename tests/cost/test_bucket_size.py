@@ -60,3 +60,17 @@ def _of_many_layers(shape: tuple[int, ...]) -> Plan:
 def test_one_collective_moves_more_layers_over_many_nodes() -> None:
     """32 layers of 8 MiB (bfloat16): 3 of them are the most in 25 MiB, 30 in 25/64 of 628 MiB."""
     assert [len(_of_many_layers(shape).buckets) for shape in [(8,), (512,)]] == [11, 2]
+
+
+@pytest.mark.parametrize(("bias", "blocks"), [("R", 6), ("S0", 1)])
+def test_tiny_buckets_that_are_only_reduced_are_one_over_blocks(bias: str, blocks: int) -> None:
+    """Biases that are kept whole, of blocks that fill buckets of their own; gathered ones go with the weights."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(6)))
+        batch = torch.empty(8192, 4096)
+    pins = ["activation:* = S0", "param:*.weight = S1", f"param:*.bias = {bias}", "recompute:* = never"]
+    made = plan(model, {"input": batch}, Cluster.preset("h100", (8,)), constraints=pins, precision="bf16")
+    over = [len({name.partition(".")[0] for name in one.names}) for one in made.buckets if "0.0.bias" in one.names]
+    assert over == [blocks]
+    tiny = [c.bytes for c in made.collectives if c.kind == "all_reduce" and c.bytes > 4]
+    assert tiny == ([6 * 4096 * 2] if blocks > 1 else [])
