@@ -224,6 +224,7 @@ class Prepared:
         """
         from autopar.cost.weights import buffers_of, parameters_of
         from autopar.solver import make_plan
+        from autopar.strategies.batch_dims import batch_dims
 
         request = self.request
         leaves, _ = split_requests(request.constraints)
@@ -257,6 +258,7 @@ class Prepared:
             constraints=(*leaves, *others),
             notes=mask_notes(self.traced.graph),
             compiled=request.compiled,
+            batch_dims=batch_dims(self.traced.graph, self.strategies) if request.inputs == "local" else (),
         )
 
     def on(self, cluster: Cluster) -> Prepared:

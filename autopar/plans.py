@@ -225,6 +225,7 @@ class Plan(Shown):
     streams: tuple[Span, ...] = ()  # of `compare`
     buckets: tuple[Bucket, ...] = ()  # parameters that are in none move alone
     compiled: bool = False  # priced as torch.compile fuses it
+    batch_dims: tuple[int, ...] = ()  # with inputs="local": of what is returned, the dim of the batch's rows, -1: none
     version: int = field(default=VERSION)
 
     def save(self, path: str | Path) -> None:

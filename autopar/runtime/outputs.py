@@ -42,18 +42,18 @@ def is_loss(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
 
 
-def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh) -> torch.Tensor:
-    """This rank's rows of a tensor that all have, or of a DTensor."""
+def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh, dim: int = 0) -> torch.Tensor:
+    """This rank's rows, along a dim, of a tensor that all have, or of a DTensor."""
     if not isinstance(value, DTensor):
         value = DTensor.from_local(value, device_mesh, [Replicate()] * device_mesh.ndim, run_check=False)
-    mine: torch.Tensor = value.redistribute(placements=[Shard(0)] * device_mesh.ndim).to_local()
+    mine: torch.Tensor = value.redistribute(placements=[Shard(dim)] * device_mesh.ndim).to_local()
     return _Averaged.apply(mine, device_mesh.size()) if mine.requires_grad else mine
 
 
-def are_here(value: torch.Tensor) -> bool:
-    """Whether each rank has its rows whole."""
+def are_here(value: torch.Tensor, dim: int) -> bool:
+    """Whether each rank has its rows, which lie along a dim, whole."""
     placements = value.placements if isinstance(value, DTensor) else ()
-    return all(placement.is_replicate() or placement == Shard(0) for placement in placements)
+    return all(placement.is_replicate() or placement == Shard(dim) for placement in placements)
 
 
 class _Averaged(torch.autograd.Function):

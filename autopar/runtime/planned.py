@@ -125,15 +125,21 @@ class Planned:
             for_user(*pair, self.device_mesh, beside_loss=beside_loss, whole=self._outputs_whole)
             for pair in zip(outputs, lowered.outputs, strict=True)
         ]
-        if self.returns_own_rows and program.rows:
-            given = [self._own(value, program.rows) for value in given]
+        if self.returns_own_rows and program.plan.batch_dims:
+            dims = iter(program.plan.batch_dims)
+            given = [
+                value if at is None else self._own(value, next(dims))
+                for value, at in zip(given, lowered.outputs, strict=True)
+            ]
         return program.traced.rebuild(given)
 
-    def _own(self, value: Any, rows: int) -> Any:
-        """This rank's rows of an output that has all; where gradients are wanted, if nothing is sent for that."""
-        if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
+    def _own(self, value: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's rows of an output, along a dim, or the whole without one; with gradients if nothing is sent."""
+        if torch.is_grad_enabled() and not are_here(value, dim):
             return value
-        return rows_of_rank(value, self.device_mesh) if are_here(value) or not torch.is_grad_enabled() else value
+        if dim >= 0:
+            return rows_of_rank(value, self.device_mesh, dim)
+        return value.full_tensor() if isinstance(value, DTensor) else value
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""

@@ -77,8 +77,8 @@ def bits(key: torch.Tensor, position: int, indices: Sequence[torch.Tensor]) -> t
         return _mix_32_(low.clone())
     prefix = low
     for index in indices[:-1]:
-        prefix = _mix_32_(prefix.unsqueeze(-1) ^ index)
-    last = _mix_32_(indices[-1] ^ high)
+        prefix = _mix_32(prefix.unsqueeze(-1) ^ index)
+    last = _mix_32(indices[-1] ^ high)
     return _mix_32_(prefix.unsqueeze(-1) + last)
 
 
@@ -94,7 +94,15 @@ def _mix_64(x: torch.Tensor) -> torch.Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
+def _mix_32(x: torch.Tensor) -> torch.Tensor:
+    """The whole 32-bit finaliser: of numbers that follow one another it makes some whose sums do not repeat."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _MIX_32_A
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(_MIX_32_B, 32)
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
 def _mix_32_(x: torch.Tensor) -> torch.Tensor:
-    """A 32-bit finaliser in place; arithmetic shifts keep it a bijection."""
-    x.bitwise_xor_(x >> 16).mul_(_MIX_32_A)
-    return x.bitwise_xor_(x >> 15).mul_(_signed(_MIX_32_B, 32))
+    """Its middle, in place, for large tensors whose numbers are sums of such ones. (The last eight bits are weak, and
+    read with all others alone.)"""
+    x.mul_(_MIX_32_A)
+    return x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(_MIX_32_B, 32))

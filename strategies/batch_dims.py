@@ -1,0 +1,70 @@
+"""Along which dim of what a graph returns the rows of its batch lie: followed from the inputs, op by op.
+
+Where a way to run an op splits an input along its rows, the dim along which the output is split then is that of the
+rows; an output that is a partial sum then has none. Of an op that nothing splits along rows, nobody knows: what comes
+of it is taken for rows where its first dim is as long as the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+
+from autopar.graph import VAL, TensorRef, output_tensors, resolve, tensor_inputs, tensor_of
+from autopar.strategies.strategy import Strategy
+
+Marks = frozenset[int] | None  # dims of a tensor along which rows lie; None: nobody knows
+_NONE: frozenset[int] = frozenset()
+
+
+def batch_dims(graph: fx.Graph, strategies: Mapping[fx.Node, Sequence[Strategy]]) -> tuple[int, ...]:
+    """For each tensor that the graph returns the first dim along which rows of the batch lie, -1 without one.
+
+    `strategies`: with `inputs="local"`, where inputs that are split have rows.
+    """
+    marks: dict[TensorRef, Marks] = {}
+    told: dict[tuple[int, tuple[Marks, ...]], list[Marks]] = {}
+    rows = 0
+    for node in graph.nodes:
+        if node.op == "output":
+            leaves = (resolve(leaf) for leaf in node.args[0] if isinstance(leaf, fx.Node))
+            return tuple(_at_end(refs[0], marks.get(refs[0], _NONE), rows) for refs in leaves if refs)
+        if node not in strategies:
+            continue
+        if node.op == "placeholder":
+            if isinstance(node.meta.get(VAL), torch.Tensor) and not strategies[node][0].outputs[0].is_replicated:
+                marks[TensorRef(node, 0)], rows = frozenset({0}), node.meta[VAL].shape[0]
+            continue
+        given = tuple(marks.get(ref, _NONE) for ref in tensor_inputs(node))
+        if any(mark != _NONE for mark in given):
+            key = id(strategies[node]), given
+            if key not in told:
+                told[key] = _carried(strategies[node], given, len(output_tensors(node)))
+            marks.update((TensorRef(node, i), mark) for i, mark in enumerate(told[key]))
+    return ()
+
+
+def _carried(ways: Sequence[Strategy], given: Sequence[Marks], outputs: int) -> list[Marks]:
+    """The marks of an op's outputs, by those of its inputs."""
+    found: list[Marks] = [None] * outputs
+    for way in ways:
+        axes = [axis for axis, factor in enumerate(way.factors) if factor not in ("", "P", "R+")]
+        if len(axes) != 1:
+            continue
+        lies = [(lies.placements[axes[0]], mark) for lies, mark in zip(way.inputs, given, strict=True) if mark]
+        along = [p.is_sharded and p.outer == 1 and p.dim in mark for p, mark in lies]
+        if any(along) and all(is_along or not p.is_sharded for is_along, (p, _) in zip(along, lies, strict=True)):
+            for i, layout in enumerate(way.outputs):
+                p = layout.placements[axes[0]]
+                dims = {p.dim} if p.is_sharded and p.outer == 1 else set()
+                found[i] = frozenset({*(found[i] or ()), *dims})
+    return found
+
+
+def _at_end(ref: TensorRef, mark: Marks, rows: int) -> int:
+    shape = tensor_of(ref).shape
+    if mark is None:
+        return 0 if len(shape) and shape[0] == rows else -1
+    return min(mark, default=-1)
