@@ -189,6 +189,14 @@ def test_numbers_drawn_within_a_compiled_reduction_are_those_of_eager_mode() -> 
     torch.testing.assert_close(torch.compile(noisy)(x), noisy(x))
 
 
+@pytest.mark.parametrize("shape", [(2048, 4096), (64, 64, 256)])
+def test_numbers_repeat_as_often_as_by_chance(shape: tuple[int, ...]) -> None:
+    drawn = bits(torch.tensor(7), 5, [torch.arange(length, dtype=torch.int32) for length in shape])
+    count = drawn.numel()
+    by_chance = count * (count - 1) / 2**33
+    assert count - drawn.unique().numel() < 1.5 * by_chance
+
+
 def test_numbers_are_spread_as_the_op_says() -> None:
     class Noise(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
