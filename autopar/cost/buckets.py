@@ -4,8 +4,8 @@ A bucket lies within one region of the graph (a repeated block, or what lies bet
 `LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat, whichever constraints tell
 these apart; so it does where its members are tiny and not gathered (`autopar.cost.tiny_buckets`). Its members are
 converted by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first
-uses them. What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size, but for a
-parameter that is larger.
+uses them. What exceeds `StepMemory.bucket_bytes` is cut into buckets of about that size, but for a parameter that is
+larger.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,

@@ -31,7 +31,7 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
     Raises InputError for a batch whose rows the ranks cannot share evenly, and for inputs that the plan does not have.
     """
     planned = planned_of(model)
-    lies = _layouts(planned)
+    lies = planned.programs.first.inputs
     if all(layout.is_replicated for layout, _ in lies.values()):
         return batch
     if isinstance(batch, Mapping):
@@ -115,17 +115,9 @@ class PartSampler(Sampler[int]):
             yield from order[start + self.part * count : start + (self.part + 1) * count]
 
 
-def _layouts(planned: Planned) -> dict[str, tuple[Layout, tuple[int, ...]]]:
-    """How each input of the first graph lies, and its global shape, by its name in the graph."""
-    program = planned.programs.first
-    nodes = list(program.traced.graph.nodes)
-    inputs = [p for p in program.plan.nodes if nodes[p.position].op == "placeholder"]
-    return {str(nodes[p.position].target): (p.outputs[0], p.shapes[0]) for p in inputs}
-
-
 def _of_rows(planned: Planned) -> tuple[Layout, int]:
     """The layout of the inputs' rows, and how many the example had."""
-    lies = [(layout, shape) for layout, shape in _layouts(planned).values() if shape and shape[0] > 1]
+    lies = [(layout, shape) for layout, shape in planned.programs.first.inputs.values() if shape and shape[0] > 1]
     lies.sort(key=lambda one: one[0].is_replicated)
     if not lies:
         raise InputError(

@@ -10,13 +10,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 from autopar.layout import Layout
-from autopar.plans import Plan
 from autopar.runtime.traces import Traced
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
@@ -84,16 +83,6 @@ def _place(leaves: Sequence[Any], value: Any) -> Any:
         if leaf is value:
             return place
     return value
-
-
-def lies_of(graph: fx.Graph, plan: Plan, mesh_shape: Sequence[int]) -> dict[str, tuple[Layout, tuple[int, ...]]]:
-    """Layout and mesh shape of each input of a graph, by its name."""
-    nodes = list(graph.nodes)
-    return {
-        str(nodes[p.position].target): (p.outputs[0], tuple(mesh_shape))
-        for p in plan.nodes
-        if nodes[p.position].op == "placeholder"
-    }
 
 
 def global_stand_ins(

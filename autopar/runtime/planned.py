@@ -23,7 +23,7 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import call_key, description, gathered, global_stand_ins, lies_of, order_of, place_of
+from autopar.runtime.calls import call_key, description, gathered, global_stand_ins, order_of, place_of
 from autopar.runtime.changed_values import Changed, ChangedValues
 from autopar.runtime.first_writes import write_first
 from autopar.runtime.lowering import Lowered, Rank, lower
@@ -215,7 +215,8 @@ class Planned:
         """The call as the trace saw it: with inputs="local" tensors are parts, as the first that has them says."""
         if program.plan.inputs == "global":
             return args, kwargs
-        lies = [lies_of(one.traced.graph, one.plan, self.rank.mesh.shape) for one in (program, *others)]
+        shape = self.rank.mesh.shape
+        lies = [{name: (layout, shape) for name, (layout, _) in one.inputs.items()} for one in (program, *others)]
         return global_stand_ins(model, ChainMap(*lies), args, kwargs)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
@@ -259,8 +260,7 @@ class Planned:
         except AutoparError as found:
             error = found
         same: dict[str, str] = {"the graph": fingerprint(program.traced.graph)}
-        nodes = list(program.traced.graph.nodes)
-        whole = [p.outputs[0].is_replicated for p in program.plan.nodes if nodes[p.position].op == "placeholder"]
+        whole = [layout.is_replicated for layout, _ in program.inputs.values()]
         tensors = {
             str(i): value
             for i, (value, alike) in enumerate(zip(inputs, whole, strict=True))

@@ -10,6 +10,7 @@ from typing import overload
 
 import torch
 
+from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.calls import Order
 from autopar.runtime.lowering import Lowered
@@ -32,11 +33,16 @@ class Program:
     state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
 
     @cached_property
+    def inputs(self) -> dict[str, tuple[Layout, tuple[int, ...]]]:
+        """How each input lies, and its global shape, by its name in the graph."""
+        nodes = list(self.traced.graph.nodes)
+        planned = [p for p in self.plan.nodes if nodes[p.position].op == "placeholder"]
+        return {str(nodes[p.position].target): (p.outputs[0], p.shapes[0]) for p in planned}
+
+    @property
     def rows(self) -> int:
         """How many rows the whole batch has of which each rank passes its part; 0 where every rank passes all."""
-        nodes = list(self.traced.graph.nodes)
-        inputs = (p for p in self.plan.nodes if nodes[p.position].op == "placeholder" and p.outputs)
-        return next((p.shapes[0][0] for p in inputs if not p.outputs[0].is_replicated), 0)
+        return next((shape[0] for layout, shape in self.inputs.values() if not layout.is_replicated), 0)
 
 
 class Programs(Sequence[Program]):

@@ -62,6 +62,19 @@ def test_one_collective_moves_more_layers_over_many_nodes() -> None:
     assert [len(_of_many_layers(shape).buckets) for shape in [(8,), (512,)]] == [11, 2]
 
 
+def test_what_a_bucket_could_hold_is_no_matter_to_one_of_a_small_block() -> None:
+    """More memory on the device, under the same budget, makes full buckets larger; those of these blocks stay."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(7168, 7168), nn.ReLU()) for _ in range(6)))
+        batch = torch.empty(8192, 7168)
+    cluster, made = Cluster.preset("h100", (512,)), []
+    for gib in (24, 28):
+        more = replace(cluster, device=replace(cluster.device, memory_bytes=gib << 30))
+        made.append(plan(model, {"input": batch}, more, constraints="fsdp", precision="bf16", memory_budget="16GiB"))
+    assert [one.names for one in made[0].buckets] == [one.names for one in made[1].buckets]
+    assert made[0].predicted.step_seconds == pytest.approx(made[1].predicted.step_seconds, rel=1e-9)
+
+
 @pytest.mark.parametrize(("bias", "blocks"), [("R", 6), ("S0", 1)])
 def test_tiny_buckets_that_are_only_reduced_are_one_over_blocks(bias: str, blocks: int) -> None:
     """Biases that are kept whole, of blocks that fill buckets of their own; gathered ones go with the weights."""
