@@ -13,7 +13,7 @@ from torch import fx
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
 from autopar.cost.blocks import Repeat
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_cluster import memory_on
 from autopar.cost.seconds import node_seconds

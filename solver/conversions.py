@@ -13,6 +13,7 @@ from autopar.layout import Layout
 from autopar.solver.linear import Array
 from autopar.solver.problem import Tensor
 from autopar.solver.replays import Flow, largest, pay_replays
+from autopar.solver.shares import Shares
 
 if TYPE_CHECKING:
     from autopar.solver.model import Model
@@ -23,7 +24,7 @@ class Paid:
     """Flows of one tensor that pay together, on the grid of all ports and wanted layouts of its source.
 
     `numbers`: the variables of each flow, -1 for none; `forward`, `backward`: seconds by axis, as `Prices` has them;
-    `regathers`: which ports are of parameters gathered again.
+    `regathers`: which ports are of parameters gathered again; `shares`: as `Prices` has them.
     """
 
     flows: Sequence[Flow]
@@ -31,6 +32,7 @@ class Paid:
     forward: Array
     backward: Array
     regathers: Array
+    shares: Shares | None
 
     @property
     def costly(self) -> Array:
@@ -57,6 +59,8 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
                 at, variables = _any(model, paid)
                 count = model.costs.conversions(tensor)
                 model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], count)
+                model.latency.add("gathers", tensor, variables, paid.shares, at, paid.forward)
+                model.latency.add("reductions", tensor, variables, paid.shares, at, paid.backward)
     for tensor, paid in zip(tensors, whole, strict=True):
         for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
             _pay_regather(model, flow, numbers, paid)
@@ -82,7 +86,7 @@ def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:
             grids.append(grid)
         there = np.max(grids, axis=0) >= 0
         forward, backward = np.where(there, prices.forward, 0.0), np.where(there, prices.backward, 0.0)
-        found.append(Paid(some, grids, forward, backward, regathers))
+        found.append(Paid(some, grids, forward, backward, regathers, prices.shares))
     return found
 
 
@@ -143,3 +147,4 @@ def _pay_regather(model: Model, flow: Flow, numbers: Array, paid: Paid) -> None:
     at = (numbers >= 0) & paid.regathers[:, None]
     seconds = problem.memory.micro_batches * paid.forward[:, at]
     model.pay_again(flow.tensor, numbers[at], model.costs.conversions(flow.tensor) * seconds)
+    model.latency.add("again", flow.tensor, numbers[at], paid.shares, at, paid.forward)

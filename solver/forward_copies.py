@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.moving import Moving, moving
 from autopar.solver.model import Model

@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 
 from torch import fx
 
-from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.on_the_way import Phase
 from autopar.cost.point import Point

@@ -29,12 +29,15 @@ behind compute, `autopar.solver.rows` memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from autopar.cost.bucket_latency import Phase
 from autopar.errors import InfeasibleError
 from autopar.layout import Layout
+from autopar.solver.bucket_latency import BucketLatency
 from autopar.solver.conversions import pay_conversions
 from autopar.solver.costs import Costs, Port, Tables
 from autopar.solver.linear import Array, Linear
@@ -83,10 +86,12 @@ class Model:
         for number, stage in enumerate(self.problem.stages):
             if stage.recomputable:
                 self._recompute_counts(number, stage)
+        self.latency = BucketLatency(self)
         self._pay_ops()
         for tensors in self.costs.by_source():
             if not self.bare or any(self._restricts(tensor) for tensor in tensors):
                 pay_conversions(self, tensors)
+        self.latency.pay()
         if self.movable and self.problem.cluster.device.overlap:
             self.overlap = Overlap(self, self.reference() / OBJECTIVE)
 
@@ -224,6 +229,16 @@ class Model:
         """Add seconds (by axis, as `Prices` has them) for converting again in backward: a regather, or a replay."""
         self.seconds.add(variables, seconds.sum(axis=0))
         self._movable("again", tensor, variables, seconds)
+
+    def pay_missing(self, phase: Phase, tensor: Tensor, variable: int, seconds: Mapping[int, float]) -> None:
+        """Add seconds (by axis) of a bucket that the parts of its members do not add up to, for each that is missing in
+        all blocks (`variable`); `tensor`: of any of them."""
+        many = 1 if phase == "reductions" else self.problem.memory.micro_batches
+        each = np.zeros((len(self.problem.cluster.axes), 1))
+        for axis, one in seconds.items():
+            each[axis] = many * self.costs.conversions(tensor) * one
+        self.seconds.add(np.array([variable]), each.sum(axis=0))
+        self._movable(phase, tensor, np.array([variable]), each)
 
     def _movable(self, kind: str, tensor: Tensor, variables: Array, seconds: Array) -> None:
         """Note what could hide behind compute: what moves parameters and their gradients."""

@@ -9,14 +9,15 @@ import numpy as np
 
 from autopar.all_paths import KnownRoutes, Paths, all_paths
 from autopar.cluster import Axis, Cluster
-from autopar.cost.buckets import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
+from autopar.cost.grouping import Grouping
 from autopar.cost.moving import RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.path_edges import KINDS, Sends
 from autopar.reshard import CollectiveKind
 from autopar.solver.linear import Array
+from autopar.solver.shares import Shares, shares_of
 from autopar.solver.staged import staged_of_paths
 from autopar.staging import Order
 
@@ -26,7 +27,7 @@ class Prices:
     """Of conversions from each of some layouts (rows) into each of others (columns).
 
     Seconds forward and backward (of a parameter by mesh axis, else one row for all), and how many collectives these
-    are; `possible`: whether there is a way.
+    are; `possible`: whether there is a way; `shares`: of a parameter, what they share with others.
     """
 
     forward: Array
@@ -34,11 +35,19 @@ class Prices:
     forward_collectives: Array
     backward_collectives: Array
     possible: Array
+    shares: Shares | None = None
 
     def at(self, rows: Array, columns: Array) -> Prices:
         """Those of some layouts."""
-        kinds = self.forward, self.backward, self.forward_collectives, self.backward_collectives, self.possible
-        return Prices(*(kind[..., rows[:, None], columns] for kind in kinds))
+        at = rows[:, None], columns
+        return Prices(
+            self.forward[(slice(None), *at)],
+            self.backward[(slice(None), *at)],
+            self.forward_collectives[at],
+            self.backward_collectives[at],
+            self.possible[at],
+            None if self.shares is None else self.shares.at(rows, columns),
+        )
 
 
 @dataclass
@@ -127,6 +136,7 @@ class PriceTable:
             forward_live.sum(axis=0).astype(np.int64),
             back_live.sum(axis=0).astype(np.int64),
             paths.found,
+            None if self.grouping is None else shares_of(paths, self.ref, wanted, self.grouping, mesh),
         )
 
     def _totals(self, paths: Paths, calls: float) -> list[Array]:

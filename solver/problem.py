@@ -15,7 +15,7 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.cost.blocks import Repeat
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.levels import Levels
 from autopar.cost.memory import StepMemory
 from autopar.graph import TensorRef

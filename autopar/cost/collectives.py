@@ -70,6 +70,16 @@ def member_seconds(kind: str, input_bytes: float, calls: float, axis: Axis) -> f
     return calls * collective_seconds(kind, input_bytes / calls, axis) if calls else 0.0
 
 
+def least_latency(kind: str, axis: Axis) -> float:
+    """Seconds that a collective takes at least, however few bytes it has: of two where there could be one, so much more
+    than their bytes is lost.
+
+    >>> least_latency("all_gather", Axis("tp", 8, latency_seconds=1e-6, bytes_per_s=100e9, low_latency=False)) > 6e-6
+    True
+    """
+    return min(fixed for fixed, _ in _every_way(kind, axis))
+
+
 def gather_fills(axis: Axis) -> float:
     """The bytes of a bucket in whose all-gather at most a third of the time is latency.
 

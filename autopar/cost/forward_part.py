@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from torch import fx
 
-from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.traffic import in_segment
 

@@ -7,7 +7,7 @@ solver's `forward_rows` are both made of this.
 
 from __future__ import annotations
 
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.on_the_way import Phase, Terms, begun_ahead
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from torch import fx
 
-from autopar.cost.buckets import Grouping
 from autopar.cost.forward_way import forward_way
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import Copy, StepMemory
 from autopar.cost.moving import Moving, largest, moving
 from autopar.cost.on_the_way import Phase

@@ -30,8 +30,8 @@ from autopar.precision import Precision
 
 if TYPE_CHECKING:
     from autopar.cost.blocks import Repeat
-    from autopar.cost.buckets import Grouping
     from autopar.cost.folds import Fold
+    from autopar.cost.grouping import Grouping
     from autopar.cost.lifetimes import Lifetimes
     from autopar.cost.savings import Kept, Savings
 
@@ -114,7 +114,7 @@ class StepMemory:
     def grouping(self, repeats: Sequence[Repeat]) -> Grouping:
         """How parameters share collectives in a graph with these blocks."""
         from autopar.cost.blocks import unparted
-        from autopar.cost.buckets import Grouping  # it asks this class in turn
+        from autopar.cost.grouping import Grouping  # it asks this class in turn
 
         blocks = unparted(repeats)
         if blocks not in self._groupings:

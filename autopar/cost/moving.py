@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.reductions import HELD
 from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype

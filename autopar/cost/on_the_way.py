@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from autopar.cost.ahead import due_ahead
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 
 
 class Phase(Enum):

@@ -3,8 +3,8 @@
 While a collective runs, compute goes on at `device.overlap` of its rate, so that a second of communication saves that
 part of a second, as long as there is compute. Each mesh axis has links and a stream of its own, and what moves over one
 hides behind the same compute as what moves over another. By axis, and by stretch c of the graph
-(`autopar.cost.buckets`; m groups of n buckets each), with forward and backward compute F and B of one micro-batch of k,
-and what gathers G and (again) A, and reductions R of a step could save::
+(`autopar.cost.grouping`; m groups of n buckets each), with forward and backward compute F and B of one micro-batch of
+k, and what gathers G and (again) A, and reductions R of a step could save::
 
     g_c <= G_c      g_c <= k (1 - 1 / m n) F_c                     the first bucket has nothing before it
     a_c <= A_c      a_c <= k (1 - 1 / m n) B_c
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopar.cost.buckets import Stretch
+from autopar.cost.grouping import Stretch
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cost.blocks import Repeat, regions
-from autopar.cost.buckets import Grouping
 from autopar.cost.folds import MODEL, Fold
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import Copy, Cuts, StepMemory
 from autopar.cost.momentary import Momentary
 from autopar.cost.moving import Moving, moving, replayed

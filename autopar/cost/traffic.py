@@ -18,9 +18,11 @@ import torch
 from torch import fx
 
 from autopar.cluster import Cluster
+from autopar.cost.bucket_latency import BucketLatency
 from autopar.cost.bucket_prices import BucketPrices, Priced
-from autopar.cost.buckets import Conversion, Grouped, Grouping, group
+from autopar.cost.buckets import Conversion, Grouped, group
 from autopar.cost.collectives import collective_seconds
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.overlap import Movable
 from autopar.graph import COST, TensorRef, tensor_of
@@ -176,8 +178,10 @@ class _Walk:
             self._inputs(node)
             self._inner(node)
         dtypes = {one.ref.node: reduction_dtype(self.memory, one.ref) for one in self.conversions.values()}
-        buckets = group(list(self.conversions.values()), self.grouping, self.memory, dtypes)
-        prices = BucketPrices(self.cluster, self.grouping, dtypes, self.plan)
+        conversions = list(self.conversions.values())
+        buckets = group(conversions, self.grouping, self.memory, dtypes)
+        latency = BucketLatency(conversions, self.grouping, self.memory.mesh_shape)
+        prices = BucketPrices(self.cluster, self.grouping, dtypes, self.plan, latency)
         for number, bucket in enumerate(buckets):
             self._bucket(number, bucket, prices)
         found = tuple(
@@ -213,6 +217,7 @@ class _Walk:
                 self.conversions[ref, wanted, segment] = one
             one.enters |= enters
             one.replayed |= node in self.replayed
+            one.saved += i in saved_inputs
             if i in saved_inputs and segment is None:
                 one.kept += 1
                 self.last[ref, wanted] = node
@@ -257,15 +262,16 @@ class _Walk:
     def _bucket(self, number: int, bucket: Grouped, prices: BucketPrices) -> None:
         """A bucket's gathers run for every micro-batch, its reductions once."""
         many, members = self.memory.micro_batches, bucket.members
-        gathers = prices.of(members, "forward")
+        gathers = prices.of(members, "gathers")
         self._together(number, members, [1] * len(members), gathers, "forward", many, "gathers")
         if any(one.replayed for one in members):
-            self._together(number, members, [one.replayed for one in members], gathers, "replay", many, "again")
+            replays = prices.of(members, "again")
+            self._together(number, members, [one.replayed for one in members], replays, "replay", many, "again")
         again = bucket.again
-        kept = prices.of(again, "forward")
+        kept = prices.of(again, "again")
         self._together(number, again, [one.kept for one in again], kept, "backward", many, "again")
         if members[0].enters:
-            reductions = prices.of(members, "backward")
+            reductions = prices.of(members, "reductions")
             self._together(number, members, [1] * len(members), reductions, "backward", 1, "reductions")
 
     def _together(

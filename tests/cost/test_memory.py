@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from autopar.cost import annotate
 from autopar.cost.blocks import find_repeats
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.memory import StepMemory
 from autopar.cost.moments import moments_of
 from autopar.cost.moving import moving

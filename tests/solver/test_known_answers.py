@@ -13,7 +13,7 @@ from torch.nn import functional
 from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar import Cluster, InfeasibleError, Plan, plan
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import target_name
 from autopar.solver.restricted import Restricted

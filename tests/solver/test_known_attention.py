@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn import functional
 from toys import Toy, cluster, on_meta, toy
 
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import output_tensors, target_name
 from autopar.plans import Collective

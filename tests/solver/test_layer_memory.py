@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 from toys import cluster, on_meta, toy
 
-from autopar.cost.buckets import Grouping
+from autopar.cost.grouping import Grouping
 from autopar.cost.planned_bytes import PlannedBytes
 from autopar.plans import Segment
 from autopar.precision import Precision

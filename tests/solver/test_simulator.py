@@ -92,7 +92,7 @@ def test_where_communication_takes_longer_than_compute_they_agree() -> None:
     """What moves within nodes and between them is on its way at once."""
     prepared = ready((32, 8), 1, layers=6)
     for plan in plans(prepared, ("ddp", "fsdp", "hsdp", "")):
-        assert plan.predicted.comm_seconds > 1.3 * plan.predicted.compute_seconds
+        assert plan.predicted.comm_seconds > 1.1 * plan.predicted.compute_seconds
         assert simulated(prepared, plan).step_seconds == pytest.approx(plan.predicted.step_seconds, rel=0.07)
 
 
