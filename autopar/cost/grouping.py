@@ -196,7 +196,7 @@ class Grouping:
 
     def calls(self, ref: TensorRef, wanted: Layout) -> float:
         """How many collectives, mostly a part of one, the conversion of a parameter accounts for."""
-        return max(self.part(ref.node), self._memory.local_bytes(ref, wanted) / self.full_bytes)
+        return max(self.part(ref.node), min(1.0, self._memory.local_bytes(ref, wanted) / self.full_bytes))
 
     def form(self, ref: TensorRef) -> tuple[object, ...]:
         """Equal for parameters of which equal layouts take equal bytes on their way."""
