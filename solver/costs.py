@@ -122,7 +122,7 @@ class Costs:
             key = (tuple(tensor.shape), sizes, needs_grad(memory, ref))
             grouping = self.problem.grouping if memory.is_parameter(ref.node) else None
             order = memory_order(tensor) if grouping is None else ()
-            own = (*key, grouping.part(ref.node) if grouping else None, order)
+            own = (*key, grouping.bucket_of(ref.node) if grouping else None, order)
             made = PriceTable(ref, self.problem.cluster, *sizes, key[2], grouping, order, self.tables.routes)
             self._tables[ref] = self.tables.prices.setdefault(own, made)
         return self._tables[ref]

@@ -9,7 +9,7 @@ larger.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,
-or its bytes over those of a bucket where that is more, but one whole at most. Where all of them move alike, the parts
+or its bytes over those of a bucket where that is more, and one whole at most. Where all of them move alike, the parts
 add up to about the buckets that run; where they move in several ways, what is missing is added
 (`autopar.cost.bucket_latency`). Where small blocks are recomputed, some latency is not counted.
 """

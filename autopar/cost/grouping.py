@@ -70,6 +70,7 @@ class Grouping:
         self._group: list[tuple[int, int]] = []
         self._share: list[float] = []  # of a bucket's bytes, what one region's parameters have
         self._buckets: list[float] = []  # how many buckets of each kind a region has, mostly a part of one
+        self._fills: list[float] = []  # bytes of one of the buckets that a region's parameters are cut into
         for i, row in enumerate(rows):
             blocks = repeats[row.repeat].count if row.repeat is not None else 1
             if row.repeat is None or row.instance == 0:
@@ -81,6 +82,7 @@ class Grouping:
             self._group.append((len(self.stretches) - 1, row.instance // together))
             self._share.append(together / stretch.buckets)
             self._buckets.append(stretch.count / blocks)
+            self._fills.append(max(self.full_bytes, total[i] / stretch.buckets))
             for node in filled.get(i, ()):
                 self._parts[node] = tensor_of(TensorRef(node, 0)).nbytes / total[i] * stretch.count / blocks
         self._several = [len(some) > 1 for some in kept]
@@ -176,9 +178,10 @@ class Grouping:
         """The number of the stretch that a region's ops lie in."""
         return self._stretch[region]
 
-    def part(self, node: fx.Node) -> float:
-        """The part of a bucket's latency that a parameter pays; 1 where several regions read it."""
-        return self._parts.get(node, 1.0)
+    def bucket_of(self, parameter: fx.Node) -> tuple[float, float]:
+        """The part of a bucket's latency that a parameter pays at least, 1 where several regions read it; and how many
+        bytes a bucket has, of those that its region's parameters are cut into."""
+        return self._parts.get(parameter, 1.0), self._fills[self._home[parameter]]
 
     def buckets(self, region: int) -> float:
         """How many buckets the parameters of a region have that move alike, mostly one; a part of one where several
@@ -196,7 +199,8 @@ class Grouping:
 
     def calls(self, ref: TensorRef, wanted: Layout) -> float:
         """How many collectives, mostly a part of one, the conversion of a parameter accounts for."""
-        return max(self.part(ref.node), min(1.0, self._memory.local_bytes(ref, wanted) / self.full_bytes))
+        part, size = self.bucket_of(ref.node)
+        return max(part, min(1.0, self._memory.local_bytes(ref, wanted) / size))
 
     def form(self, ref: TensorRef) -> tuple[object, ...]:
         """Equal for parameters of which equal layouts take equal bytes on their way."""

@@ -36,10 +36,11 @@ def alone(one: Collective, members: int) -> float:
     return one.count * (collective_seconds(one.kind, one.bytes, axis) + copies)
 
 
+@pytest.mark.parametrize("width", [4096, 5120])
 @pytest.mark.parametrize("storage", ["S0, S0", "S0, R", "R, S0", "R, R"])
-def test_a_blocks_parameters_that_move_alike_pay_for_one_bucket(storage: str) -> None:
-    """A block of 64 MiB, which is a full bucket, alone: several of its like would share one."""
-    made = made_with(f"param:* = {storage}", width=4096, blocks=1)
+def test_a_blocks_parameters_that_move_alike_pay_for_one_bucket(storage: str, width: int) -> None:
+    """A block of 64 MiB, which is a full bucket, or of 100, too little for two; alone, as its like would share one."""
+    made = made_with(f"param:* = {storage}", width=width, blocks=1)
     assert made.buckets and {len(bucket.names) for bucket in made.buckets} == {2}
     for one in of_buckets(made):
         assert one.seconds == pytest.approx(alone(one, 2), rel=1e-9)
