@@ -20,8 +20,8 @@ from autopar.solver.linear import Array
 class Shares:
     """By source and by what is wanted, as `autopar.cost.bucket_latency` has it.
 
-    `gathers`, `reductions`: numbers of the ways, 0 where nothing moves; `parts`: of a bucket; `asks`: whether its
-    reduction asks for a bucket of its block's.
+    `gathers`, `reductions`: numbers of the ways, 0 where nothing moves, or a whole bucket; `parts`: of a bucket; `asks`:
+    whether its reduction asks for a bucket of its block's.
     """
 
     gathers: Array
@@ -42,8 +42,11 @@ def shares_of(
     gathers = _ways(paths, paths.forward, mesh_shape)
     reductions = _ways(paths, paths.backward, mesh_shape, back=True)
     parts = np.array([grouping.calls(ref, layout) for layout in wanted])
+    alone = parts >= 1
     tiny = np.array([grouping.is_tiny(ref, layout) for layout in wanted], dtype=bool)
-    return Shares(gathers, reductions, np.broadcast_to(parts, gathers.shape), (gathers > 0) | ~tiny)
+    asks = (gathers > 0) | ~tiny
+    parts = np.broadcast_to(parts, gathers.shape)
+    return Shares(np.where(alone, 0, gathers), np.where(alone, 0, reductions), parts, asks)
 
 
 def _ways(paths: Paths, sends: Sends, mesh_shape: Sequence[int], *, back: bool = False) -> Array:

@@ -9,8 +9,9 @@ p_m are one or less. What is missing is::
 
 As seconds are a concave function of bytes, a bucket takes at least as long: the least latency is that of the messages
 that are sent with the fewest bytes. Gathers, gathers again in backward (of the parameters that are gathered again) and
-reductions each are ways of their own. Parameters that several regions read pay a whole latency and are left out; tiny
-ones that are not gathered ask for no bucket of their own block's, but their parts count.
+reductions each are ways of their own. Parameters that pay a whole latency, as they are larger than a bucket or read in
+several regions, are left out; tiny ones that are not gathered ask for no bucket of their own block's, but their parts
+count.
 """
 
 from __future__ import annotations
@@ -97,12 +98,13 @@ class BucketLatency:
 
     def _short(self, region: int, members: Sequence[Conversion], phase: Phase) -> float:
         """By how much the parts of some conversions of a region are less than the buckets that they ask for."""
+        small = [one for one in members if self.grouping.calls(one.ref, one.wanted) < 1]
         parts: dict[tuple[object, ...], float] = {}
-        for one in members:
+        for one in small:
             times = one.saved if phase == "again" else 1
             part = times * self.grouping.calls(one.ref, one.wanted)
             parts[one.ref, one.wanted] = part + (parts.get((one.ref, one.wanted), 0.0) if phase == "again" else 0.0)
-        asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in members)
+        asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in small)
         return max(0.0, self.grouping.buckets(region) - sum(parts.values())) if asks else 0.0
 
     def _way(self, one: Conversion, phase: Phase) -> int:
