@@ -20,8 +20,8 @@ from autopar.solver.linear import Array
 class Shares:
     """By source and by what is wanted, as `autopar.cost.bucket_latency` has it.
 
-    `gathers`, `reductions`: numbers of the ways, 0 where nothing moves, or a whole bucket; `parts`: of a bucket; `asks`:
-    whether its reduction asks for a bucket of its block's.
+    `gathers`, `reductions`: numbers of the ways, 0 where nothing moves, or a whole bucket; `parts`: of one; `asks`:
+    whether the reduction asks for a bucket of its block's.
     """
 
     gathers: Array

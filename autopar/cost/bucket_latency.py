@@ -87,7 +87,7 @@ class BucketLatency:
     def _shares(self, region: int, phase: Phase) -> dict[tuple[object, ...], float]:
         ways: defaultdict[int, list[Conversion]] = defaultdict(list)
         for one in self._in[region]:
-            if way := self._way(one, phase):
+            if (way := self._way(one, phase)) and self.grouping.calls(one.ref, one.wanted) < 1:
                 ways[way].append(one)
         found = {}
         for members in ways.values():
@@ -98,13 +98,12 @@ class BucketLatency:
 
     def _short(self, region: int, members: Sequence[Conversion], phase: Phase) -> float:
         """By how much the parts of some conversions of a region are less than the buckets that they ask for."""
-        small = [one for one in members if self.grouping.calls(one.ref, one.wanted) < 1]
         parts: dict[tuple[object, ...], float] = {}
-        for one in small:
+        for one in members:
             times = one.saved if phase == "again" else 1
             part = times * self.grouping.calls(one.ref, one.wanted)
             parts[one.ref, one.wanted] = part + (parts.get((one.ref, one.wanted), 0.0) if phase == "again" else 0.0)
-        asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in small)
+        asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in members)
         return max(0.0, self.grouping.buckets(region) - sum(parts.values())) if asks else 0.0
 
     def _way(self, one: Conversion, phase: Phase) -> int:

@@ -81,8 +81,7 @@ def test_what_is_left_beside_parameters_larger_than_a_bucket_pays_for_its_own() 
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(16384, 16384), nn.ReLU())
         batch = torch.empty(8192, 16384)
-    constraints = [*DATA, "param:* = S0, S0"]
-    made = plan(model, {"input": batch}, CLUSTER, loss_fn=torch.sum, constraints=constraints, precision="bf16")
+    made = plan(model, {"input": batch}, CLUSTER, loss_fn=torch.sum, constraints="fsdp", precision="bf16")
     assert sorted(bucket.names for bucket in made.buckets) == [("0.bias",), ("0.weight",)]
     for one in of_buckets(made):
         assert one.count * least_latency(one.kind, CLUSTER.axes[one.axis]) <= one.seconds
