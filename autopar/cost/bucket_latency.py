@@ -91,20 +91,19 @@ class BucketLatency:
                 ways[way].append(one)
         found = {}
         for members in ways.values():
+            each = self._short(region, members, phase) / len(members)
             for one in members:
-                often = max(1, one.kept) if phase == "again" else 1
-                found[_key(one)] = self._short(region, members, phase) / len(members) / often
+                found[_key(one)] = each / max(1, one.kept) if phase == "again" else each
         return found
 
     def _short(self, region: int, members: Sequence[Conversion], phase: Phase) -> float:
         """By how much the parts of some conversions of a region are less than the buckets that they ask for."""
-        parts: dict[tuple[object, ...], float] = {}
-        for one in members:
-            times = one.saved if phase == "again" else 1
-            part = times * self.grouping.calls(one.ref, one.wanted)
-            parts[one.ref, one.wanted] = part + (parts.get((one.ref, one.wanted), 0.0) if phase == "again" else 0.0)
+        calls = {(one.ref, one.wanted): self.grouping.calls(one.ref, one.wanted) for one in members}
+        paid = sum(calls.values())
+        if phase == "again":  # is priced for each use
+            paid = sum(one.saved * calls[one.ref, one.wanted] for one in members)
         asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in members)
-        return max(0.0, self.grouping.buckets(region) - sum(parts.values())) if asks else 0.0
+        return max(0.0, self.grouping.buckets(region) - paid) if asks else 0.0
 
     def _way(self, one: Conversion, phase: Phase) -> int:
         """How a conversion moves in a phase, 0 for nothing."""
