@@ -18,10 +18,12 @@ from autopar.plans import Plan
 from autopar.report.tables import show_seconds, table
 
 GPT_350M = {"architectures": "GPT2LMHeadModel", "n_layer": 24, "n_embd": 1024, "n_head": 16}
+GPT_1300M = GPT_350M | {"n_embd": 2048}
 CASES = [  # name, config, batch, sequence, mesh
     ("gpt 350M", GPT_350M, 512, 256, (16, 4)),
     ("gpt 350M", GPT_350M, 512, 256, (32, 8)),
     ("gpt 350M", GPT_350M, 512, 256, (8, 4, 8)),
+    ("gpt 1.3B", GPT_1300M, 128, 1024, (8, 8)),
     ("llama-3-8b", LLAMA_3_8B, 64, 8192, (8, 8)),
     ("llama-3-8b", LLAMA_3_8B, 512, 8192, (64, 8)),
 ]
@@ -38,7 +40,7 @@ def main() -> None:
     for name, config, batch, sequence, shape in CASES:
         model, cluster = on_meta(config), Cluster.preset("h100", shape)
         ids = torch.empty(batch, sequence, dtype=torch.long, device="meta")
-        for constraints in ("", "hsdp", "fsdp"):
+        for constraints in ("", "hsdp", "fsdp", "fsdp(recompute=full)"):
             examples = {"input_ids": ids, "labels": ids}
             made = plan(model, examples, cluster, constraints=constraints or (), memory_budget="70GiB")
             missing, step = not_counted(made, cluster), made.predicted.step_seconds
