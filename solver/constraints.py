@@ -42,8 +42,8 @@ def restrict(
             close = _near(text)
             meant = f" Did you mean '{close}'?" if close else ""
             raise InputError(
-                f"constraint '{text}' is no preset ({', '.join(PRESETS)}; options in brackets, 'fsdp(zero=2)'), no role "
-                "of an axis ('axis:NAME = role') and no pin: write 'kind:pattern = layout', with != to forbid it and ~ "
+                f"constraint '{text}' is no preset ({', '.join(PRESETS)}; options in brackets, 'fsdp(zero=2)'), no "
+                "role of an axis ('axis:NAME = role') and no pin: write 'kind:pattern = layout', with != to forbid it and ~ "
                 f"to prefer it, and a kind of {', '.join(KINDS)}, or 'leaf:pattern' for modules that are one op "
                 f"each.{meant}"
             )
