@@ -43,8 +43,8 @@ def restrict(
             meant = f" Did you mean '{close}'?" if close else ""
             raise InputError(
                 f"constraint '{text}' is no preset ({', '.join(PRESETS)}; options in brackets, 'fsdp(zero=2)'), no "
-                "role of an axis ('axis:NAME = role') and no pin: write 'kind:pattern = layout', with != to forbid it and ~ "
-                f"to prefer it, and a kind of {', '.join(KINDS)}, or 'leaf:pattern' for modules that are one op "
+                "role of an axis ('axis:NAME = role') and no pin: write 'kind:pattern = layout', with != to forbid it "
+                f"and ~ to prefer it, and a kind of {', '.join(KINDS)}, or 'leaf:pattern' for modules that are one op "
                 f"each.{meant}"
             )
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
