@@ -64,25 +64,27 @@ class Grouping:
             if saved:
                 self._last_reader[region] = max(self._last_reader[region], self._position[reader])
                 kept[region] |= saved
-        total = [sum(tensor_of(TensorRef(n, 0)).nbytes for n in filled.get(i, ())) or 1 for i in range(len(rows))]
+        bytes_of = [[tensor_of(TensorRef(node, 0)).nbytes for node in filled.get(i, ())] for i in range(len(rows))]
+        total = [sum(some) or 1 for some in bytes_of]
+        full = [max(self.full_bytes, *some) if some else self.full_bytes for some in bytes_of]
         self.stretches: list[Stretch] = []
         self._stretch: list[int] = []  # of each region
         self._group: list[tuple[int, int]] = []
         self._share: list[float] = []  # of a bucket's bytes, what one region's parameters have
         self._buckets: list[float] = []  # how many buckets of each kind a region has, mostly a part of one
-        self._fills: list[float] = []  # bytes of one of the buckets that a region's parameters are cut into
+        self._sizes: list[float] = []  # bytes that one of these has at most
         for i, row in enumerate(rows):
             blocks = repeats[row.repeat].count if row.repeat is not None else 1
             if row.repeat is None or row.instance == 0:
                 together = min(blocks, max(1, int(LEAST_PART * self.full_bytes) // total[i]))
-                buckets = max(1, total[i] // self.full_bytes)
+                buckets = max(1, total[i] // full[i])
                 self.stretches.append(Stretch(row.first, -(-blocks // together), buckets))
             stretch = self.stretches[-1]
             self._stretch.append(len(self.stretches) - 1)
             self._group.append((len(self.stretches) - 1, row.instance // together))
             self._share.append(together / stretch.buckets)
             self._buckets.append(stretch.count / blocks)
-            self._fills.append(max(self.full_bytes, total[i] / stretch.buckets))
+            self._sizes.append(max(full[i], total[i] / stretch.buckets))
             for node in filled.get(i, ()):
                 self._parts[node] = tensor_of(TensorRef(node, 0)).nbytes / total[i] * stretch.count / blocks
         self._several = [len(some) > 1 for some in kept]
@@ -180,8 +182,8 @@ class Grouping:
 
     def bucket_of(self, parameter: fx.Node) -> tuple[float, float]:
         """The part of a bucket's latency that a parameter pays at least, 1 where several regions read it; and how many
-        bytes a bucket has, of those that its region's parameters are cut into."""
-        return self._parts.get(parameter, 1.0), self._fills[self._home[parameter]]
+        bytes a bucket has at most, of those that its region's parameters are cut into: never less than the largest."""
+        return self._parts.get(parameter, 1.0), self._sizes[self._home[parameter]]
 
     def buckets(self, region: int) -> float:
         """How many buckets the parameters of a region have that move alike, mostly one; a part of one where several

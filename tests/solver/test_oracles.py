@@ -63,9 +63,9 @@ def test_what_is_returned_beside_a_loss_pays_no_backward(seed: int, mesh: tuple[
     assert solution.seconds == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize(("seed", "micro_batches"), thinned(2, range(4), [1, 2]))
+@pytest.mark.parametrize(("seed", "micro_batches"), thinned(2, [1, 3, 4, 7], [1, 2]))
 def test_optimum_where_communication_hides(seed: int, micro_batches: int) -> None:
-    """Buckets of some elements, so that reductions begin before the end of backward."""
+    """Buckets of some elements, so that reductions begin before the end of backward: graphs of two weights."""
     problem = _random(seed, (2,), micro_batches)
     problem.memory = replace(problem.memory, bucket_bytes=64)
     problem.cluster = replace(problem.cluster, device=replace(problem.cluster.device, overlap=0.7))
