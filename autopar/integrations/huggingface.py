@@ -13,6 +13,8 @@ A planned model moves its gradients itself. What would be done to it a second ti
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +110,9 @@ class PlannedTrainer(Trainer):
         _check_precision(model, args)
         if args.load_best_model_at_end and args.save_only_model:
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
+        if args.label_names is None and (names := _labels_of(model)):
+            args.label_names = names
+        self._wants_outputs = False
         super().__init__(model=model, args=args, **options)
 
     def compute_loss(
@@ -117,11 +122,24 @@ class PlannedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Of a model that was planned with a `loss_fn` of labels what it returns is the loss."""
-        if not getattr(self.model, ATTRIBUTE).programs[0].traced.loss_names:
+        """Of a model that was planned with a `loss_fn` of labels what it returns is the loss; what the loss is made of
+        is computed once more, where predictions or metrics want it."""
+        if not (names := _loss_names(self.model)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         loss = model(**inputs)
-        return (loss, {"loss": loss}) if return_outputs else loss
+        if not return_outputs:
+            return loss
+        outputs = model(**{n: v for n, v in inputs.items() if n not in names}) if self._wants_outputs else {}
+        return loss, {"loss": loss, **_by_name(outputs)}
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        self._wants_outputs = not prediction_loss_only
+        try:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        finally:
+            self._wants_outputs = False
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
         rows, batch = self.num_examples(dataloader), self.args.eval_batch_size * self.args.world_size
@@ -183,6 +201,29 @@ class PlannedTrainer(Trainer):
         random = getattr(self.model, ATTRIBUTE).random
         state: dict[str, torch.Tensor] = random.state_dict() if random is not None else {}
         return state
+
+
+def _loss_names(model: nn.Module) -> tuple[str, ...]:
+    """What the `loss_fn` that a model was planned with takes beside what forward does."""
+    traced = getattr(model, ATTRIBUTE).programs[0].traced
+    taken = inspect.signature(inspect.unwrap(type(model).forward)).parameters  # the user's own
+    return tuple(name for name in traced.loss_names if name not in taken)
+
+
+def _labels_of(model: nn.Module) -> list[str]:
+    """Those of them that the model was planned with."""
+    graph = getattr(model, ATTRIBUTE).programs[0].traced.graph
+    given = {node.target for node in graph.nodes if node.op == "placeholder"}
+    return [name for name in _loss_names(model) if name in given]
+
+
+def _by_name(outputs: Any) -> dict[str, Any]:
+    """What a model returns, as the Trainer tells it from the loss."""
+    if isinstance(outputs, Mapping):
+        return {name: value for name, value in outputs.items() if name != "loss"}
+    if isinstance(outputs, tuple | list):
+        return {str(i): value for i, value in enumerate(outputs)}
+    return {"logits": outputs}
 
 
 def _check_precision(model: nn.Module, args: TrainingArguments) -> None:
