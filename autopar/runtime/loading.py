@@ -111,10 +111,23 @@ def _chosen(model: nn.Module, files: WeightFiles, strict: bool) -> _Chosen:
     if told and strict:
         raise InputError(
             f"{'; '.join(told)}: are these the weights of this {type(model).__name__}? strict=False loads what there is"
+            f"{_untied(model, missing)}"
         )
     if told:
         warn("; ".join(told))
     return _Chosen(chosen, conversions)
+
+
+def _untied(model: nn.Module, missing: Sequence[str]) -> str:
+    """A word on parameters that files need not hold as the model's config ties them, where the model does not."""
+    tied = getattr(model, "_tied_weights_keys", None) or ()
+    apart = [name for name in missing if name in tied]
+    if not apart or not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+        return ""
+    return (
+        f". The model's config ties {listed(apart)} to another parameter, and here it is one of its own: call "
+        "model.tie_weights() before planning (accelerate's init_empty_weights parts what is tied)"
+    )
 
 
 def _sources(model: nn.Module, tensors: Iterable[str], stored: Iterable[str]) -> dict[str, str]:

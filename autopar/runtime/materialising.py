@@ -179,6 +179,7 @@ def _plain_buffers(model: nn.Module, groups: Mapping[str, list[str]]) -> Iterato
 
 def _check_alike(model: nn.Module, built: nn.Module, groups: Mapping[str, list[str]]) -> None:
     """Raise InputError unless the constructor makes the model's tensors, tied as they are."""
+    of: dict[int, str] = {}
     for name, names in groups.items():
         mine = tensor_at(model, name)
         try:
@@ -194,6 +195,12 @@ def _check_alike(model: nn.Module, built: nn.Module, groups: Mapping[str, list[s
             )
         if any(other is not made[0] for other in made):
             raise InputError(f"the model ties {listed(names)}, which the build function leaves apart: tie them in it")
+        if (other := of.setdefault(id(made[0]), name)) != name:
+            raise InputError(
+                f"the build function ties {listed([other, name])}, which are two parameters of the model: tie them "
+                "before planning (accelerate's init_empty_weights parts them; model.tie_weights() of transformers "
+                "ties them again)"
+            )
 
 
 def _check_filled(model: nn.Module, steps: Slice, views: Mapping[str, View], constructed: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 from autopar.graph import VAL
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asserting import asserted
+from autopar.tracing.errors import OR_LEAF
 from autopar.tracing.guards import ANSWER
 from autopar.tracing.targets import written_as
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
@@ -37,7 +38,7 @@ def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwa
         if any(id(t) in known.random for t in seen.tensors):
             raise recorder.unknown(
                 f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
-                mend="set the probability to 0, call eval(), or let the module be a leaf",
+                mend=f"set the probability to 0, call eval(){OR_LEAF}",
             )
         asked = f"{name}() asks for the contents of a tensor that depends on the inputs"
         raise recorder.unknown(asked, deciding=seen.tensors)

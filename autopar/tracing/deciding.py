@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from autopar.tracing.errors import OR_LEAF
+
 _MOST = 3  # names of more inputs help nobody
 
 
@@ -13,7 +15,7 @@ def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     """The advice for tensors that have no data: `nodes` are those that stand for them."""
     names = _inputs(nodes)
     those = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"
-    return f"give {those} a known example (autopar.known), or let the module be a leaf"
+    return f"give {those} a known example (autopar.known){OR_LEAF}"
 
 
 def _inputs(nodes: Iterable[fx.Node | None]) -> list[str]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from autopar.errors import InputError, UntraceableError
 
 
+OR_LEAF = ", or let the module be a leaf"
+"""Advice that is of no use where that has been tried."""
+
+
 class TraceError(UntraceableError, RuntimeError):
     """The model does something that cannot be put in a graph."""
 
@@ -25,7 +29,7 @@ class NotOneOpError(TraceError):
     """What has no graph cannot be one op either; `reason` is why it has no graph, the fault to mend."""
 
     def __init__(self, reason: str, message: str, *, where: str = "") -> None:
-        super().__init__(f"{reason}. Nor can it be one op: {message}", where=where)
+        super().__init__(f"{reason.replace(OR_LEAF, '')}. Nor can it be one op: {message}", where=where)
         self.reason = reason
 
 

@@ -1,0 +1,33 @@
+"""What is to fill a model whose tied weights were parted says so, on every rank: see `tied_cases`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from launch import launch
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return launch("tied_cases.py", 2)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("built", r"build function ties 'model.embed_tokens.weight', 'lm_head.weight', .*model.tie_weights\(\)"),
+        (
+            "loaded",
+            r"do not hold 'lm_head.weight'.*config ties 'lm_head.weight'.*model.tie_weights\(\) before planning",
+        ),
+    ],
+)
+def test_weights_that_were_parted_are_told(case: str, words: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert re.search(words, rank[case]["value"]), rank[case]
+
+
+def test_weights_that_were_tied_again_are_loaded(two: list[dict[str, Any]]) -> None:
+    assert [rank["loaded_tied"]["value"] for rank in two] == [[], []]
