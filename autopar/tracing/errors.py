@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autopar.errors import InputError, UntraceableError
 
-
 OR_LEAF = ", or let the module be a leaf"
 """Advice that is of no use where that has been tried."""
 
