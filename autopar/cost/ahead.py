@@ -15,11 +15,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from autopar.cost.reductions import SMALL
-
 _LAST, _EARLIER = 0.5, 1.5  # of a bucket's bytes; the results of earlier collectives take less memory
 _REACH = 2  # buckets by collectives that are looked at: many smaller ones do not add up to the time of a large one.
 # Those that are small beside the largest so far do not count there.
+_SMALL = 8  # times fewer bytes than the largest
 
 
 class Gather(Protocol):
@@ -43,7 +42,7 @@ def due_ahead(here: Some, behind: Iterable[Some], longest: int, *, read: bool) -
     before, seen = 0 if read else last, 0
     for one in behind:
         largest = max(largest, one.read_bytes)
-        seen += SMALL * one.read_bytes > largest
+        seen += _SMALL * one.read_bytes > largest
         if seen > _REACH * longest:
             return
         size = max(1, last, one.read_bytes)

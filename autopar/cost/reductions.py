@@ -5,7 +5,8 @@ the gradients, so it is waited for, and what it was handed freed, at the next bu
 follow, since they begin then. The last of several was handed but a part (a reduce-scatter over eight ranks leaves an
 eighth), so it has longer: until all of those together hold more than half of what the bucket at its turn hands in. The
 parameters of a block often are in several buckets, that come in quick succession: with a fixed number of turns the last
-collective of one would have no more time than there is between two of them.
+collective of one would have no more time than there is between two of them. For the same reason a small bucket does not
+wait for a large one: attention's gradients come soon behind those of experts, and the next experts' late.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
-SMALL = 8
-"""A bucket of so many times fewer bytes than another is small beside it: in its time nothing of the other hides."""
+SMALL = 3
+"""A bucket of so many times fewer bytes than one under way does not wait for it: there is little compute between the
+two, so that nothing would hide, and with what the small one takes (its gradients, and the buffer that is handed in) no
+more is held than at the turn of the large one."""
 HELD = 2
 """The last of several collectives may hold, all together, a bucket's bytes by this."""
 
