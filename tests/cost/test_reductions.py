@@ -57,6 +57,24 @@ def run(buckets: list[list[int]]) -> list[Sent]:
     return flights
 
 
+@given(st.lists(st.integers(1, 4096), max_size=30))
+def test_small_buckets_hold_no_more_than_large_ones(sizes: list[int]) -> None:
+    """At its turn a bucket has its gradients and hands in as much: of the largest that is all there is."""
+    flights: list[Sent] = []
+    for turn, size in enumerate(sizes):
+        for one in due(flights, size):
+            one.land(turn)
+        under_way = sum(one.under_way_bytes for one in flights if one.holds_more)
+        assert under_way + 2 * size <= 2 * max(sizes[: turn + 1])
+        flights.append(Sent([size]))
+
+
+def test_what_comes_soon_behind_a_large_bucket_leaves_it_time() -> None:
+    """Experts, attention, and so on: each bucket has a block's time."""
+    flights = run([[352], [84]] * 4)
+    assert [one.turns for one in flights[:-2]] == [[2], [2], [4], [4], [6], [6]]
+
+
 @given(st.lists(st.tuples(st.integers(1, 4096), st.lists(st.sampled_from([2, 4, 8]), max_size=2)), max_size=30))
 def test_what_is_held_stays_bounded(drawn: list[tuple[int, list[int]]]) -> None:
     buckets = []
