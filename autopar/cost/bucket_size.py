@@ -27,3 +27,12 @@ def bucket_bytes(cluster: Cluster) -> int:
     """
     wanted = min((gather_fills(axis) for axis in cluster.axes if axis.size > 1), default=0.0)
     return max(BUCKET_BYTES, int(min(wanted, cluster.device.memory_bytes * _PART_OF_MEMORY)))
+
+
+def most_bucket_bytes(cluster: Cluster) -> int:
+    """The most that a bucket has where a region's largest parameter has more than `bucket_bytes`.
+
+    >>> most_bucket_bytes(Cluster.preset("h100", (8,))) >> 20
+    628
+    """
+    return max(bucket_bytes(cluster), int(cluster.device.memory_bytes * _PART_OF_MEMORY))

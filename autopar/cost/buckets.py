@@ -4,9 +4,9 @@ A bucket lies within one region of the graph (a repeated block, or what lies bet
 `LEAST_PART` of a bucket and not recomputed, within several neighbouring blocks of a repeat, whichever constraints tell
 these apart; so it does where its members are tiny and not gathered (`autopar.cost.tiny_buckets`). Its members are
 converted by collectives of the same kinds over the same axes in the same dtypes, in the order in which the graph first
-uses them. What exceeds `StepMemory.bucket_bytes`, or the region's largest parameter where that is larger, is cut into
-buckets of about that size: a collective hides behind the ops that read the bucket before it, and a large bucket behind
-a small one's would not.
+uses them. What exceeds `StepMemory.bucket_bytes`, or the region's largest parameter where that is larger (as far as
+`most_bucket_bytes`), is cut into buckets of about that size: a collective hides behind the ops that read the bucket
+before it, and a large bucket behind a small one's would not.
 
 The latency of a bucket is priced by its members, so that a price belongs to one parameter and one pair of layouts: of
 the parameters that are read in one region alone, each pays its part of the elements of all that could share its bucket,

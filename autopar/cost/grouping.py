@@ -66,13 +66,13 @@ class Grouping:
                 kept[region] |= saved
         bytes_of = [[tensor_of(TensorRef(node, 0)).nbytes for node in filled.get(i, ())] for i in range(len(rows))]
         total = [sum(some) or 1 for some in bytes_of]
-        full = [max(self.full_bytes, *some) if some else self.full_bytes for some in bytes_of]
+        full = [max(self.full_bytes, min(memory.most_bucket_bytes, max(some, default=0))) for some in bytes_of]
         self.stretches: list[Stretch] = []
         self._stretch: list[int] = []  # of each region
         self._group: list[tuple[int, int]] = []
         self._share: list[float] = []  # of a bucket's bytes, what one region's parameters have
         self._buckets: list[float] = []  # how many buckets of each kind a region has, mostly a part of one
-        self._sizes: list[float] = []  # bytes that one of these has at most
+        self._sizes: list[float] = []  # bytes that one of these has at most, but for a larger parameter
         for i, row in enumerate(rows):
             blocks = repeats[row.repeat].count if row.repeat is not None else 1
             if row.repeat is None or row.instance == 0:
@@ -182,7 +182,8 @@ class Grouping:
 
     def bucket_of(self, parameter: fx.Node) -> tuple[float, float]:
         """The part of a bucket's latency that a parameter pays at least, 1 where several regions read it; and how many
-        bytes a bucket has at most, of those that its region's parameters are cut into: never less than the largest."""
+        bytes a bucket has at most, of those that its region's parameters are cut into, but for a parameter that is
+        larger."""
         return self._parts.get(parameter, 1.0), self._sizes[self._home[parameter]]
 
     def buckets(self, region: int) -> float:

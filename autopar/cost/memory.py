@@ -52,7 +52,8 @@ class StepMemory:
     `parameters`: the model's parameters by qualified name, as they will be stored (their dtype is overridden by
     `precision.parameter`). Graph nodes need `meta[COST]`; a node without it keeps nothing. `repeats`: the graph's
     blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answers are the same without.
-    `bucket_bytes`: what a bucket of parameters has (`autopar.cost.bucket_size`). `buffers`: the model's, by name.
+    `bucket_bytes`: what a bucket of parameters has, and has at most where one of them is larger
+    (`autopar.cost.bucket_size`). `buffers`: the model's, by name.
     `pinned`: how parameters are stored already; `trained`: those that other graphs of the model train.
     """
 
@@ -66,6 +67,7 @@ class StepMemory:
     train: bool = True
     repeats: tuple[Repeat, ...] = ()
     bucket_bytes: int = BUCKET_BYTES
+    most_bucket_bytes: int = BUCKET_BYTES
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     pinned: Mapping[str, Layout] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.bucket_size import bucket_bytes
+from autopar.cost.bucket_size import bucket_bytes, most_bucket_bytes
 from autopar.cost.memory import StepMemory
 from autopar.layout import Layout
 from autopar.precision import Precision
@@ -42,6 +42,7 @@ def memory_on(
         kind,
         train,
         bucket_bytes=bucket_bytes(cluster),
+        most_bucket_bytes=most_bucket_bytes(cluster),
         buffers=buffers or {},
         pinned=pinned or {},
         trained=frozenset(trained),

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
-SMALL = 3
-"""A bucket of so many times fewer bytes than one under way does not wait for it: there is little compute between the
-two, so that nothing would hide, and with what the small one takes (its gradients, and the buffer that is handed in) no
-more is held than at the turn of the large one."""
+SMALL = 2
+"""A bucket of so many times fewer bytes than one under way does not wait for it, as there is little compute between
+the two. With what the small one takes (its gradients, and the buffer that is handed in), and smaller ones behind it,
+no more is held than at the turn of the large one."""
 HELD = 2
 """The last of several collectives may hold, all together, a bucket's bytes by this."""
 
