@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from autopar.cost.grouping import Grouping
 
 Phase = Literal["gathers", "again", "reductions"]
-PHASES: tuple[Phase, ...] = "gathers", "again", "reductions"
 
 
 def way_number(moves: Iterable[Move], mesh_shape: Sequence[int]) -> int:
