@@ -5,7 +5,11 @@ from __future__ import annotations
 from autopar.errors import InputError, UntraceableError
 
 OR_LEAF = ", or let the module be a leaf"
-"""Advice that is of no use where that has been tried."""
+
+
+def nor_one_op(reason: str, why: str) -> str:
+    """Why something has no graph, and why it cannot be one op either: without the advice to let it be a leaf."""
+    return f"{reason.replace(OR_LEAF, '')}. Nor can it be one op: {why}"
 
 
 class TraceError(UntraceableError, RuntimeError):
@@ -28,7 +32,7 @@ class NotOneOpError(TraceError):
     """What has no graph cannot be one op either; `reason` is why it has no graph, the fault to mend."""
 
     def __init__(self, reason: str, message: str, *, where: str = "") -> None:
-        super().__init__(f"{reason.replace(OR_LEAF, '')}. Nor can it be one op: {message}", where=where)
+        super().__init__(nor_one_op(reason, message), where=where)
         self.reason = reason
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing import places
-from autopar.tracing.errors import TraceError
+from autopar.tracing.errors import TraceError, nor_one_op
 from autopar.tracing.leaves import LeafPolicy
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> s
     """The error's message, or why there is a function that is a leaf, which most likely bound the buffer."""
     reason = next(reversed(policy.functions.values()), None)
     full = f"{one.path}.{name}" if one.path else name
-    return error.message if reason is None else f"{reason}. Nor can it be one op: it binds '{full}' to another tensor"
+    return error.message if reason is None else nor_one_op(reason, f"it binds '{full}' to another tensor")
 
 
 def _is_installed(kind: type) -> bool:

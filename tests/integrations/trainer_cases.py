@@ -143,7 +143,8 @@ def own_loss(folder: Path, *, planned: bool) -> list[float]:
     def smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
 
-    trainer = trainer_of(folder, planned=planned, model=Logits(), loss_fn=smoothed, label_names=["labels"])
+    words = {} if planned else {"label_names": ["labels"]}  # a plan knows what its loss takes
+    trainer = trainer_of(folder, planned=planned, model=Logits(), loss_fn=smoothed, **words)
     trainer.train()
     told: Any = trainer.predict(Bytes(BATCH + 1))  # type: ignore[arg-type]
     sums = [float(told.predictions.sum()), float(told.label_ids.sum()), *map(float, told.predictions[:, -1, 0])]
