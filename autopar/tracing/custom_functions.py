@@ -1,7 +1,8 @@
 """`torch.autograd.Function`: one opaque node a call, its own backward kept.
 
-The recorder would see only the operations inside `forward`, and a replay would differentiate those. `apply`
-is often bound early, so what is replaced is the method that `Function.apply` itself calls.
+The recorder would see only the operations inside `forward`, and a replay would differentiate those. `MyFunction.apply`
+is often bound early, and where it is a method of C (since torch 2.14, `Function.apply` itself) nothing replaces it. But
+it looks `forward` up in the class, by way of the metaclass, and so gets one that is recorded.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import FunctionMeta
+from torch.utils import _pytree as pytree
 
 from autopar.tracing.drawing import Drawing
+from autopar.tracing.errors import TraceError
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.replaced import original, replaced
-
-_APPLY: Any = vars(torch._C._FunctionBase)["apply"]  # what `Function.apply` ends in
+from autopar.tracing.values import with_own_identity
 
 
 class CustomFunction:
@@ -53,28 +55,57 @@ class CustomFunction:
 @contextlib.contextmanager
 def custom_functions(recorder: Recorder) -> Iterator[None]:
     """While inside, `MyFunction.apply(...)` in the user's code is recorded as one node."""
+    called: dict[type, bool] = {}  # functions whose `forward` is what is looked up next, and whether with gradients
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        run = _APPLY.__get__(None, cls)
-        if not recorder.is_recording():
-            return run(*args, **kwargs)
-        target = CustomFunction(cls)
-        return recorder.record_call(target, partial(_run_data_free, target, run), args, kwargs)
+    def find(cls: Any, name: str) -> Any:
+        found = type.__getattribute__(cls, name)
+        if name == "_backward_cls" and recorder.is_recording():  # a call begins, and makes the ctx
+            called[cls] = torch.is_grad_enabled()
+        elif name == "forward" and cls in called:
+            return partial(_record, recorder, cls, found, called.pop(cls))
+        return found
 
-    with attributes_set(_SingleLevelFunction, apply=classmethod(apply)):
+    with attributes_set(FunctionMeta, __getattribute__=find):
         yield
 
 
-def _run_data_free(target: CustomFunction, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad: bool, *args: Any) -> Any:
+    """What `forward` returns, of a node for the whole call; whoever called gives it the backward."""
+    ctx = args[:1] if args and isinstance(args[0], cls._backward_cls) else ()  # not where `setup_context` is given it
+    target = CustomFunction(cls)
+
+    def run(*args: Any) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        versions = [tensor._version for tensor in tensors]
+        with torch.no_grad():
+            result = _run_data_free(target, forward, *ctx, *args)
+            made = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
+        returned = {id(tensor) for tensor in pytree.tree_leaves(result)}
+        written = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
+        if any(id(tensor) in returned for tensor in written):
+            raise TraceError(
+                f"{target.__qualname__} returns an argument that it wrote into: let it return a new tensor, or name "
+                "the function around it in autowrap_functions",
+                where=recorder.where(),
+            )
+        return made
+
+    with torch.set_grad_enabled(with_grad):
+        result = recorder.record_call(target, run, args[len(ctx) :], {})
+    recorder.await_backward(result)
+    return result
+
+
+def _run_data_free(target: CustomFunction, forward: Callable[..., Any], *args: Any) -> Any:
     """The function inside; a tensor that it makes without a device belongs to the others where it must be on theirs."""
     with Drawing() as drawing:
         try:
-            result = run(*args, **kwargs)
+            result = forward(*args)
         except RuntimeError as error:
             if "device" not in str(error):
                 raise
             with torch.device("meta"):
-                result = run(*args, **kwargs)
+                result = forward(*args)
     target.draws = drawing.draws
     return result
 

@@ -20,6 +20,10 @@ from autopar.tracing.replaced import replaced
 
 _SHELL = machinery.checkpoint
 _BARE: Any = getattr(_SHELL, "__wrapped__", None)
+_GENERATORS = (
+    "_checkpoint_without_reentrant_generator",
+    "_checkpoint_without_reentrant_generator_impl",
+)  # the latter since torch 2.14
 
 
 @contextlib.contextmanager
@@ -47,11 +51,12 @@ def checkpoint_regions(recorder: Recorder, *, tagged: bool = True) -> Iterator[N
             with region():
                 return function(*args)
 
-    def generator(function: Any, preserve: Any, context_fn: Any, *rest: Any, **kwargs: Any) -> Iterator[None]:
+    def generator(*_: Any, **options: Any) -> Iterator[None]:
         with region():
             yield
 
     shell = replaced(_SHELL, _BARE) if _BARE and isinstance(_SHELL, FunctionType) else contextlib.nullcontext()
-    inline = attributes_set(machinery, CheckpointFunction=Inline, _checkpoint_without_reentrant_generator=generator)
+    generators = {name: generator for name in _GENERATORS if hasattr(machinery, name)}
+    inline = attributes_set(machinery, CheckpointFunction=Inline, **generators)
     with shell, inline:
         yield

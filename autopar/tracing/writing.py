@@ -36,6 +36,7 @@ class GraphWriter:
         self.nodes: dict[int, fx.Node] = {}  # by identity of the tensor they made
         self.alive: list[Tensor] = []
         self._custom: set[int] = set()  # tensors whose own backward belongs to the node that made them
+        self._awaiting: dict[int, Tensor] = {}  # values of such tensors that are given their backward later
         self._detached: dict[fx.Node, fx.Node] = {}
 
     def write(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None) -> fx.Node:
@@ -136,15 +137,27 @@ class GraphWriter:
                     self.known.put(entry.data_free, entry.known, node, is_state=not entry.name.startswith("_constant_"))
         return node
 
+    def await_backward(self, result: Any) -> None:
+        """Of the node that made `result`, tensors are given a backward of their own once it is written down."""
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and id(tensor) in self.nodes:
+                self._awaiting[id(tensor)] = self.nodes[id(tensor)].meta[VAL]
+
     def check_backward(self, tensor: Tensor) -> None:
         """Raise TraceError where a custom backward was put behind a tensor after its node: a replay would lose it."""
-        if _has_custom_backward(tensor) and id(tensor) not in self._custom:
+        if not _has_custom_backward(tensor) or id(tensor) in self._custom:
+            return
+        awaiting = self._awaiting.pop(id(tensor), None)
+        if awaiting is None:
             raise TraceError(
-                f"{type(tensor.grad_fn).__name__} is the backward of a tensor whose node does not know it: call the "
-                "autograd function by its `apply`, let it write into none of its arguments, or name the function "
-                "around it in autowrap_functions",
+                f"{type(tensor.grad_fn).__name__} is the backward of a tensor whose node does not know it: let the "
+                "autograd function write into none of its arguments, or name the function around it in "
+                "autowrap_functions",
                 where=self.where(),
             )
+        with torch._C.DisableTorchFunction():  # no call of the model's
+            awaiting.requires_grad_()
+        self._custom.add(id(tensor))
 
     def without_gradient(self, tensor: Tensor, node: fx.Node) -> fx.Node:
         """Under no_grad an operand that needs a gradient is detached in the graph, which then needs no grad mode."""

@@ -48,7 +48,7 @@ class Tripled(torch.autograd.Function):
         return grad * 100
 
 
-below_apply = vars(torch._C._FunctionBase)["apply"].__get__(None, Tripled)  # where no trace can see it
+below_apply = vars(torch._C._FunctionBase)["apply"].__get__(None, Tripled)  # no method of Python's
 
 
 class Filled(torch.autograd.Function):
@@ -73,6 +73,36 @@ class Written(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * 100
+
+
+class Handed(torch.autograd.Function):
+    """Returns its argument, a product, and where it is positive."""
+
+    @staticmethod
+    def forward(ctx, x):
+        positive = x > 0
+        ctx.mark_non_differentiable(positive)
+        return x, x * 3, positive
+
+    @staticmethod
+    def backward(ctx, first, second, third):
+        return first * 10 + second * 100
+
+
+class SetUp(torch.autograd.Function):
+    """What backward needs is kept behind `forward`."""
+
+    @staticmethod
+    def forward(x, factor=2.0):
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
 
 
 @torch.compile(backend="eager")
@@ -118,6 +148,10 @@ def written_copy(h):
         (lambda h, x, other: torch.ops.autopar_tests.scaled.default(h, 2.0), "scaled", 1),
         (lambda h, x, other: h * written_copy(x), "raise_by_one", 1),
         (lambda h, x, other: Filled.apply(h), "Filled", 1),
+        (lambda h, x, other: below_apply(h), "Tripled", 1),
+        (lambda h, x, other: below_apply(h) * Tripled.apply(x), "Tripled", 2),
+        (lambda h, x, other: Handed.apply(h)[0] * Handed.apply(x)[1], "Handed", 2),
+        (lambda h, x, other: SetUp.apply(h), "SetUp", 1),
         (lambda h, x, other: fused(h, y=x), "fused", 1),
         (lambda h, x, other: fused(fused(h, x), x), "fused", 2),
     ],
@@ -164,10 +198,35 @@ def test_a_compiled_function_compiles_again_after_the_trace():
     assert torch.equal(function(x, x), x.sin() * x)
 
 
-@pytest.mark.parametrize("what", [lambda h, x, o: below_apply(h), lambda h, x, o: (Written.apply(h), h * 2)[1]])
-def test_a_custom_backward_that_no_node_knows_is_an_error(what):
-    with pytest.raises(TraceError, match=r"Backward is the backward .*test_custom_code"):
+def written_unseen(h):
+    with torch._C.DisableTorchFunction():
+        Written.apply(h)
+    return h * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda h, x, o: Written.apply(h), "Written returns an argument that it wrote into"),
+        (lambda h, x, o: written_unseen(h), "WrittenBackward is the backward of a tensor whose node does not know it"),
+    ],
+)
+def test_a_custom_function_that_writes_is_an_error(what, words):
+    with pytest.raises(TraceError, match=rf"{words}.*test_custom_code"):
         trace(Using(what), dict(x=torch.randn(3, 4)))
+
+
+def test_whether_a_custom_function_has_a_gradient_is_that_of_eager():
+    def forward(x, w):
+        with torch.no_grad():
+            without = Handed.apply(x * w)[1]
+        return Handed.apply(x)[1], Handed.apply(x * w)[1], Handed.apply(x * w)[2], without
+
+    x, w = torch.randn(3), torch.randn(3, requires_grad=True)
+    traced = trace(forward, dict(x=x, w=w))
+    mine, theirs, (outputs,) = traced.gm(x, w), forward(x, w), traced.graph.output_node().args
+    assert [t.requires_grad for t in mine] == [t.requires_grad for t in theirs] == [False, True, False, False]
+    assert [node.meta["val"].requires_grad for node in outputs] == [False, True, False, False]
 
 
 def causal(batch, head, query, key):
