@@ -41,6 +41,7 @@ class Kernel:
 
 
 Row = Callable[..., Kernel | None]
+_SHARES_ON_CPU = torch.__version__ >= "2.14"  # attention without a batch, or with one key for all heads, is fused
 
 
 def _attention(
@@ -65,9 +66,8 @@ def _attention(
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Kernel | None:
-        heads = (query.dim() == 4 and enable_gqa) or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-        if not heads or not fused(query, key, value, attn_mask, dropout_p):
-            return None  # heads that differ without grouping are broadcast by the plain path
+        if not fused(query, key, value, attn_mask, dropout_p, enable_gqa):
+            return None
         statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
         internal = math.prod(query.shape[:-1]) * statistics.itemsize
         kept: tuple[Tensor, ...] = (query, key, value, *outputs)
@@ -103,13 +103,32 @@ def _same_head_dims(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return _in_rows(query, key, value) and query.shape[-1] == key.shape[-1] == value.shape[-1]
 
 
-def _fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+def _heads_fit(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> bool:
+    """Heads that differ without grouping are broadcast by the plain path."""
+    return (query.dim() == 4 and grouped) or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+
+
+def _one_for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and key.shape[-3:-2] == value.shape[-3:-2] == (1,)
+
+
+def _fused_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
+) -> bool:
     """The conditions of ATen's `sdp_utils_cpp.cpp`, use_flash_attention_cpp."""
+    if not _heads_fit(query, key, value, grouped) and not (_SHARES_ON_CPU and _one_for_all_heads(query, key, value)):
+        return False
+    if _SHARES_ON_CPU and query.dim() == key.dim() == value.dim() == 3:
+        query, key, value = query[None], key[None], value[None]
     return _same_head_dims(query, key, value) and dropout_p == 0.0 and not (mask is not None and mask.requires_grad)
 
 
-def _fused_on_cuda(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
+def _fused_on_cuda(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
+) -> bool:
     """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
+    if not _heads_fit(query, key, value, grouped):
+        return False
     if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
     if _same_head_dims(query, key, value) and query.shape[-1] <= 256:

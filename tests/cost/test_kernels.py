@@ -55,6 +55,8 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "mask that trains": (ATTENTION, (heads(), heads(), heads()), {"attn_mask": Spec(1, 4, 16, 16)}),
     "attention dropout": (ATTENTION, (heads(), heads(), heads()), {"dropout_p": 0.5}),
     "three dims": (ATTENTION, tuple(Spec(4, 16, 8) for _ in "qkv"), {}),
+    "three dims, one key for all heads": (ATTENTION, (Spec(4, 16, 8), Spec(1, 16, 8), Spec(1, 16, 8)), {}),
+    "a key without heads": (ATTENTION, (Spec(4, 16, 8), Spec(16, 8), Spec(16, 8)), {}),
     "other value width": (ATTENTION, (heads(), heads(), heads(2, 4, 16, 12)), {}),
     "only values train": (ATTENTION, (heads(grad=False), heads(grad=False), heads()), {}),
     "nothing trains": (ATTENTION, tuple(heads(grad=False) for _ in "qkv"), {}),
