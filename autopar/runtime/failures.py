@@ -7,6 +7,7 @@ timeout; both are told by the backend without saying where. (NCCL ends the proce
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -63,9 +64,18 @@ def take_over_timeout(device_mesh: DeviceMesh) -> None:
     """
     device, world = torch.device(device_mesh.device_type), dist.group.WORLD
     assert world is not None
-    timeout = getattr(getattr(world._get_backend(device), "options", None), "_timeout", None)
+    timeout = _timeout(world, device)
     for axis in range(device_mesh.ndim):
         group = device_mesh.get_group(axis)
-        own = getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
+        own = _timeout(group, device)
         if timeout is not None and own in _DEFAULT_TIMEOUTS and own != timeout:
             c10d._set_pg_timeout(timeout, group)  # there is no public call
+
+
+def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """That of a group's backend; None of one that does not tell."""
+    backend = group._get_backend(device)
+    try:
+        return getattr(getattr(backend, "options", None), "_timeout", None)
+    except RuntimeError:  # since torch 2.14, of a backend without options
+        return None
