@@ -169,9 +169,9 @@ def _best(facts: _Facts, low: int, high: int) -> Repeat | None:
 
 
 def _gain(count: int, period: int) -> tuple[int, int]:
-    """What folding so many blocks leaves away, the less the better. The first mostly decides for itself (it reads what
-    no block made), so that of two nothing is folded."""
-    return -period * (count - 2), -period * (count - 1)
+    """What folding so many blocks leaves away, the less the better. The first may decide for itself (it reads what no
+    block made), so that it counts as half a block: two layers are more than three equal projections within each."""
+    return -period * (2 * count - 3), -period * (count - 1)
 
 
 def _before(facts: _Facts, repeat: Repeat, low: int) -> list[Repeat]:

@@ -64,16 +64,16 @@ def take_over_timeout(device_mesh: DeviceMesh) -> None:
     """
     device, world = torch.device(device_mesh.device_type), dist.group.WORLD
     assert world is not None
-    timeout = _timeout(world, device)
+    timeout = own_timeout(world, device)
     for axis in range(device_mesh.ndim):
         group = device_mesh.get_group(axis)
-        own = _timeout(group, device)
+        own = own_timeout(group, device)
         if timeout is not None and own in _DEFAULT_TIMEOUTS and own != timeout:
             c10d._set_pg_timeout(timeout, group)  # there is no public call
 
 
-def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
-    """That of a group's backend; None of one that does not tell."""
+def own_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """The timeout of a group's backend for a device; None of one that does not tell."""
     backend = group._get_backend(device)
     try:
         return getattr(getattr(backend, "options", None), "_timeout", None)

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from autopar.errors import InputError
-from autopar.runtime.failures import told
+from autopar.runtime.failures import own_timeout, told
 from autopar.runtime.standing import Meeting, absence, is_fake, listing, mine, note_from_now_on, others, period_seconds
 from autopar.user_warnings import warn
 
@@ -113,5 +113,5 @@ def _late() -> str:
 
 def timeout_of(world: dist.ProcessGroup) -> timedelta:
     """What the user gave `init_process_group`, or torch's default."""
-    options = (getattr(world._get_backend(device), "options", None) for device in world._device_types)
-    return next((o._timeout for o in options if o is not None), default_pg_timeout)
+    timeouts = (own_timeout(world, device) for device in world._device_types)
+    return next((timeout for timeout in timeouts if timeout is not None), default_pg_timeout)

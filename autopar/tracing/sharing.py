@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.graph import REGION, SCOPE
+from autopar.graph import REGION, SCOPE, output_tensors
 
 
 def place_shared_attributes(graph: fx.Graph) -> int:
@@ -32,6 +32,8 @@ def place_shared_attributes(graph: fx.Graph) -> int:
         while first != common and place and stacks[place - 1][: len(first)] == first:
             place -= 1
         if place < position[node]:
+            while place and nodes[place - 1].op.startswith("call") and not output_tensors(nodes[place - 1]):
+                place -= 1  # sizes are taken where a tensor is made, and are the block's that reads them
             nodes[place].prepend(node)
             node.meta[SCOPE] = common
             node.meta[REGION] = _common([user.meta[REGION] for user in node.users])

@@ -133,3 +133,45 @@ def test_a_parameter_of_all_blocks_is_one_too() -> None:
 
     (repeat,) = find_repeats(trace(Scaled(), {"x": torch.rand(3, WIDTH)}).graph)
     assert repeat.count == BLOCKS
+
+
+def test_sizes_that_the_first_block_takes_stay_with_it() -> None:
+    class Sized(Block):
+        def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+            rows, columns = x.shape
+            return super().forward(x.sin().reshape(columns, rows).t().reshape(rows, columns), angles[:columns])
+
+    class Model(Rotary):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Sized() for _ in range(BLOCKS))
+            self.head = nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.head(x)
+            for block in self.blocks:
+                x = block(x, self.angles)
+            return self.head(x).square().sum()
+
+    traced = trace(Model(), {"x": torch.rand(3, WIDTH)})
+    (repeat,) = find_repeats(traced.graph)
+    assert repeat.count == BLOCKS
+    assert torch.equal(traced.gm(x=(x := torch.rand(3, WIDTH))), traced.root(x=x))
+
+
+def test_two_layers_are_blocks_and_not_the_equal_products_within_each() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.projections = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)
+            query, key, value = (projection(y) for projection in self.projections)
+            y = torch.softmax(query.tanh() @ key.sin().t(), -1) @ value.exp()
+            return x + self.out(y).sigmoid().cos()
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Attending() for _ in range(2)))
+    (repeat,) = find_repeats(trace(model, {"input": torch.rand(3, WIDTH)}).graph)
+    assert repeat.count == 2 and repeat.period > 20
