@@ -32,7 +32,8 @@ def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
             where=recorder.where(),
         )
     raise UntraceableError(
-        f"{func.__name__}() inside forward asks for gradients that are differentiated again, which is not planned",
+        f"{func.__name__}() inside forward asks for gradients that are differentiated again: write them with "
+        "torch.func inside forward, as torch.vmap(torch.func.grad(f))(x), which is planned",
         where=recorder.where(),
     )
 

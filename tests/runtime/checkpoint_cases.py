@@ -176,6 +176,7 @@ def mistakes() -> dict[str, str]:
                 patch.setattr(Path, "is_dir", lambda _: False)
             autopar.save_checkpoint(model, optimizer, path, step=1)
 
+    of_another_kind = torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], momentum=0.9)
     attempts: dict[str, Callable[[], Any]] = {
         "accumulated": accumulated,
         "own disks": own_disks,
@@ -187,6 +188,7 @@ def mistakes() -> dict[str, str]:
         "model": lambda: autopar.load_checkpoint(nn.Linear(2, 2), None, good),
         "shape": lambda: autopar.load_checkpoint(Net(width=4).double(), None, good),
         "groups": lambda: autopar.load_checkpoint(model, torch.optim.AdamW(model.parameters()), good),
+        "kind": lambda: autopar.load_checkpoint(model, of_another_kind, good),
         "extra": lambda: autopar.load_checkpoint(model, optimizer, good, extra_state={"loader": scheduler}),
         "stale": lambda: autopar.save_checkpoint(model, torch.optim.SGD(Net().parameters()), path, step=1),
     }

@@ -108,6 +108,7 @@ def test_mistakes_are_told_on_every_rank(two: Ranks) -> None:
         "folder": "latest_checkpoint(folder)",
         "model": "lacks 2 of the model's parameters and buffers: weight, bias",
         "shape": "has shape (8, 8) here and (16, 8)",
+        "kind": "has the state of AdamW, and the optimizer here is SGD",
         "groups": "1 groups of 6 parameters here, 2 groups of 3, 3 parameters saved",
         "extra": "has no extra_state ['loader']",
         "stale": "after autoparallelize",

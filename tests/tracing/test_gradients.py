@@ -161,7 +161,25 @@ def test_gradients_of_gradients_are_refused(create_graph):
 
     model, x = Force(), torch.randn(5, 3, requires_grad=True)
     if create_graph:
-        with pytest.raises(UntraceableError, match=r"inside forward asks for gradients.*test_gradients.py:\d+"):
+        with pytest.raises(UntraceableError, match=r"write them with torch.func.*test_gradients.py:\d+"):
             trace(model, dict(x=x), unsupported="leaf")
     else:
         assert torch.equal(trace(model, dict(x=x)).gm(x), model(x))
+
+
+def test_gradients_of_gradients_that_torch_func_writes_are_those_of_eager():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+
+        def forward(self, x):
+            def slope(x):
+                return torch.func.grad(lambda x: self.net(x).sum())(x).sum()
+
+            return torch.vmap(torch.func.grad(slope))(x).square().mean()
+
+    model, x = Residual(), torch.randn(5, 1)
+    losses = [f(x) for f in (model, trace(model, dict(x=x)).gm)]
+    one, other = (torch.autograd.grad(loss, model.net[0].weight)[0] for loss in losses)
+    assert torch.allclose(*losses) and torch.allclose(one, other)

@@ -24,11 +24,12 @@ def named_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[Tens
     """The state's tensors by parameter and key, and the list: groups, values that are no tensors, shapes and dtypes."""
     names = _names(model)
     tensors: Tensors = {}
-    listed: dict[str, Any] = {"groups": [], "values": {}, "tensors": {}}
+    listed: dict[str, Any] = {"groups": [], "kinds": [], "values": {}, "tensors": {}}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             members = [_name_of(p, names) for p in group["params"]]
             listed["groups"].append({**group, "params": members})
+            listed["kinds"].append(type(optimizer).__name__)
             for name, parameter in zip(members, group["params"], strict=True):
                 state = optimizer.state.get(parameter, {})
                 own = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
@@ -39,7 +40,10 @@ def named_state(model: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[Tens
 
 
 def empty_state(model: nn.Module, optimizers: Sequence[Optimizer], listed: Mapping[str, Any]) -> Tensors:
-    """Tensors to read a saved state into, each lying as its parameter does; raises InputError for other groups."""
+    """Tensors to read a saved state into, each lying as its parameter does.
+
+    Raises InputError for other groups, and for another optimizer that has other options too.
+    """
     names = _names(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     ours = [[_name_of(p, names) for p in group["params"]] for group in groups]
@@ -49,6 +53,13 @@ def empty_state(model: nn.Module, optimizers: Sequence[Optimizer], listed: Mappi
             f"the optimizer has other parameters or groups than the saved one: {_summary(ours)} here, "
             f"{_summary(theirs)} saved. Build it as it was when it was saved"
         )
+    kinds = [type(optimizer).__name__ for optimizer in optimizers for _ in optimizer.param_groups]
+    for kind, saved_kind, group, saved in zip(kinds, listed.get("kinds", kinds), groups, listed["groups"], strict=True):
+        if kind != saved_kind and group.keys() != saved.keys():
+            raise InputError(
+                f"the checkpoint has the state of {saved_kind}, and the optimizer here is {kind}: give one of that "
+                "kind, or load the model alone and start the optimizer anew"
+            )
     tensors: Tensors = {}
     for group in groups:
         for parameter in group["params"]:
