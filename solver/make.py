@@ -207,7 +207,7 @@ def _solve(
         return problem, replace(solution, bound=free), told
     watch.lap("ilp")
     if outcome.status == "infeasible":
-        raise refusal(budget, problem, gap, solver, constraints)
+        raise refusal(budget, problem, gap, solver, constraints, time_limit)
     solution, left = read_solution(model, outcome), end - cpu_seconds()
     given = memory, restricted, cluster, repeats, usable
     solution = refined(model, solution, *given, left, gap, solver)
@@ -229,7 +229,7 @@ def _near_least_memory(
     Raises InfeasibleError where none is known that fits, and TimeLimitError where the search was too late to know.
     """
     try:
-        smallest = smallest_budget(problem, fast.solver, fast.gap)
+        smallest = smallest_budget(problem, fast.solver, fast.gap, time_limit=time_limit)
     except TimeLimitError as error:
         raise late or error from None
     if smallest is None or smallest.bound_bytes > budget:

@@ -23,14 +23,16 @@ _CLOSE = 0.98  # of the bound, from which on it matters what rows of memory coun
 _OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
 
 
-def refusal(budget: int, problem: Problem, gap: float, solver: str, constraints: Sequence[str]) -> InfeasibleError:
+def refusal(
+    budget: int, problem: Problem, gap: float, solver: str, constraints: Sequence[str], time_limit: float
+) -> InfeasibleError:
     """Where it is proven, by the rows of memory, that no plan fits."""
     try:
-        smallest = smallest_budget(problem, solver, gap, too_small=budget)
+        smallest = smallest_budget(problem, solver, gap, time_limit=time_limit, too_small=budget)
     except TimeLimitError:
         return InfeasibleError(
             f"no plan fits {show_bytes(budget, digits=2)} per device; which budget has one was not found in time: try "
-            "a larger one",
+            "a larger one, or a longer time_limit",
             budget_lower_bound_bytes=budget,
         )
     return too_small(budget, smallest, problem, constraints)

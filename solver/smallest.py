@@ -32,11 +32,25 @@ from autopar.solver.stage_bytes import UNIT
 from autopar.solver.ways import chosen, counts, few
 
 _LARGE = 4_000  # pairs of layouts from which budgets are tried
-_SECONDS, _PATIENCE = 20.0, 60.0  # for the least peak of a program, and for any solution of it
 _CLOSE = 5e-3  # how near it is found where budgets are tried
-_EACH, _ALL = 15.0, 45.0  # seconds for a plan under a budget, and for all budgets
 _FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far above; the first is so near, which is enough
 _ANY = 5e-2  # how far from the fastest the plan of a budget may be: it is there to show that there is one
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """For the least peak of a program, for any solution of it, for a plan under a budget, and for all budgets."""
+
+    least: float = 20.0
+    patience: float = 60.0
+    each: float = 15.0
+    all: float = 45.0
+
+    @classmethod
+    def within(cls, time_limit: float) -> _Seconds:
+        """As many where a plan has `time_limit` seconds, which more than a minute changes nothing about."""
+        whole, share = cls(), min(time_limit / cls.patience, 1.0)
+        return cls(share * whole.least, share * whole.patience, share * whole.each, share * whole.all)
 
 
 @dataclass(frozen=True)
@@ -54,37 +68,40 @@ class Smallest:
         return math.ceil(self.budget_bytes * (1 + 1e-5)) + 64
 
 
-def smallest_budget(problem: Problem, solver: str, gap: float, *, too_small: float = 0.0) -> Smallest | None:
+def smallest_budget(
+    problem: Problem, solver: str, gap: float, *, time_limit: float = math.inf, too_small: float = 0.0
+) -> Smallest | None:
     """The least peak, to `gap` if there is time; None where no plan meets the constraints, whatever the budget.
 
+    `time_limit`: CPU seconds that a plan has; this takes up to about twice as many, and two minutes at most.
     `too_small`: bytes that are known to have no plan.
 
     Raises TimeLimitError where no plan is found in time.
     """
-    fast = Fast(solver, _ANY)
+    fast, seconds = Fast(solver, _ANY), _Seconds.within(time_limit)
     if fast.pairs(problem) <= _LARGE:
         model = Model(problem)
         with suppress(TimeLimitError):
-            outcome = _least(model, solver, gap)
+            outcome = _least(model, solver, gap, seconds)
             return None if outcome.status == "infeasible" else _as_smallest(model, outcome, outcome.bound)
     bare = Model(problem, bare=True)
-    least = _least(bare, solver, max(gap, _CLOSE))
+    least = _least(bare, solver, max(gap, _CLOSE), seconds)
     if least.status == "infeasible":
         return None
-    known = _with_choices_of(problem, bare, least, solver, gap)
-    return _tried(problem, fast, max(least.bound, too_small / UNIT), known)
+    known = _with_choices_of(problem, bare, least, solver, gap, seconds)
+    return _tried(problem, fast, max(least.bound, too_small / UNIT), known, seconds)
 
 
-def _tried(problem: Problem, fast: Fast, bound: float, known: Smallest | None) -> Smallest:
+def _tried(problem: Problem, fast: Fast, bound: float, known: Smallest | None, seconds: _Seconds) -> Smallest:
     """Under budgets above the bound and below that of a plan `known`: further above until one has a plan, then between
     this one and the last that had none, or none in time."""
-    end, low, above = cpu_seconds() + _ALL, bound, _NEAR
+    end, low, above = cpu_seconds() + seconds.all, bound, _NEAR
     high = math.inf if known is None else known.budget_bytes / UNIT
     while cpu_seconds() < end and high > low * (1 + _NEAR):
         budget = min(low * (1 + above), math.sqrt(low * high))
         above *= _FURTHER
         try:
-            model, outcome, is_all = fast.within(problem, budget * UNIT, _EACH, any_plan=True)
+            model, outcome, is_all = fast.within(problem, budget * UNIT, seconds.each, any_plan=True)
         except TimeLimitError:
             low = budget
             continue
@@ -98,13 +115,15 @@ def _tried(problem: Problem, fast: Fast, bound: float, known: Smallest | None) -
     return replace(known, bound_bytes=min(bound * UNIT, known.budget_bytes))
 
 
-def _with_choices_of(problem: Problem, bare: Model, found: Outcome, solver: str, gap: float) -> Smallest | None:
+def _with_choices_of(
+    problem: Problem, bare: Model, found: Outcome, solver: str, gap: float, seconds: _Seconds
+) -> Smallest | None:
     """What a plan found as if conversions took no memory needs in truth; None where that takes too long to find."""
     model = Model(few(problem, chosen(bare, found, problem)))
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)
     everything = np.arange(len(program.names))
-    outcome = program.integrate(solver, everything, _EACH, gap, counts(bare, found, model))
+    outcome = program.integrate(solver, everything, seconds.each, gap, counts(bare, found, model))
     return _as_smallest(model, _whole(program, outcome), 0.0) if len(outcome.values) else None
 
 
@@ -112,13 +131,13 @@ def _as_smallest(model: Model, outcome: Outcome, bound: float) -> Smallest:
     return Smallest(model, outcome, outcome.objective * UNIT, min(bound, outcome.objective) * UNIT)
 
 
-def _least(model: Model, solver: str, gap: float) -> Outcome:
+def _least(model: Model, solver: str, gap: float, seconds: _Seconds) -> Outcome:
     """The least peak of a model without memory rows yet, in MiB."""
     program, peak = model.program, Rows(model, None).peak
     price(model)
     program.matrix().guide = program.cost
     _only_peak_costs(model, peak)
-    return _whole(program, search(program, solver, time_limit=_SECONDS, gap=gap, patience=_PATIENCE))
+    return _whole(program, search(program, solver, time_limit=seconds.least, gap=gap, patience=seconds.patience))
 
 
 def _only_peak_costs(model: Model, peak: int) -> None:

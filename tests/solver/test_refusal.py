@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -117,8 +118,8 @@ def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.Monke
     monkeypatch.setattr(fast, "_UNDER_BUDGET", (20,))
     exact = make.smallest_budget
 
-    def far(*given: object) -> Smallest:
-        found = exact(*given)  # type: ignore[arg-type]
+    def far(*given: Any, **options: Any) -> Smallest:
+        found = exact(*given, **options)
         assert found is not None
         return replace(found, bound_bytes=0.9 * found.bound_bytes)
 

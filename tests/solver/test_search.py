@@ -67,8 +67,8 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
     exact = make.smallest_budget
 
-    def unproven(*given: Any) -> Smallest:
-        found = exact(*given)
+    def unproven(*given: Any, **options: Any) -> Smallest:
+        found = exact(*given, **options)
         assert found is not None
         return replace(found, bound_bytes=0.0)
 

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.timeout(0)  # which goes by the clock
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest budget is the exact one, however long it takes, so that tests do not depend on the clock."""
     monkeypatch.setattr(smallest_budgets, "_LARGE", 1_000_000)
-    monkeypatch.setattr(smallest_budgets, "_SECONDS", NO_LIMIT)
+    endless = smallest_budgets._Seconds(least=NO_LIMIT)
+    monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: endless)
 
 
 @functools.cache
@@ -122,7 +123,7 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
     by deciding for themselves is a search that ends early, and another one for each order.
     """
     monkeypatch.setattr(smallest_budgets, "_LARGE", 0)  # near the smallest will do, which takes long on two axes
-    monkeypatch.setattr(smallest_budgets, "_SECONDS", 20.0)
+    monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: smallest_budgets._Seconds())
     monkeypatch.setattr(make, "refined", lambda model, solution, *_: solution)
     asked = problem(name, 2, 4)
     cluster = asked.request.cluster

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from test_branches import Normed
 from toys import Toy, cluster, on_meta, toy
 
+from autopar import Cluster, InfeasibleError, plan
 from autopar.errors import TimeLimitError
 from autopar.solver import smallest
 
@@ -32,7 +35,7 @@ def test_without_time_to_try_budgets_the_answer_has_a_plan_and_a_bound(
 ) -> None:
     exact = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
     monkeypatch.setattr(smallest, "_LARGE", 0)
-    monkeypatch.setattr(smallest, "_ALL", 0.0)
+    monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
     near = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
     assert exact is not None and near is not None
     assert near.bound_bytes <= exact.budget_bytes * (1 + 1e-4) <= near.budget_bytes * (1 + 2e-4)
@@ -50,9 +53,22 @@ def test_what_is_known_to_be_too_small_is_a_bound(normed: Toy, monkeypatch: pyte
     assert near is not None and near.bound_bytes >= less
 
 
+def test_seconds_are_those_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    within = smallest._Seconds.within
+    assert within(math.inf) == within(600) == smallest._Seconds() and within(15) == smallest._Seconds(
+        5, 15, 3.75, 11.25
+    )
+    asked: list[float] = []
+    monkeypatch.setattr(smallest._Seconds, "within", lambda limit: asked.append(limit) or within(limit))
+    model, x = on_meta(Normed, 3), torch.empty(256, 16, device="meta")
+    with pytest.raises(InfeasibleError):
+        plan(model, {"x": x}, Cluster.preset("cpu", (2,)), memory_budget="1KiB", time_limit=7)
+    assert asked == [7]
+
+
 def test_no_plan_in_time_is_an_error(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smallest, "_LARGE", 0)
-    monkeypatch.setattr(smallest, "_ALL", 0.0)
+    monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
     monkeypatch.setattr(smallest, "_with_choices_of", lambda *_: None)
     with pytest.raises(TimeLimitError, match="no plan of about the least memory"):
         smallest.smallest_budget(normed.problem(), "highs", 1e-4)
