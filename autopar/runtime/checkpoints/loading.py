@@ -53,7 +53,8 @@ def load_checkpoint(
             on another, rank r gets those of saved rank r modulo their number, `extra_state` likewise.
 
     Raises, on every rank: InputError, before anything is changed, where the checkpoint is not complete or its
-    parameters, groups of parameters or `extra_state` are others; CheckpointError where reading fails midway.
+    parameters, groups of parameters, kind of optimizer or `extra_state` are others; CheckpointError where reading
+    fails midway.
     """
     finish_running()
     together, model = Together("load_checkpoint"), uncompiled(model)
