@@ -68,6 +68,9 @@ def load_source(
 
 def _own(module_name: str, function_name: str, batch: int | None, sequence: int | None) -> Source:
     """What the user's function returns: a model, (model, meta_args) or (model, meta_args, loss_fn)."""
+    if module_name.endswith(".py"):  # to import which would run the file before it fails
+        named = f"{Path(module_name).stem}:{function_name}"
+        raise InputError(f"{module_name!r} is a file: run from its folder, and name its module, {named}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: modules of the current folder
     try:

@@ -28,6 +28,7 @@ _with = with_option
         (["plan", "hf:PreTrainedModel", *GOOD[2:]], "is abstract"),
         (["plan", "GPT2LMHeadModel", *GOOD[2:]], "names no model"),
         (["plan", "nowhere_to_be_found:f", *GOOD[2:]], "no module 'nowhere_to_be_found'"),
+        (["plan", "there/users_models.py:alone", *GOOD[2:]], "name its module, users_models:alone"),
         (["plan", "users_models:alon", *GOOD[2:]], "did you mean alone?"),
         (["plan", "users_models:alone", *GOOD[2:]], "return (model, meta_args)"),
         (["plan", "users_models:text", *GOOD[2:]], "must return a torch.nn.Module"),
