@@ -37,6 +37,9 @@ _FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far above; th
 _ANY = 5e-2  # how far from the fastest the plan of a budget may be: it is there to show that there is one
 
 
+_MINUTE = 60.0
+
+
 @dataclass(frozen=True)
 class _Seconds:
     """For the least peak of a program, for any solution of it, for a plan under a budget, and for all budgets."""
@@ -48,8 +51,8 @@ class _Seconds:
 
     @classmethod
     def within(cls, time_limit: float) -> _Seconds:
-        """As many where a plan has `time_limit` seconds, which more than a minute changes nothing about."""
-        whole, share = cls(), min(time_limit / cls.patience, 1.0)
+        """These where a plan has a minute or more, and less in proportion."""
+        whole, share = cls(), min(time_limit / _MINUTE, 1.0)
         return cls(share * whole.least, share * whole.patience, share * whole.each, share * whole.all)
 
 
@@ -73,7 +76,7 @@ def smallest_budget(
 ) -> Smallest | None:
     """The least peak, to `gap` if there is time; None where no plan meets the constraints, whatever the budget.
 
-    `time_limit`: CPU seconds that a plan has; this takes up to about twice as many, and two minutes at most.
+    `time_limit`: CPU seconds that a plan has; all parts of this together have three times as many, and three minutes.
     `too_small`: bytes that are known to have no plan.
 
     Raises TimeLimitError where no plan is found in time.

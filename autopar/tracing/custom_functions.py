@@ -77,7 +77,7 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
     def run(*args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         versions = [tensor._version for tensor in tensors]
-        with torch.no_grad():
+        with torch.no_grad():  # whoever called adds the history, also to a view of an argument
             result = _run_data_free(target, forward, *ctx, *args)
             made = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
         returned = {id(tensor) for tensor in pytree.tree_leaves(result)}

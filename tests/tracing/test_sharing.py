@@ -153,10 +153,11 @@ def test_sizes_that_the_first_block_takes_stay_with_it() -> None:
                 x = block(x, self.angles)
             return self.head(x).square().sum()
 
-    traced = trace(Model(), {"x": torch.rand(3, WIDTH)})
+    model, x = Model(), torch.rand(3, WIDTH)
+    traced = trace(model, {"x": x})
     (repeat,) = find_repeats(traced.graph)
     assert repeat.count == BLOCKS
-    assert torch.equal(traced.gm(x=(x := torch.rand(3, WIDTH))), traced.root(x=x))
+    assert torch.equal(traced.gm(x=x), model(x))
 
 
 def test_two_layers_are_blocks_and_not_the_equal_products_within_each() -> None:
