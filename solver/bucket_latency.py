@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass
 class _Bucket:
     """What may move in one way in a block: of each conversion that asks for the bucket the variables of which one may
-    be 1, and the parts of all."""
+    be 1, the parts of all, and the most that these can be in sum."""
 
     tensor: Tensor
     asking: dict[bytes, Array] = field(default_factory=dict)
@@ -43,10 +43,18 @@ class BucketLatency:
         self._buckets: defaultdict[tuple[Phase, int], dict[int, _Bucket]] = defaultdict(dict)
 
     def add(
-        self, phase: Phase, tensor: Tensor, variables: Array, shares: Shares | None, at: Array, seconds: Array
+        self,
+        phase: Phase,
+        tensor: Tensor,
+        variables: Array,
+        shares: Shares | None,
+        at: Array,
+        seconds: Array,
+        *,
+        uses: int = 1,
     ) -> None:
         """Note a parameter's conversions in a phase: their variables, where they are among its shares, and the seconds
-        by axis of all of these, where they cost any."""
+        by axis of all of these, where they cost any; several `uses` may want it in as many layouts at once."""
         node, grouping = self.model.problem.ops[tensor.source].node, self.model.problem.grouping
         if shares is None or self.model.bare or not grouping.in_one_block(node):
             return
@@ -58,10 +66,9 @@ class BucketLatency:
             some = ways == way
             one = buckets.setdefault(way, _Bucket(tensor))
             one.parts.add(variables[some], parts[some])
-            one.most += float(parts[some].max())
-            asking = variables[some & asks]
-            if len(asking):
-                one.asking[asking.tobytes()] = asking
+            one.most += float(parts[some].sum())
+            for asking in _apart(some & asks, np.nonzero(at)[1], uses):
+                one.asking[variables[asking].tobytes()] = variables[asking]
 
     def pay(self) -> None:
         """State what is missing, and charge for it."""
@@ -83,3 +90,9 @@ class BucketLatency:
                         "missing", [(missing, 1.0), (paid, 1.0), *((v, -full) for v in asking.tolist())], 0.0
                     )
                 self.model.pay_missing(phase, bucket.tensor, missing, seconds)
+
+
+def _apart(asks: Array, wanted: Array, uses: int) -> list[Array]:
+    """The conversions that ask, as sets of which one may run: all where one use wants one layout, or those to each."""
+    sets = [asks] if uses == 1 else [asks & (wanted == layout) for layout in np.unique(wanted).tolist()]
+    return [one for one in sets if one.any()]

@@ -59,8 +59,9 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
                 at, variables = _any(model, paid)
                 count = model.costs.conversions(tensor)
                 model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], count)
-                model.latency.add("gathers", tensor, variables, paid.shares, at, paid.forward)
-                model.latency.add("reductions", tensor, variables, paid.shares, at, paid.backward)
+                shares, uses = paid.shares, len(paid.flows)
+                model.latency.add("gathers", tensor, variables, shares, at, paid.forward, uses=uses)
+                model.latency.add("reductions", tensor, variables, shares, at, paid.backward, uses=uses)
     for tensor, paid in zip(tensors, whole, strict=True):
         for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
             _pay_regather(model, flow, numbers, paid)

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
-from autopar.tracing.batching import batched_bodies
+from autopar.tracing.batching import transformed_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
@@ -76,6 +77,7 @@ class Attempt:
         self.graph = fx.Graph()
         self.attributes = Attributes(model, options.parameter_dtype)
         self.order = ExecutionOrder(model)
+        self.called: set[FunctionType] = set()  # of the functions that are leaves
         self.recorder = Recorder(
             self.graph,
             self.attributes,
@@ -160,11 +162,11 @@ class Attempt:
             stack.enter_context(compiled_functions(recorder))
             stack.enter_context(flex_attention_recorded(recorder))
             stack.enter_context(one_node_functions(recorder, options.one_node))
-            stack.enter_context(function_leaves(recorder, self.model, options.policy.functions))
+            stack.enter_context(function_leaves(recorder, self.model, options.policy.functions, self.called))
             stack.enter_context(experts_as_one(recorder))
             stack.enter_context(numbers_of_math.recorded())
             stack.enter_context(bodies_recorded(recorder))
-            stack.enter_context(batched_bodies(recorder))
+            stack.enter_context(transformed_bodies(recorder))
             stack.enter_context(checks_noted(recorder))
             stack.enter_context(unvalidated())
             stack.enter_context(batch_norms_traceable())

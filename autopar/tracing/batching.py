@@ -7,10 +7,11 @@ vmapped function runs, a dispatch mode records what reaches the dispatcher.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch._functorch.apis  # where `torch.vmap` looks up what it calls
+import torch._functorch.eager_transforms  # and torch.func
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,8 @@ from autopar.graph import VAL
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.values import META
+
+_DERIVATIVES = ("grad_impl", "grad_and_value_impl", "_jvp_with_argnums")
 
 
 class _Below(TorchDispatchMode):
@@ -53,16 +56,28 @@ class _Below(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def batched_bodies(recorder: Recorder) -> Iterator[None]:
-    """While inside, `torch.vmap(f)(...)` in the user's code is recorded as the operations on batched tensors."""
+def transformed_bodies(recorder: Recorder) -> Iterator[None]:
+    """While inside, a call of a function that `torch.vmap` or `torch.func` has transformed is recorded as what it does
+    to plain tensors."""
     apis: Any = torch._functorch.apis
-    original = apis.vmap_impl
+    eager: Any = torch._functorch.eager_transforms
 
-    def impl(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_recording() or recorder.is_below:  # one mode is enough: it sees what nested vmaps come to
-            return original(*args, **kwargs)
-        with recorder.below_functions(), _Below(recorder):
-            return original(*args, **kwargs)
+    def below(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_recording() or recorder.is_below:  # one mode is enough: it sees what nested ones come to
+                return original(*args, **kwargs)
+            with recorder.below_functions(), _Below(recorder):
+                return original(*args, **kwargs)
 
-    with attributes_set(apis, vmap_impl=impl):
+        return call
+
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        value, pull, *aux = below(differentiated)(*args, **kwargs)
+        return value, below(pull), *aux
+
+    differentiated = eager._vjp_with_argnums
+    with (
+        attributes_set(apis, vmap_impl=below(apis.vmap_impl)),
+        attributes_set(eager, **{name: below(getattr(eager, name)) for name in _DERIVATIVES}, _vjp_with_argnums=vjp),
+    ):
         yield

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, TracebackType
@@ -79,8 +79,15 @@ class _Body(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def function_around(error: BaseException, tried: Mapping[FunctionType, str]) -> FunctionType | None:
-    """The innermost function of the user's, of those that ran when a trace failed, that was not tried yet."""
+def function_around(
+    error: BaseException, tried: Mapping[FunctionType, str], called: Collection[FunctionType]
+) -> FunctionType | None:
+    """The innermost function of the user's, of those that ran when a trace failed, that was not tried yet.
+
+    None that each trace makes anew, as a class within `forward` does, since the next one would not call it: the code of
+    those was `tried`, and is not among what was `called` as an op.
+    """
+    gone = {function.__code__ for function in tried if function not in called}
     running: list[FrameType] = []
     step: TracebackType | None = error.__traceback__
     while step is not None:
@@ -91,6 +98,8 @@ def function_around(error: BaseException, tried: Mapping[FunctionType, str]) -> 
             running.append(step.tb_frame)
         step = step.tb_next
     for frame in reversed(running):
+        if frame.f_code in gone:
+            continue
         holders = _holders(frame)
         if len(holders) > 1:  # defined anew in each call of some function, as in a sweep
             holders = [f for f in holders if _may_run(f, frame)]
@@ -132,20 +141,23 @@ def whole_forward(root: nn.Module, tried: Mapping[FunctionType, str]) -> Functio
 
 
 @contextlib.contextmanager
-def function_leaves(recorder: Recorder, root: nn.Module, functions: Mapping[FunctionType, str]) -> Iterator[None]:
-    """While inside, a call of one of these functions is one node."""
+def function_leaves(
+    recorder: Recorder, root: nn.Module, functions: Mapping[FunctionType, str], called: set[FunctionType]
+) -> Iterator[None]:
+    """While inside, a call of one of these functions is one node, and notes it in `called`."""
     originals = {function: original(function) for function in functions}
     with contextlib.ExitStack() as stack:
         for function, reason in functions.items():
-            run = partial(_call, recorder, root, function, originals, reason)
+            run = partial(_call, recorder, root, function, originals, called, reason)
             stack.enter_context(replaced(function, run))
         yield
 
 
 def _call(
     recorder: Recorder, root: nn.Module, function: FunctionType, originals: Mapping[FunctionType, FunctionType],
-    reason: str, /, *args: Any, **kwargs: Any,
+    called: set[FunctionType], reason: str, /, *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
+    called.add(function)
     if not recorder.is_recording():
         return originals[function](*args, **kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))

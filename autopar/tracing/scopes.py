@@ -54,7 +54,8 @@ class ScopeContextManager:
 class ModuleCalls:
     """Follows the calls of modules during one attempt at a trace.
 
-    `culprit(error)`: the innermost module that was running when an error was raised.
+    `culprit(error)`: the innermost module that was running when an error was raised. `outside`: modules that are none
+    of the root's, each with the one that called it first.
     """
 
     def __init__(self, recorder: Recorder, root: nn.Module, policy: LeafPolicy) -> None:
@@ -63,12 +64,18 @@ class ModuleCalls:
         self.policy = policy
         self.paths = {m: name for name, m in root.named_modules()}
         self.types: dict[str, type[nn.Module]] = {name: type(m) for m, name in self.paths.items()}
+        self.outside: dict[nn.Module, nn.Module] = {}
         self._failed: tuple[BaseException, nn.Module] | None = None
         self._nested = 0  # tensors made by the calls inside the one that is running
         self._longest: tuple[int, nn.Module] = (0, root)  # the call that made most tensors itself
 
     def culprit(self, error: BaseException) -> nn.Module | None:
-        return self._failed[1] if self._failed is not None and self._failed[0] is error else None
+        """But a module that each call makes anew, which cannot be named as a leaf: then the one that made it."""
+        module = self._failed[1] if self._failed is not None and self._failed[0] is error else None
+        gone = {type(other).__qualname__ for other in self.policy.failed if other not in self.paths}
+        while module in self.outside and type(module).__qualname__ in gone:
+            module = self.outside[module]
+        return module
 
     def blame(self, error: BaseException, path: str) -> None:
         """`error` was raised while the module of this path ran; where it has none, the root is taken."""
@@ -159,9 +166,14 @@ class ModuleCalls:
     def _name(self, module: nn.Module) -> str:
         """A name for a module outside the model's tree (the loss, one made on the fly); as a leaf it is a constant."""
         path = f"_module_{len(self.paths)}_{type(module).__name__}"
+        around, constants = (
+            self.recorder.scope[-1][0] if self.recorder.scope else "",
+            self.recorder.attributes.constants,
+        )
+        self.outside[module] = constants[around] if around in constants else self.root.get_submodule(around)
         self.paths[module] = path
         self.types[path] = type(module)
-        self.recorder.attributes.constants[path] = module
+        constants[path] = module
         return path
 
 

@@ -184,7 +184,7 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
     if module is not None and module is not root and module not in policy.failed:
         policy.failed.update(dict.fromkeys(_alike(root, module), reason))
         return
-    function = (function_around(error, policy.functions) or _whole(root, policy)) if functions else None
+    function = function_around(error, policy.functions, attempt.called) or _whole(root, policy) if functions else None
     if function is None:
         _tell_of_leaves(told, policy)
         raise told

@@ -82,7 +82,7 @@ _UNARY = """relu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid relu
  absolute angle sign sgn sin cos tan
  asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv floor ceil round trunc frac logit isnan isinf isfinite
  isneginf isposinf logical_not bitwise_not invert not_ nan_to_num clamp clip clamp_min clamp_max lgamma digamma
- zeros_like ones_like full_like empty_like signbit softshrink hardshrink tanhshrink"""
+ zeros_like ones_like full_like empty_like fill signbit softshrink hardshrink tanhshrink"""
 _BINARY = """pow rpow float_power maximum minimum fmax fmin atan2 remainder rmod mod fmod floordiv floor_divide
  rfloordiv eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and or xor rand ror
  rxor lshift rshift hypot xlogy logaddexp isclose"""
@@ -97,7 +97,7 @@ RULES: dict[str, str | Writer] = {
     "mul multiply rmul": product,
     "div divide true_divide truediv": quotient,
     "prelu": prelu,
-    "to type type_as int long bool": type_as,
+    "to to_copy type type_as int long bool": type_as,
     "where": where,
     "lerp addcdiv": f"{EACH} | linear:0+1",  # the ends; what is added to and what is divided
     "addcmul": f"{EACH} | linear:0+1 linear:0+2",

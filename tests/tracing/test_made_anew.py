@@ -1,0 +1,57 @@
+"""Modules that each call of forward makes anew: the next trace calls others, so that these are no leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from autopar import Cluster, UntraceableError, plan
+from autopar.leaf_requests import LeafWarning
+
+TWO = Cluster.preset("cpu", shape=(2,))
+
+
+class Halving(nn.Module):
+    def forward(self, y):
+        return y * float(y.detach().sum())
+
+
+class Making(nn.Module):
+    """Makes a module in each call, of a class that is always there, or of one that the call makes too."""
+
+    def __init__(self, kind: type[nn.Module] | None) -> None:
+        super().__init__()
+        self.first, self.kind = nn.Linear(4, 4), kind
+
+    def forward(self, x):
+        class Local(nn.Module):
+            def forward(self, y):
+                return y * float(y.detach().sum())
+
+        return (self.kind or Local)()(self.first(x)).mean()
+
+
+class Linearized(nn.Module):
+    """torch makes a module of the traced function in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x):
+        _, derivative = torch.func.linearize(lambda y: self.first(y).tanh(), x)
+        return derivative(torch.ones_like(x)).square().mean()
+
+
+def test_a_function_of_a_module_that_each_call_makes_anew_is_the_leaf():
+    with pytest.warns(LeafWarning, match=r"Halving\.forward \(function\) cannot be traced"):
+        made = plan(Making(Halving), dict(x=torch.ones(4, 4)), TWO)
+    assert "linear" in [node.name for node in made.nodes]
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node", "ignore:.torch.jit.script.")  # torch's own
+@pytest.mark.parametrize("made", [Making(None), Linearized()], ids=["class", "graph"])
+def test_forward_is_the_leaf_where_each_call_makes_all_that_is_inside_anew(made):
+    with pytest.raises(UntraceableError, match="'forward' would run whole"):
+        plan(made, dict(x=torch.ones(4, 4)), TWO)
