@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.opaque import SMALL
-from autopar.tracing.values import data_free_like
+from autopar.tracing.values import result_like
 
 Tensor = torch.Tensor
 _OF_TORCH = ("aten", "prim", "prims", "quantized", "profiler", "higher_order")
@@ -35,7 +35,7 @@ def outputs_of_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     except Exception:  # whatever it is: the operator does not run on these, and the caller says that it has no kernel
         return None
     looks = [pytree.tree_map_only(Tensor, lambda t: (t.shape, t.stride(), t.dtype), run) for run in (first, second)]
-    return pytree.tree_map_only(Tensor, data_free_like, first) if looks[0] == looks[1] else None
+    return pytree.tree_map_only(Tensor, result_like, first) if looks[0] == looks[1] else None
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:

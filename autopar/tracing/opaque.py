@@ -25,7 +25,7 @@ from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.targets import DATA_QUESTIONS
-from autopar.tracing.values import data_free_like
+from autopar.tracing.values import result_like
 from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
@@ -150,7 +150,7 @@ def _run_for_real(
                         others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
         args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
         result = twin(*args, **kwargs)
-    return pytree.tree_map_only(Tensor, data_free_like, result)
+    return pytree.tree_map_only(Tensor, result_like, result)
 
 
 class _Guesses(TorchFunctionMode):
@@ -202,7 +202,7 @@ def _run_op_for_real(func: Any, args: Any, kwargs: Any, least: int) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         args, kwargs = pytree.tree_map_only(Tensor, real, (args, kwargs))
         result = func(*args, **{key: "cpu" if key == "device" else value for key, value in kwargs.items()})
-    return pytree.tree_map_only(Tensor, data_free_like, result)
+    return pytree.tree_map_only(Tensor, result_like, result)
 
 
 def _by_parts(run: Callable[[], Any], path: str, attributes: Attributes) -> Any:
@@ -218,10 +218,10 @@ def _by_parts(run: Callable[[], Any], path: str, attributes: Attributes) -> Any:
 
     with attributes_set(nn.Module, __call__=call):
         result = run()
-    return pytree.tree_map_only(Tensor, data_free_like, result)
+    return pytree.tree_map_only(Tensor, result_like, result)
 
 
 def _guess(run: Callable[[], Any], answer: bool) -> Any:
     with _Guesses(answer):
         result = run()
-    return pytree.tree_map_only(Tensor, data_free_like, result)
+    return pytree.tree_map_only(Tensor, result_like, result)

@@ -8,9 +8,10 @@ reads without a hook (`range`, indexing, slicing a list) sees a plain `int`, and
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
@@ -58,6 +59,7 @@ class TracedFloat(float):
 
 
 Traced = (TracedInt, TracedFloat)
+_COMMUTATIVE = {operator.add: 0, operator.mul: 1}  # with what changes nothing
 
 
 def traced(value: Any, origin: Origin) -> Any:
@@ -124,14 +126,47 @@ class SizeNodes:
         self.annotate = annotate
         self.written: dict[Any, fx.Node] = {}
 
-    def node(self, value: Any) -> fx.Node:
-        """The node that computes a traced number."""
+    def node(self, value: Any) -> Any:
+        """The node that computes a traced number; of one that a cache has kept from another trace, the plain number.
+
+        Libraries cache what they derive from shapes (einops), which are numbers of the graph that was traced first.
+        """
         origin = value.origin
+        if not self._is_here(origin):
+            return _plain(value)
+        if isinstance(value, int) and origin[0] in _COMMUTATIVE:
+            return self._in_order(value)
         key = _key(origin)
         found = self.written.get(key)
         if found is None:
             found = self.written[key] = self._write(value, origin)
         return found
+
+    def _in_order(self, value: TracedInt) -> fx.Node:
+        """The node of a sum or a product of ints, whose operands are taken in the order of the graph.
+
+        A library may go through a set of names (einops), whose order is another in each process; all must make one
+        graph.
+        """
+        function, identity = value.origin[0], _COMMUTATIVE[value.origin[0]]
+        operands = list(_operands(function, value))
+        constant = functools.reduce(function, (v for v in operands if not isinstance(v, Traced)), identity)
+        so_far, *rest = sorted((v for v in operands if isinstance(v, Traced)), key=lambda v: _order(v.origin))
+        node = self.node(so_far)
+        for one in rest if constant == identity else [*rest, constant]:
+            so_far = TracedInt(function(int(so_far), int(one)), (function, so_far, one))
+            key = _key(so_far.origin)
+            if key not in self.written:
+                other = self.node(one) if isinstance(one, Traced) else one
+                self.written[key] = self._call(so_far, function, (node, other))
+            node = self.written[key]
+        return node
+
+    def _is_here(self, origin: Origin) -> bool:
+        """Whether all that a number was computed from is of this graph."""
+        if origin[0] in ("size", "numel"):
+            return origin[1].graph is self.graph
+        return all(self._is_here(v.origin) for v in origin[1:] if isinstance(v, Traced))
 
     def _write(self, value: Any, origin: Origin) -> fx.Node:
         if origin[0] in ("size", "numel"):
@@ -143,11 +178,44 @@ class SizeNodes:
                 node = self.graph.call_method(origin[0], origin[1:])
             self.annotate(node, _plain(value), source)
             return node
-        operands = tuple(self.node(v) if isinstance(v, Traced) else v for v in origin[1:])
-        node = self.graph.call_function(origin[0], operands)
+        return self._call(value, origin[0], tuple(self.node(v) if isinstance(v, Traced) else v for v in origin[1:]))
+
+    def _call(self, value: Any, function: Callable[..., Any], operands: tuple[Any, ...]) -> fx.Node:
+        node = self.graph.call_function(function, operands)
         self.annotate(node, _plain(value), None)
         return node
 
 
 def _key(origin: Origin) -> Any:
     return tuple(_key(v.origin) if isinstance(v, Traced) else (type(v), v) for v in origin)
+
+
+def _operands(function: Callable[..., Any], value: Any) -> Iterator[Any]:
+    """What a sum or product of ints is of, those of sums or products in it too."""
+    if (
+        isinstance(value, TracedInt)
+        and value.origin[0] is function
+        and all(isinstance(v, int) for v in value.origin[1:])
+    ):
+        for operand in value.origin[1:]:
+            yield from _operands(function, operand)
+    else:
+        yield value
+
+
+def _order(origin: Origin) -> tuple[Any, ...]:
+    """By the sizes that a number was computed from, as they stand in the graph, and then by how it was."""
+    return [*_sizes(origin)], _text(origin)
+
+
+def _sizes(origin: Origin) -> Iterator[tuple[fx.Node, int]]:
+    if origin[0] in ("size", "numel"):
+        yield origin[1], origin[2] if len(origin) > 2 else -1
+    for operand in origin[1:]:
+        if isinstance(operand, Traced):
+            yield from _sizes(operand.origin)
+
+
+def _text(origin: Origin) -> str:
+    head = getattr(origin[0], "__name__", origin[0])
+    return f"{head}({', '.join(_text(v.origin) if isinstance(v, Traced) else str(v) for v in origin[1:])})"

@@ -25,6 +25,13 @@ def data_free_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return free.requires_grad_() if tensor.requires_grad else free
 
 
+def result_like(tensor: Tensor) -> Tensor:
+    """The same as what a call returns, which its caller may write into: autograd lets nobody write into a leaf."""
+    free = data_free_like(tensor)
+    made = free.clone() if free.requires_grad else free
+    return made if made.stride() == tensor.stride() else free
+
+
 def with_own_identity(tensor: Tensor, inputs: list[Tensor]) -> Tensor:
     """An opaque call may hand an input back: its result needs an identity of its own."""
     return tensor.view_as(tensor) if any(tensor is t for t in inputs) else tensor

@@ -261,3 +261,29 @@ def test_a_decorated_forward_is_tried_no_more_often_than_a_bare_one():
         with pytest.raises(TraceError, match="forward returns what no graph can hold"):
             trace(kind(), dict(x=torch.randn(3, 2)), unsupported="leaf")
     assert RUNS.count(Decorated) == RUNS.count(Bare)
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_what_a_leaf_returns_can_be_written_into(as_module):
+    class Compared(nn.Module):
+        def forward(self, a, b):
+            return (a - b).abs() if torch.equal(a, b) else (a - b) ** 2
+
+    class Kernel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.compared = nn.Linear(64, 64), Compared()
+
+        def compare(self, a, b):
+            return (a - b).abs() if torch.equal(a, b) else (a - b) ** 2
+
+        def forward(self, x):
+            z = self.layer(x)
+            return (self.compared if as_module else self.compare)(z, z * 2).div_(-2).exp_().sum()
+
+    model, x = Kernel(), torch.randn(8, 64)
+    with pytest.warns(LeafWarning, match="will run whole"):
+        assert plan(model, dict(x=x), TWO).nodes
+    traced = trace(model, dict(x=x), unsupported="leaf")
+    found = [(f(x), *torch.autograd.grad(f(x), list(model.layer.parameters()))) for f in (traced.gm, model)]
+    assert all(map(torch.allclose, *found))

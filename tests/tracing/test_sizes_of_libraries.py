@@ -1,0 +1,71 @@
+"""Sizes that libraries handle, as einops does: it caches what it derives from a shape, and goes through sets of names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.fingerprint import fingerprint
+from autopar.tracing import trace
+
+
+@functools.lru_cache(maxsize=16)
+def rows_of(shape: Sequence[int]) -> int:
+    """Numbers of the graph that was traced first, where the shape is the same."""
+    return shape[0] * shape[1]
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.reshape(rows_of(x.shape), x.shape[2])).mean()
+
+
+def test_numbers_that_a_cache_kept_of_another_trace_are_plain_ones() -> None:
+    x = torch.randn(5, 7, 4)
+    for model in (Cached(), Cached(), Cached().eval()):
+        traced = trace(model, dict(x=x))
+        traced.graph.lint()
+        assert torch.equal(traced.gm(x), model(x))
+
+
+class Ordered(nn.Module):
+    """A product and a sum of sizes, in the order in which a set of names has them."""
+
+    def __init__(self, names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = dict(zip("bhw", x.shape, strict=False))
+        product, total = 1, 0
+        for name in self.names:
+            product *= lengths[name] // 1
+            total += lengths[name]
+        return x.reshape(product, x.shape[3]) * total + lengths["w"] * lengths["h"]
+
+
+@pytest.mark.parametrize("names", ["bwh", "hbw", "whb"])
+def test_sums_and_products_are_the_same_nodes_in_every_order(names: str) -> None:
+    x = torch.randn(2, 3, 5, 4)
+    first, other = (trace(Ordered(some), dict(x=x)) for some in ("bhw", names))
+    assert fingerprint(first.graph) == fingerprint(other.graph)
+    more = torch.randn(6, 3, 5, 4)  # sizes that are read where it runs
+    assert torch.equal(other.gm(more), Ordered(names)(more))
+
+
+def test_a_product_with_a_number_keeps_it() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            half = 2 * x.shape[1] * 3 * 0.5
+            return torch.ones(2 * x.shape[0] * 3 + 1 + x.shape[1], int(half)) * x.shape[0] * 1
+
+    model, x = Scaled(), torch.randn(2, 4)
+    assert torch.equal(trace(model, dict(x=x)).gm(x), model(x))
