@@ -10,6 +10,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from autopar.one_process import one_process
+
 
 class LeafCall:
     """Runs `module` with other tensors in place of its parameters and buffers; stands in a graph as a function.
@@ -43,7 +45,8 @@ class LeafCall:
     def _called(self, tensors: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The call with these tensors, by name; what it binds anew (`self.mean = 0.9 * self.mean`) is written."""
         bound = dict(tensors)
-        result = functional_call(self.module, bound, args, dict(kwargs))
+        with one_process():
+            result = functional_call(self.module, bound, args, dict(kwargs))
         for name, given in tensors.items():
             new = bound[name]
             if new is not given and (new.shape, new.dtype) == (given.shape, given.dtype):

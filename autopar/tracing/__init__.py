@@ -4,6 +4,7 @@ One recorder does it (`recorder`): data-free tensors flow through the user's own
 function they meet is written down. The other names are thin fronts on it.
 """
 
+from autopar.replaced import override
 from autopar.tracing import passes
 from autopar.tracing.errors import ArgumentError, TraceError, UnknownDataError
 from autopar.tracing.fronts import (
@@ -19,7 +20,6 @@ from autopar.tracing.huggingface import disable_hooked_forward
 from autopar.tracing.known import known
 from autopar.tracing.leaves import leaf_rule
 from autopar.tracing.order import ExecutionOrder, record_execution
-from autopar.tracing.replaced import override
 from autopar.tracing.robust import GraphCollection, RobustTracer, recursive_trace
 from autopar.tracing.scopes import Scope, ScopeContextManager
 from autopar.tracing.symbolic import symbolic_trace

@@ -13,6 +13,8 @@ import torch
 from torch import fx, nn
 
 from autopar.graph import EXAMPLE, VAL
+from autopar.one_process import one_process
+from autopar.replaced import overrides_active
 from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
@@ -42,7 +44,6 @@ from autopar.tracing.plain_reads import PlainReads
 from autopar.tracing.python_random import draws_refused
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.regions import checkpoint_regions
-from autopar.tracing.replaced import overrides_active
 from autopar.tracing.scopes import ModuleCalls
 from autopar.tracing.set_order import sets_in_order
 from autopar.tracing.sharing import place_shared_attributes
@@ -153,6 +154,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             stack.enter_context(inference_as_no_grad())
+            stack.enter_context(one_process(recorder.where))
             stack.enter_context(huggingface.prepared(self.model))
             stack.enter_context(sets_in_order(self.model))
             stack.enter_context(self.attributes.swapped())

@@ -19,10 +19,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from autopar.replaced import original, replaced
 from autopar.tracing import places
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import original, replaced
 
 Tensor = torch.Tensor
 

@@ -17,10 +17,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
+from autopar.replaced import original, replaced
 from autopar.tracing import functional
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import original, replaced
 from autopar.tracing.values import data_free_like
 
 Tensor = torch.Tensor

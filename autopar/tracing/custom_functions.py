@@ -18,11 +18,11 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
 from torch.utils import _pytree as pytree
 
+from autopar.replaced import original, replaced
 from autopar.tracing.drawing import Drawing
 from autopar.tracing.errors import TraceError
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import original, replaced
 from autopar.tracing.values import with_own_identity
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from autopar.replaced import original, replaced
 from autopar.tracing.errors import TraceError
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import original, replaced
 
 Tensor = torch.Tensor
 _MODULE = "torch.nn.attention.flex_attention"

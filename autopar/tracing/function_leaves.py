@@ -23,11 +23,12 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import TRIAL_FLOPS
 from autopar.leaf_calls import LeafCall
+from autopar.one_process import ExchangeError
+from autopar.replaced import is_copy, original, replaced
 from autopar.tracing import opaque, places
 from autopar.tracing.errors import NotOneOpError, TraceError
 from autopar.tracing.reads import Reads, reachable
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import is_copy, original, replaced
 from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.unknown import UnknownNumber
 
@@ -207,6 +208,8 @@ def _tried(
             outputs, flops = opaque.outputs_of_function(call, path, recorder.attributes)
         except opaque.NumbersOfData as error:
             raise TraceError(f"{path} returns numbers that depend on data", where=recorder.where()) from error
+        except ExchangeError:
+            raise
         except Exception as error:
             raise TraceError(f"{path} does not tell what it returns ({error})", where=recorder.where()) from error
     results, given = pytree.tree_leaves(outputs), {id(tensor) for tensor in tensors}

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.flops import TotalFlops
 from autopar.graph import EXAMPLE
+from autopar.one_process import ExchangeError
 from autopar.tracing import masked
 from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
@@ -64,7 +65,7 @@ def outputs_of(
             attempts.insert(0, partial(_run_for_real, module, attributes, args, kwargs, examples, integer))
     try:
         return _agreed(attempts, inside)
-    except NumbersOfData:
+    except (NumbersOfData, ExchangeError):
         raise
     except Exception as error:  # whatever the module does: it is opaque
         if not tensors:
@@ -99,6 +100,8 @@ def _agreed(attempts: Sequence[Callable[[], Any]], inside: bool) -> tuple[Any, i
         try:
             with TotalFlops() as counter:
                 outputs = attempt()
+        except ExchangeError:
+            raise
         except Exception as error:  # whatever it does: it is opaque
             last = error
             continue
@@ -212,6 +215,8 @@ def _by_parts(run: Callable[[], Any], path: str, attributes: Attributes) -> Any:
     def call(inner: nn.Module, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(inner, *args, **kwargs)
+        except ExchangeError:
+            raise
         except Exception:  # whatever it is: this one is opaque, too
             with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data
                 return outputs_of(inner, f"{path}.{type(inner).__name__}", attributes, args, kwargs, inside=True)[0]

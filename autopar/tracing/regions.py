@@ -14,9 +14,9 @@ from typing import Any
 
 import torch.utils.checkpoint as machinery
 
+from autopar.replaced import replaced
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.replaced import replaced
 
 _SHELL = machinery.checkpoint
 _BARE: Any = getattr(_SHELL, "__wrapped__", None)

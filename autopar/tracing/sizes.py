@@ -134,7 +134,7 @@ class SizeNodes:
         origin = value.origin
         if not self._is_here(origin):
             return _plain(value)
-        if isinstance(value, int) and origin[0] in _COMMUTATIVE:
+        if isinstance(value, TracedInt) and origin[0] in _COMMUTATIVE:
             return self._in_order(value)
         key = _key(origin)
         found = self.written.get(key)

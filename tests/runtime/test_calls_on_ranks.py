@@ -15,7 +15,7 @@ from launch import launch, needed
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 COMPLEX, WRITING, FUNCTIONAL = "complex_cases.py", "writing_cases.py", "functional_cases.py"
-STATE, HOOKS = "state_cases.py", "hook_cases.py"
+STATE, HOOKS, LIBRARIES = "state_cases.py", "hook_cases.py", "library_cases.py"
 KINDS = {
     CALLS: (
         "local_inputs",
@@ -68,6 +68,7 @@ KINDS = {
     COMPLEX: ("filter_of_pairs", "complex_parameters", "filter_of_rows"),
     WRITING: ("clipped_around_autograd", "history_ended_in_place", "written_into_room", "written_at_a_step"),
     FUNCTIONAL: ("inner_steps",),
+    LIBRARIES: ("means_over_ranks", "derivatives_by_inputs", "derivatives_along"),
     STATE: ("strided_buffers", "written_whole", "gradients_of_some", "one_gradient_of_several", "bound_anew"),
 }
 GRID = [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds]

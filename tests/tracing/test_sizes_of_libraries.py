@@ -1,4 +1,4 @@
-"""Sizes that libraries handle, as einops does: it caches what it derives from a shape, and goes through sets of names."""
+"""Sizes in the hands of libraries, as einops: it caches what it derives from a shape, and goes through sets."""
 
 from __future__ import annotations
 

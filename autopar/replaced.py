@@ -7,6 +7,7 @@ is what all of them share.
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import warnings
 import weakref
@@ -73,7 +74,14 @@ _MARK = "the replacement stands here"
 
 def _forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
     """Code that calls `replacement`, with as many free variables as `like`: Python asks for the same number."""
-    names = [f"v{i}" for i in range(len(like.co_freevars))]
+    inner = _calling(len(like.co_freevars))
+    constants = tuple(replacement if c == _MARK else c for c in inner.co_consts)
+    return inner.replace(co_consts=constants, co_name=like.co_name, co_filename=__file__)
+
+
+@functools.cache
+def _calling(variables: int) -> types.CodeType:
+    names = [f"v{i}" for i in range(variables)]
     source = "\n".join([
         "def outer():",
         *(f"    {name} = None" for name in names),
@@ -84,8 +92,7 @@ def _forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeTyp
     ])  # fmt: skip
     namespace: dict[str, Any] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # a string is not callable: it is replaced below
+        warnings.simplefilter("ignore", SyntaxWarning)  # a string is not callable: it is replaced above
         exec(source, namespace)
     inner: types.CodeType = namespace["outer"]().__code__
-    constants = tuple(replacement if c == _MARK else c for c in inner.co_consts)
-    return inner.replace(co_consts=constants, co_name=like.co_name, co_filename=__file__)
+    return inner
