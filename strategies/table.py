@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
@@ -31,6 +30,7 @@ from autopar.strategies.rule import ShardingRule
 
 # ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
 _ANCHORS = (matrix, attention, layers, losses, recurrent, routing)
+_NONE: dict[str, str | Writer] = {}
 _FOLLOWERS = (elementwise, draws, reductions, views, pieces, indexing, spectral)
 
 
@@ -43,10 +43,10 @@ class Entry:
     anchor: bool
 
 
-def _collect() -> dict[str, Entry]:
+def _collect(attribute: str) -> dict[str, Entry]:
     table: dict[str, Entry] = {}
     for family in (*_ANCHORS, *_FOLLOWERS):
-        for names, rule in _rules(family).items():
+        for names, rule in getattr(family, attribute, _NONE).items():
             for name in names.split():
                 if name in table:
                     raise RuleError(f"op '{name}' has two rules")
@@ -54,12 +54,7 @@ def _collect() -> dict[str, Entry]:
     return table
 
 
-def _rules(family: ModuleType) -> dict[str, str | Writer]:
-    rules: dict[str, str | Writer] = family.RULES
-    return rules
-
-
-TABLE = _collect()
+TABLE, OPERATORS = _collect("RULES"), _collect("OPERATORS")
 parse = cache(ShardingRule.parse)
 
 
@@ -72,8 +67,8 @@ def entry(node: fx.Node) -> Entry | None:
     if name in REGISTERED:
         return Entry(name, REGISTERED[name], anchor=True)
     found = TABLE.get(op_name(node))
-    if found and isinstance(node.target, (OpOverload, OpOverloadPacket)) and not isinstance(found.rule, str):
-        return None  # an ATen operator may take its arguments in another order than the function of its name
+    if isinstance(node.target, (OpOverload, OpOverloadPacket)) and (found is None or not isinstance(found.rule, str)):
+        return OPERATORS.get(op_name(node))  # others may take arguments in another order than the function of the name
     return found
 
 

@@ -33,7 +33,7 @@ def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
         )
     raise UntraceableError(
         f"{func.__name__}() inside forward asks for gradients that are differentiated again: write them with "
-        "torch.func inside forward, as torch.vmap(torch.func.grad(f))(x), which is planned",
+        "torch.func inside forward, as torch.func.grad(f)(x), which is planned",
         where=recorder.where(),
     )
 
@@ -57,5 +57,14 @@ def hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     raise UntraceableError(
         "register_hook() in forward changes or reads a gradient, which calls of the graph would not do: write it as "
         "the backward of a torch.autograd.Function",
+        where=recorder.where(),
+    )
+
+
+def dual(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Of a level that is over when the graph runs."""
+    raise UntraceableError(
+        "make_dual() inside forward differentiates in forward mode: write it as torch.func.jvp(f, (x,), (direction,)), "
+        "which is planned",
         where=recorder.where(),
     )

@@ -153,10 +153,10 @@ class KnownValues:
         is_open = type(bound) not in (int, float) or low < bound < high
         if version != args[0]._version or is_open or result.numel() > LIMIT:
             return None
-        # It lies in [low, high): every number there compares alike with a bound outside, and with high; low is one.
-        inside = torch.tensor([low, (low + high) / 2])
-        answers = func(inside, bound)
-        return torch.full(result.shape, bool(answers[0])) if answers[0] == answers[1] else None
+        # It lies in [low, high): every number there compares alike with a bound outside, and with high. Of those with
+        # low, all but low itself, which one of 2^24 draws is: `rand(1) > p` asks of a chance of 0 like `rand(1) >= p`.
+        at_low, answer = map(bool, func(torch.tensor([low, (low + high) / 2]), bound))
+        return torch.full(result.shape, answer) if at_low == answer or result.numel() == 1 else None
 
     def whole_part(self, tensor: torch.Tensor) -> int | None:
         """What `int` makes of a random number where its bounds leave no doubt: `int(uniform_(0, 1))` is 0."""

@@ -97,7 +97,7 @@ RULES: dict[str, str | Writer] = {
     "mul multiply rmul": product,
     "div divide true_divide truediv": quotient,
     "prelu": prelu,
-    "to to_copy type type_as int long bool": type_as,
+    "to type type_as int long bool": type_as,
     "where": where,
     "lerp addcdiv": f"{EACH} | linear:0+1",  # the ends; what is added to and what is divided
     "addcmul": f"{EACH} | linear:0+1 linear:0+2",
@@ -110,4 +110,13 @@ RULES: dict[str, str | Writer] = {
     "view_as_complex": "... _ -> ... | linear",
     "view_as_real": "... -> ... _ | linear",
     "masked_scatter": masked_scatter,
+}
+
+OPERATORS: dict[str, str | Writer] = {
+    "add sub rsub": addition,
+    "mul": product,
+    "div": quotient,
+    "to_copy": type_as,
+    "where": where,
+    "masked_fill": masked_fill,
 }

@@ -19,6 +19,18 @@ def over_last_dims(signature: str) -> Writer:
     return write
 
 
+def layer_norm_backward(node: fx.Node) -> str | None:
+    """The gradient of the input alone, as derivatives by inputs have it; linear in that of the output."""
+    if list(argument(node, "output_mask", 7)) != [True, False, False]:
+        return None
+    inside = range(len(argument(node, "normalized_shape", 2)))
+    dims, ones = " ".join(f"d{k}!" for k in inside), " ".join("1" for _ in inside)
+    of_input = f"... {dims}"
+    given = {"grad_out": of_input, "input": of_input, "mean": f"... {ones}", "rstd": f"... {ones}"}
+    signature = "grad_out input normalized_shape mean rstd weight bias output_mask"
+    return by_name(signature, f"{of_input} | linear:0", **given, weight=dims, bias=dims)(node)
+
+
 def batch_norm(node: fx.Node) -> str | None:
     """In training the statistics are those of the whole batch; in eval each element stands alone.
 
@@ -171,3 +183,5 @@ RULES: dict[str, str | Writer] = {
     "grid_sample": grid_sample,
     "affine_grid": affine_grid,
 }
+
+OPERATORS: dict[str, str | Writer] = {"native_layer_norm_backward": layer_norm_backward}

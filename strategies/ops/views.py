@@ -143,6 +143,15 @@ def expand(node: fx.Node) -> str:
     return f"{' '.join(text)} -> {' '.join(names)} | linear @shape"
 
 
+def place_back(node: fx.Node) -> str:
+    """`slice_backward(grad, input_sizes, dim, ...)` and `select_backward`: zeros along a dim, but where it was read."""
+    after = output_shapes(node)[0]
+    dim = argument(node, "dim", 2) % len(after)
+    names = ["_" if i == dim else name for i, name in enumerate(letters(len(after)))]
+    before = [name for i, name in enumerate(names) if i != dim or op_name(node) == "slice_backward"]
+    return f"{_reorder(before, names)} @shape"
+
+
 def repeat(node: fx.Node) -> str:
     """`repeat` writes each dim several times over, the copies outermost."""
     before, after = input_shape(node), output_shapes(node)[0]
@@ -181,3 +190,5 @@ RULES: dict[str, str | Writer] = {
     "repeat tile": repeat,
     "repeat_interleave": repeat_interleave,
 }
+
+OPERATORS: dict[str, str | Writer] = {"slice_backward select_backward": place_back}

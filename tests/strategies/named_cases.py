@@ -82,6 +82,8 @@ def _elementwise() -> list[Case]:
         (torch.clamp_max, x(6, 12), 0.0),
         (torch.ones_like, x(6, 12)),
         (torch.full_like, x(6, 12), 2.0),
+        (torch.ops.aten.fill.Scalar, x(6, 12), 2.0),
+        (torch.ops.aten._to_copy.default, x(6, 12), {"dtype": torch.float64}),
         (torch.real, x(6, 12)),
         (torch.imag, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
         (torch.angle, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
@@ -94,6 +96,7 @@ def _elementwise() -> list[Case]:
     ]
 
 
+_ATEN = torch.ops.aten
 NAMED: dict[str, list[Case]] = {
     "matrix": [
         (torch.dot, x(12), x(12)),
@@ -116,6 +119,9 @@ NAMED: dict[str, list[Case]] = {
         (torch.istft, torch.view_as_complex(const(6, 7, 17, 2)).requires_grad_(), 12, {"window": _WINDOW}),
     ],
     "views": [
+        (_ATEN.slice_backward.default, x(6, 4, 12), [6, 10, 12], 1, 2, 10, 2),
+        (_ATEN.slice_backward.default, x(6, 12), [6, 12], -1, 0, 12, 1),
+        (_ATEN.select_backward.default, x(6, 12), [6, 5, 12], 1, 3),
         (torch.swapaxes, x(6, 4, 12), 0, 2),
         (torch.swapdims, x(6, 4, 12), 0, 1),
         (torch.moveaxis, x(6, 4, 12), 0, 2),
@@ -134,6 +140,11 @@ NAMED: dict[str, list[Case]] = {
         (torch.take_along_dim, x(1, 12), ids(12, 6, 4), {"dim": 1}),
     ],
     "layers": [
+        (
+            _ATEN.native_layer_norm_backward.default,
+            *(x(4, 6, 12), x(4, 6, 12), [12], const(4, 6, 1), positive(4, 6, 1).detach(), const(12), const(12)),
+            [True, False, False],
+        ),
         (F.instance_norm, x(6, 4, 5), None, None, x(4), x(4)),
         (torch.batch_norm, x(6, 4, 3, 3), x(4), x(4), const(4), const(4).exp(), True, 0.2, 1e-5, False),
         (F.embedding_bag, ids(12, 6, 4), x(12, 6)),

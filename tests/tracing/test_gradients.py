@@ -183,3 +183,47 @@ def test_gradients_of_gradients_that_torch_func_writes_are_those_of_eager():
     losses = [f(x) for f in (model, trace(model, dict(x=x)).gm)]
     one, other = (torch.autograd.grad(loss, model.net[0].weight)[0] for loss in losses)
     assert torch.allclose(*losses) and torch.allclose(one, other)
+
+
+DERIVATIVES = {
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "grad_and_value": lambda f, x: sum(torch.func.grad_and_value(lambda y: f(y).sum())(x)),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.ones(5, 2))[0],
+    "jvp": lambda f, x: torch.stack(torch.func.jvp(f, (x,), (x.cos(),))),
+    "jacrev": lambda f, x: torch.func.jacrev(lambda y: f(y).sum(0))(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(lambda y: f(y).sum(0))(x[:2]),
+    "hessian": lambda f, x: torch.vmap(torch.func.hessian(lambda y: f(y).sum()))(x),
+    "hessian times vector": lambda f, x: torch.func.jvp(torch.func.grad(lambda y: f(y).sum()), (x,), (x,))[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.")  # torch's own
+@pytest.mark.parametrize("kind", DERIVATIVES)
+def test_derivatives_that_torch_func_takes_in_forward_are_those_of_eager(kind):
+    class Differentiated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+        def forward(self, x):
+            return DERIVATIVES[kind](self.net, x).square().mean()
+
+    model, x = Differentiated(), torch.randn(5, 3)
+    losses = [f(x) for f in (model, trace(model, dict(x=x)).gm)]
+    one, other = (torch.autograd.grad(loss, model.net[0].weight)[0] for loss in losses)
+    assert torch.allclose(*losses) and torch.allclose(one, other) and one.any()
+
+
+def test_forward_mode_by_hand_is_refused_with_what_to_write():
+    class Dual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            with torch.autograd.forward_ad.dual_level():
+                found = self.linear(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+                return torch.autograd.forward_ad.unpack_dual(found).tangent.sum()
+
+    with pytest.raises(UntraceableError, match=r"torch\.func\.jvp.*test_gradients.py:\d+"):
+        trace(Dual(), dict(x=torch.randn(5, 3)), unsupported="leaf")

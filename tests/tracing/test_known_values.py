@@ -80,6 +80,26 @@ def test_a_draw_against_a_sure_probability_has_an_answer(probability, drops):
     assert drops == ("linear" not in str(traced.graph))
 
 
+class Adapted(torch.nn.Module):
+    """As adapters of peft, whose chance to be left out is 0 by default."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.linear, self.probability = torch.nn.Linear(3, 3), probability
+
+    def forward(self, x):
+        if self.training and torch.rand(1) > self.probability:
+            x = self.linear(x)
+        return torch.where(torch.rand(3) > self.probability, x, -x)
+
+
+def test_a_draw_beyond_a_chance_of_0_is_beyond_it():
+    traced = trace(Adapted(0.0), dict(x=torch.randn(2, 3)))
+    assert "linear" in str(traced.graph) and "where" in str(traced.graph)  # of many draws one may be 0
+    with pytest.raises(TraceError, match="random number"):
+        trace(Adapted(0.5), dict(x=torch.randn(2, 3)))
+
+
 def test_an_open_draw_is_refused_as_random():
     with pytest.raises(TraceError, match="random number"):
         trace(Dropping(0.1), dict(x=torch.randn(2, 3)))

@@ -12,20 +12,23 @@ from autopar.runtime.local.context import LocalContext
 
 _RESHAPES = {"view", "reshape", "view_as", "reshape_as", "unflatten", "flatten"}
 _EXPANDS = {"expand", "expand_as", "broadcast_to"}
+_PLACES_BACK = {"slice_backward", "select_backward"}
 _FILLS = {"zeros", "ones", "empty"}
 
 
 def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """Views, repeats, grids and factories with the output's local shape; another factory makes the whole and takes its
-    part.
+    """Views, repeats, grids, gradients of slices and factories with the output's local shape; another factory makes the
+    whole and takes its part.
 
     A view becomes a reshape: what is contiguous as a whole need not be so in parts.
     """
-    name, local = target.__name__, ctx.local_shape()
+    name, local = target.__name__.partition(".")[0], ctx.local_shape()
     if name in _RESHAPES:
         return args[0].reshape(local)
     if name in _EXPANDS:
         return args[0].expand(local)
+    if name in _PLACES_BACK:
+        return target(args[0], local, *args[2:], **kwargs)
     if name == "repeat_interleave":
         return _repeated(local, *args, **kwargs)
     if name == "affine_grid":
