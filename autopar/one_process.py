@@ -8,49 +8,41 @@ exchanges all the same is refused, since a sum over ranks of what each of them h
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch.distributed as dist
 
 from autopar.errors import UntraceableError
-from autopar.replaced import original, replaced
+from autopar.replaced import forwarding, original
 
 _ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}
-_EXCHANGES = [
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-]
+_EXCHANGES = (
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "gather", "gather_object"),
+    *("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("all_to_all", "all_to_all_single", "broadcast", "broadcast_object_list", "scatter", "scatter_object_list"),
+    *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list", "batch_isend_irecv"),
+    *("barrier", "monitored_barrier"),
+)
 
 
 class ExchangeError(UntraceableError):
     """The model's own code asks for an exchange between ranks."""
+
+
+class _Here(threading.local):
+    """Of a thread: how many times over it is inside, and what tells the place of a call there."""
+
+    depth = 0
+    where: Callable[[], str] = staticmethod(str)
+
+
+_HERE = _Here()
+_ENTERING = threading.RLock()
+_inside = 0  # of all threads: functions of torch are replaced while any of them is
 
 
 @contextlib.contextmanager
@@ -59,27 +51,40 @@ def one_process(where: Callable[[], str] = str) -> Iterator[None]:
 
     Raises ExchangeError for what exchanges.
     """
-    if not dist.is_available():
+    global _inside
+    codes = _codes() if dist.is_available() else []
+    before = _HERE.where
+    with _ENTERING:
+        _inside += 1
+        for function, _, alone in codes if _inside == 1 else ():
+            function.__code__ = alone
+    _HERE.depth, _HERE.where = _HERE.depth + 1, where
+    try:
         yield
-        return
-    with contextlib.ExitStack() as stack:
-        for name, answer in _ANSWERS.items():
-            _replace(stack, name, lambda *_, answer=answer, **__: answer)
-        for name in _EXCHANGES:
-            _replace(stack, name, lambda *_, name=name, **__: _refuse(name, where()))
-        yield
+    finally:
+        _HERE.depth, _HERE.where = _HERE.depth - 1, before
+        with _ENTERING:
+            _inside -= 1
+            for function, own, _ in codes if _inside == 0 else ():
+                function.__code__ = own
 
 
-def _replace(stack: contextlib.ExitStack, name: str, own: Callable[..., Any]) -> None:
-    function, thread = getattr(dist, name, None), threading.get_ident()
-    if not isinstance(function, FunctionType):  # which torch versions have is not the same
-        return
-    before = original(function)
-    stack.enter_context(
-        replaced(
-            function, lambda *args, **kwargs: (own if threading.get_ident() == thread else before)(*args, **kwargs)
-        )
-    )
+@functools.cache
+def _codes() -> list[tuple[FunctionType, CodeType, CodeType]]:
+    """Functions of torch, their code, and what stands in its place."""
+    found = []
+    for name in (*_ANSWERS, *_EXCHANGES):
+        function = getattr(dist, name, None)
+        if isinstance(function, FunctionType):  # which torch versions have is not the same
+            code = forwarding(functools.partial(_answer, name, original(function)), function.__code__)
+            found.append((function, function.__code__, code))
+    return found
+
+
+def _answer(name: str, before: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    if not _HERE.depth:
+        return before(*args, **kwargs)
+    return _ANSWERS[name] if name in _ANSWERS else _refuse(name, _HERE.where())
 
 
 def _refuse(name: str, where: str) -> Any:

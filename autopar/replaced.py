@@ -47,7 +47,7 @@ def overrides_active() -> Iterator[None]:
 def replaced(function: types.FunctionType, replacement: Replacement) -> Iterator[None]:
     """While inside, calling `function` calls `replacement`."""
     code = function.__code__
-    function.__code__ = _forwarding(replacement, code)
+    function.__code__ = forwarding(replacement, code)
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ def is_copy(function: types.FunctionType) -> bool:
 _MARK = "the replacement stands here"
 
 
-def _forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
+def forwarding(replacement: Replacement, like: types.CodeType) -> types.CodeType:
     """Code that calls `replacement`, with as many free variables as `like`: Python asks for the same number."""
     inner = _calling(len(like.co_freevars))
     constants = tuple(replacement if c == _MARK else c for c in inner.co_consts)

@@ -19,7 +19,6 @@ from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
-from autopar.tracing.batching import transformed_bodies
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
@@ -49,6 +48,7 @@ from autopar.tracing.set_order import sets_in_order
 from autopar.tracing.sharing import place_shared_attributes
 from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.traced import Traced
+from autopar.tracing.transforms import transformed_bodies
 from autopar.tracing.unknown import UnknownNumber, checks_noted
 
 

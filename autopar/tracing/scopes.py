@@ -70,7 +70,8 @@ class ModuleCalls:
         self._longest: tuple[int, nn.Module] = (0, root)  # the call that made most tensors itself
 
     def culprit(self, error: BaseException) -> nn.Module | None:
-        """But a module that each call makes anew, which cannot be named as a leaf: then the one that made it."""
+        """The innermost module that was running; of those that each call makes anew, which are no leaves of the next
+        trace, the one that called them."""
         module = self._failed[1] if self._failed is not None and self._failed[0] is error else None
         gone = {type(other).__qualname__ for other in self.policy.failed if other not in self.paths}
         while module in self.outside and type(module).__qualname__ in gone:

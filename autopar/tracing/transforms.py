@@ -1,7 +1,7 @@
-"""`torch.vmap` inside a model: its body is recorded below the batching, where tensors have all their dims.
+"""`torch.vmap` and `torch.func` inside a model: a body is recorded below the transform, where tensors are plain ones.
 
-Above it the recorder would see tensors without their batch dim, which no graph could replay. So while a
-vmapped function runs, a dispatch mode records what reaches the dispatcher.
+Above it the recorder would see tensors without their batch dim, or wrapped for a derivative, which no graph could
+replay. So while a transformed function runs, a dispatch mode records what reaches the dispatcher.
 """
 
 from __future__ import annotations
