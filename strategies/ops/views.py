@@ -143,6 +143,15 @@ def expand(node: fx.Node) -> str:
     return f"{' '.join(text)} -> {' '.join(names)} | linear @shape"
 
 
+def diagonal(node: fx.Node) -> str:
+    """`diagonal(input, offset, dim1, dim2)`: of two dims, which stay whole, one is left, the last."""
+    rank = len(input_shape(node))
+    along = {argument(node, "dim1", 2, 0) % rank, argument(node, "dim2", 3, 1) % rank}
+    names = letters(rank)
+    before = ["_" if i in along else name for i, name in enumerate(names)]
+    return _reorder(before, [*(name for i, name in enumerate(names) if i not in along), "_"])
+
+
 def place_back(node: fx.Node) -> str:
     """`slice_backward(grad, input_sizes, dim, ...)` and `select_backward`: zeros along a dim, but where it was read."""
     after = output_shapes(node)[0]
@@ -187,6 +196,7 @@ RULES: dict[str, str | Writer] = {
     "mT adjoint": reverse(last=True),
     "movedim moveaxis": movedim,
     "expand broadcast_to expand_as": expand,
+    "diagonal": diagonal,
     "repeat tile": repeat,
     "repeat_interleave": repeat_interleave,
 }

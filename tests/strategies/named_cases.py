@@ -119,6 +119,8 @@ NAMED: dict[str, list[Case]] = {
         (torch.istft, torch.view_as_complex(const(6, 7, 17, 2)).requires_grad_(), 12, {"window": _WINDOW}),
     ],
     "views": [
+        ("diagonal", x(6, 6)),
+        (torch.diagonal, x(4, 6, 12, 6), 1, {"dim1": 1, "dim2": -1}),
         (_ATEN.slice_backward.default, x(6, 4, 12), [6, 10, 12], 1, 2, 10, 2),
         (_ATEN.slice_backward.default, x(6, 12), [6, 12], -1, 0, 12, 1),
         (_ATEN.select_backward.default, x(6, 12), [6, 5, 12], 1, 3),
