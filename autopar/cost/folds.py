@@ -89,7 +89,8 @@ def _is_uniform(fold: Fold, memory: StepMemory) -> bool:
     for offset, at in enumerate(repeat.instance(1)):
         if not _stays(fold, memory, nodes[repeat.instance(MODEL).start + offset]):
             return False
-        if reaching[offset] != any(user.op == "output" for user in nodes[at].users):
+        is_returned = bool(output_tensors(nodes[at])) and any(user.op == "output" for user in nodes[at].users)
+        if reaching[offset] != is_returned:
             return False
         if reaching[offset] and not all(
             _is_returned_alone(fold, block, offset) for block in range(1, repeat.count - 1)

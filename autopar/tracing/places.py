@@ -12,9 +12,13 @@ from types import CodeType, FrameType
 
 import torch
 
+from autopar import one_process, replaced
+
 _OURS = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep,
     os.path.dirname(__file__) + os.sep,
+    replaced.__file__,  # functions that are replaced run code of this file
+    one_process.__file__,
 )
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

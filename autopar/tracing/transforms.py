@@ -61,13 +61,15 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
     to plain tensors."""
     apis: Any = torch._functorch.apis
     eager: Any = torch._functorch.eager_transforms
+    recorders = [recorder]  # until the end: torch keeps lists of its functions, and so what stands for one meanwhile
 
     def below(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_recording() or recorder.is_below:  # one mode is enough: it sees what nested ones come to
-                return original(*args, **kwargs)
-            with recorder.below_functions(), _Below(recorder):
-                return original(*args, **kwargs)
+            for recorder in recorders:
+                if recorder.is_recording() and not recorder.is_below:  # one mode sees what nested transforms come to
+                    with recorder.below_functions(), _Below(recorder):
+                        return original(*args, **kwargs)
+            return original(*args, **kwargs)
 
         return call
 
@@ -76,8 +78,9 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
         return value, below(pull), *aux
 
     differentiated = eager._vjp_with_argnums
-    with (
-        attributes_set(apis, vmap_impl=below(apis.vmap_impl)),
-        attributes_set(eager, **{name: below(getattr(eager, name)) for name in _DERIVATIVES}, _vjp_with_argnums=vjp),
-    ):
-        yield
+    replaced = {name: below(getattr(eager, name)) for name in _DERIVATIVES} | {"_vjp_with_argnums": vjp}
+    with attributes_set(apis, vmap_impl=below(apis.vmap_impl)), attributes_set(eager, **replaced):
+        try:
+            yield
+        finally:
+            recorders.clear()
