@@ -7,6 +7,7 @@ replay. So while a transformed function runs, a dispatch mode records what reach
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,15 +62,15 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
     to plain tensors."""
     apis: Any = torch._functorch.apis
     eager: Any = torch._functorch.eager_transforms
-    recorders = [recorder]  # until the end: torch keeps lists of its functions, and so what stands for one meanwhile
+    held = weakref.ref(recorder)  # torch keeps lists of its functions, and so what stands for one meanwhile
 
     def below(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            for recorder in recorders:
-                if recorder.is_recording() and not recorder.is_below:  # one mode sees what nested transforms come to
-                    with recorder.below_functions(), _Below(recorder):
-                        return original(*args, **kwargs)
-            return original(*args, **kwargs)
+            recorder = held()
+            if recorder is None or not recorder.is_recording() or recorder.is_below:
+                return original(*args, **kwargs)
+            with recorder.below_functions(), _Below(recorder):  # one mode sees what nested transforms come to
+                return original(*args, **kwargs)
 
         return call
 
@@ -80,7 +81,4 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
     differentiated = eager._vjp_with_argnums
     replaced = {name: below(getattr(eager, name)) for name in _DERIVATIVES} | {"_vjp_with_argnums": vjp}
     with attributes_set(apis, vmap_impl=below(apis.vmap_impl)), attributes_set(eager, **replaced):
-        try:
-            yield
-        finally:
-            recorders.clear()
+        yield
