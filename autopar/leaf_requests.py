@@ -131,7 +131,7 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
             reason += f"; nor can the batch split it: {call.whole}" if call.whole and call.whole not in reason else ""
             raise UntraceableError(
                 f"{what} would run whole on every rank, with about {share:.0%} of the "
-                f"model's FLOPs (an estimate), because of this: {reason}. Write it so that it can be traced (where "
+                f"model's FLOPs (an estimate), because of this: {reason.rstrip('.')}. Write it so that it can be traced (where "
                 "data decide: mixtures of experts of transformers have experts_implementation='grouped_mm'; or give "
                 "the input that decides as a known example, autopar.known), or accept it with "
                 f"constraints='{_KIND}{pattern}'",
