@@ -127,11 +127,11 @@ def check_shares(graph: fx.Graph, reasons: Mapping[nn.Module, str], constraints:
             assert isinstance(call, LeafCall)
             what = f"{len(nodes)} {call.noun}s '{pattern}'" if len(nodes) > 1 else f"{call.noun} '{call.path}'"
             what += f" ({type(call.module).__name__})" if call.noun == LeafCall.noun else ""
-            reason = call.reason or reasons.get(call.module, "a registered leaf")
+            reason = (call.reason or reasons.get(call.module, "a registered leaf")).rstrip(".")
             reason += f"; nor can the batch split it: {call.whole}" if call.whole and call.whole not in reason else ""
             raise UntraceableError(
                 f"{what} would run whole on every rank, with about {share:.0%} of the "
-                f"model's FLOPs (an estimate), because of this: {reason.rstrip('.')}. Write it so that it can be traced (where "
+                f"model's FLOPs (an estimate), because of this: {reason}. Write it so that it can be traced (where "
                 "data decide: mixtures of experts of transformers have experts_implementation='grouped_mm'; or give "
                 "the input that decides as a known example, autopar.known), or accept it with "
                 f"constraints='{_KIND}{pattern}'",
