@@ -30,7 +30,6 @@ from autopar.strategies.rule import ShardingRule
 
 # ops whose own factors are worth splitting; the others follow what reaches them (see positions.py)
 _ANCHORS = (matrix, attention, layers, losses, recurrent, routing)
-_NONE: dict[str, str | Writer] = {}
 _FOLLOWERS = (elementwise, draws, reductions, views, pieces, indexing, spectral)
 
 
@@ -46,7 +45,8 @@ class Entry:
 def _collect(attribute: str) -> dict[str, Entry]:
     table: dict[str, Entry] = {}
     for family in (*_ANCHORS, *_FOLLOWERS):
-        for names, rule in getattr(family, attribute, _NONE).items():
+        rules: dict[str, str | Writer] = getattr(family, attribute, {})
+        for names, rule in rules.items():
             for name in names.split():
                 if name in table:
                     raise RuleError(f"op '{name}' has two rules")

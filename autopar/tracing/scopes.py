@@ -167,10 +167,8 @@ class ModuleCalls:
     def _name(self, module: nn.Module) -> str:
         """A name for a module outside the model's tree (the loss, one made on the fly); as a leaf it is a constant."""
         path = f"_module_{len(self.paths)}_{type(module).__name__}"
-        around, constants = (
-            self.recorder.scope[-1][0] if self.recorder.scope else "",
-            self.recorder.attributes.constants,
-        )
+        constants, scope = self.recorder.attributes.constants, self.recorder.scope
+        around = scope[-1][0] if scope else ""
         self.outside[module] = constants[around] if around in constants else self.root.get_submodule(around)
         self.paths[module] = path
         self.types[path] = type(module)

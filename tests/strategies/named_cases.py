@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from rule_tensors import DRAWS, const, ids, mask, positive, weights, x
 
 Case = tuple[Any, ...]
+_ATEN = torch.ops.aten
 
 _SMOOTH = """mish sigmoid hardtanh hardswish hardsigmoid relu6 elu selu celu leaky_relu softplus softsign softshrink
  hardshrink tanhshrink"""
@@ -82,8 +83,15 @@ def _elementwise() -> list[Case]:
         (torch.clamp_max, x(6, 12), 0.0),
         (torch.ones_like, x(6, 12)),
         (torch.full_like, x(6, 12), 2.0),
-        (torch.ops.aten.fill.Scalar, x(6, 12), 2.0),
-        (torch.ops.aten._to_copy.default, x(6, 12), {"dtype": torch.float64}),
+        (_ATEN.fill.Scalar, x(6, 12), 2.0),
+        (_ATEN._to_copy.default, x(6, 12), {"dtype": torch.float64}),
+        *((op.Tensor, x(6, 12), x(12), {"alpha": 2.0}) for op in (_ATEN.add, _ATEN.sub, _ATEN.rsub)),
+        *((op.Scalar, x(6, 12), 2.0) for op in (_ATEN.add, _ATEN.sub, _ATEN.rsub, _ATEN.mul, _ATEN.div)),
+        *((op.Tensor, x(6, 12), positive(12)) for op in (_ATEN.mul, _ATEN.div)),
+        (_ATEN.div.Tensor_mode, const(6, 12), const(12), {"rounding_mode": "floor"}),
+        (_ATEN.where.self, mask(6, 12), x(6, 12), x(12)),
+        (_ATEN.masked_fill.Scalar, x(6, 12), mask(12), 0.0),
+        (_ATEN.masked_fill.Tensor, x(6, 12), mask(12), torch.tensor(2.0).double()),
         (torch.real, x(6, 12)),
         (torch.imag, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
         (torch.angle, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
@@ -96,7 +104,6 @@ def _elementwise() -> list[Case]:
     ]
 
 
-_ATEN = torch.ops.aten
 NAMED: dict[str, list[Case]] = {
     "matrix": [
         (torch.dot, x(12), x(12)),

@@ -8,11 +8,12 @@ import pytest
 from named_cases import NAMED
 from rule_cases import CASES
 from rule_tensors import name_of
+from torch._ops import OpOverload
 
 from autopar.strategies.arguments import op_name
 from autopar.strategies.check import check
 from autopar.strategies.examples import example
-from autopar.strategies.table import TABLE
+from autopar.strategies.table import OPERATORS, TABLE
 
 MESHES = [(2,), (3,), (2, 2)]
 EVERY = [(family, case) for cases in (CASES, NAMED) for family, own in cases.items() for case in own]
@@ -48,3 +49,5 @@ def test_split_equals_whole(case: tuple[Any, ...], mesh_shape: tuple[int, ...], 
 def test_every_op_of_the_table_is_run() -> None:
     with_case = {op_name(_made(case)[0]) for _, case in EVERY}
     assert set(TABLE) - with_case == set(" ".join(WITHOUT).split())
+    operators = {op_name(node) for _, case in EVERY if isinstance((node := _made(case)[0]).target, OpOverload)}
+    assert set(OPERATORS) <= operators
