@@ -38,8 +38,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from autopar.cost.moving import Moving, moving
 from autopar.cost.traffic import in_segment
 from autopar.solver.forward_part import ForwardPeaks
@@ -48,15 +46,16 @@ from autopar.solver.held_by_caller import HeldByCaller
 from autopar.solver.model import Model
 from autopar.solver.on_the_way import OnTheWay
 from autopar.solver.optimizer_step import all_temporaries, each_temporaries
+from autopar.solver.parameter_copies import add_parameter_copies
 from autopar.solver.peaks import Peaks
 from autopar.solver.points import Points
 from autopar.solver.problem import Stage
 from autopar.solver.replay_gathers import replay_gathers
-from autopar.solver.replays import Expression, Flow, replays
+from autopar.solver.replays import Expression, Flow, Pair
 from autopar.solver.returned import Returned
 from autopar.solver.returned_again import returned_again
 from autopar.solver.saved import Saved
-from autopar.solver.stage_bytes import UNIT, StageBytes, add, keep, total
+from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.sums import Sums
 
 
@@ -96,7 +95,9 @@ class Rows:
         if self.held is not None:
             self.held.add_unkept(self.stages)
             returned_again(model, self.stages, saved.copies, self.held.kept)
-        self._parameter_copies()
+        add_parameter_copies(model, self.stages)
+        if self.memory.micro_batches > 1:
+            self._unreduced_gradients()
         self._rows()
 
     # -- always, and gradients ----------------------------------------------------------------------------------------
@@ -155,7 +156,27 @@ class Rows:
         return found
 
     def _by_read(self, flows: Sequence[Flow]) -> list[list[tuple[Moving, int]]]:
-        return [self._moving([flow]) for flow in flows]
+        """What moves for each read; what several ops read alike moves once."""
+        found, by_source = list[list[tuple[Moving, int]]](), dict[int, list[Flow]]()
+        for flow in flows:
+            by_source.setdefault(flow.tensor.source, []).append(flow)
+        for some in by_source.values():
+            if len(some) == 1:
+                found.append(self._moving(some))
+                continue
+            alike: dict[tuple[Pair, Moving], list[int]] = {}
+            for flow in some:
+                pairs = {variable: pair for pair, variable in flow.pairs.items()}
+                for one, variable in self._moving([flow]):
+                    alike.setdefault((pairs[variable], one), []).append(variable)
+            for (_, one), variables in alike.items():
+                any_ = variables[0]
+                if len(variables) > 1:
+                    any_ = self.program.variable("read", whole=False)
+                    for variable in variables:
+                        self.program.at_least("read", [(any_, 1.0), (variable, -1.0)], 0.0)
+                found.append([(one, any_)])
+        return found
 
     def _inputs_and_outputs(self) -> None:
         for number, op in enumerate(self.problem.ops):
@@ -176,60 +197,12 @@ class Rows:
                         add(self.stages[stage].gradients, one, its)
                     self.stages[stage].each_gradient += each
 
-    # -- what is kept for backward ---------------------------------------------------------------------------------
-
-    def _parameter_copies(self) -> None:
-        """Copies of parameters in the dtype and layout in which ops keep them, unless gathered again."""
-        for flow in self.model.flows:
-            op, node = self.problem.ops[flow.use.op], self.problem.ops[flow.tensor.source].node
-            if not self.memory.is_parameter(node):
-                continue
-            if self.memory.micro_batches > 1:
-                self._unreduced(flow)
-            if flow.use.index not in self.memory.saved(op.node)[0]:
-                continue
-            sizes = {pair: self.memory.read_bytes(node, pair[0][0], pair[1]) for pair in flow.pairs}
-            stays = [pair for pair, size in sizes.items() if size and not pair[0][1]]
-            for pair in stays:
-                keep(self.stages[op.stage].parameters, flow.use.op, flow.pairs[pair], sizes[pair])
-            if stays:
-                self._kept_copies(flow, {flow.pairs[pair]: sizes[pair] for pair in stays})
-
-    def _kept_copies(self, flow: Flow, sizes: dict[int, int]) -> None:
-        """Copies that blocks keep until the level from which on their op is in a segment: flows with their bytes."""
-        op = self.problem.ops[flow.use.op]
-        data, count, dropped = self.stages[op.stage], self.model.costs.count(op), op.again.dropped
-        groups = [np.array([variable]) for variable in sizes]
-        again = {
-            level: dict(zip(sizes, replays(self.model, flow, groups, level).tolist(), strict=True))
-            for level in {*range(1, min(dropped, len(data.least))), dropped} - {0}
-        }
-        for targets, left_out in (([data.held], 0), (data.held_but_one, 1), ([data.held_but_two], 2)):
-            for level, target in enumerate(targets[: dropped or None]):
-                for variable, size in sizes.items():
-                    if level:
-                        add(target, again[level][variable], size)
-                        add(target, variable, -left_out * size)
-                    else:
-                        add(target, variable, (count - left_out) * size)
-                    if dropped:
-                        add(target, again[dropped][variable], -size)
-        for target in data.least[: dropped or None]:
-            for variable, size in sizes.items():
-                add(target, variable, size)
-        levels = self.problem.stages[op.stage].levels
-        if levels is None or not dropped:
-            return
-        for level in range(dropped, len(levels)):
-            span = levels.holding(op.again.offset, level)
-            assert span is not None
-            for variable, size in sizes.items():
-                add(data.freed.setdefault((level, span), {}), variable, size)
-
-    def _unreduced(self, flow: Flow) -> None:
+    def _unreduced_gradients(self) -> None:
         """With several micro-batches, gradients wait in the layout of their use for the one reduction."""
-        ref = self.problem.ref(flow.tensor)
-        if self.memory.is_trainable(ref.node):
+        for flow in self.model.flows:
+            ref = self.problem.ref(flow.tensor)
+            if not self.memory.is_trainable(ref.node):
+                continue
             for (port, wanted), variable in flow.pairs.items():
                 one = moving(self.memory, self.problem.grouping, ref, port[0], wanted, regather=port[1])
                 if one.reduction:
