@@ -29,6 +29,11 @@ def draws(node: fx.Node) -> bool:
     return inside is True or name in BY_COUNTER | SEEDED or is_random_operator(node.target)
 
 
+def is_random(call: Any) -> bool:
+    """Whether a function, a method by its name, or an operator draws random numbers."""
+    return drawn_name(call) in BY_COUNTER | SEEDED or is_random_operator(call)
+
+
 def drawn_name(target: Any) -> str:
     """The name of a function, a method or an operator, without underscores around it and without its overload.
 

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
 
 from autopar.graph import VAL, input_nodes, output_tensors, resolve, target_name, tensor_inputs
+from autopar.on_copies import OnCopies
 
 Writer = Callable[[fx.Node], "str | None"]
 
@@ -33,8 +34,11 @@ def op_name(node: fx.Node) -> str:
 
 
 def qualified_name(node: fx.Node) -> str:
-    """The op's name among all ops: `mylib::op` of an operator, `package.module.function`, `Tensor.method`."""
-    target = node.target
+    """The op's name among all ops: `mylib::op` of an operator, one that writes too, `package.module.function`,
+    `Tensor.method`."""
+    target: Any = node.target
+    if isinstance(target, OnCopies) and isinstance(target.call, OpOverload):
+        target = target.call
     if isinstance(target, OpOverload):
         overload = "" if target._overloadname == "default" else f".{target._overloadname}"
         return f"{target._schema.name}{overload}"
@@ -49,6 +53,8 @@ def user_name(node: fx.Node) -> str:
     name = op_name(node)
     if name == "apply_inplace":
         return f"Tensor.{node.args[0]}"
+    if isinstance(node.target, OnCopies):
+        return node.target.title
     if name == "write":
         return "Tensor.__setitem__"
     if name == "write_view":

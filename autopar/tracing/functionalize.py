@@ -17,10 +17,11 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
 from autopar.graph import GRAD_MODE, KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
+from autopar.on_copies import OnCopies, without
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.first_writes import take_first_writes
-from autopar.tracing.pure_writes import Pure
+from autopar.tracing.pure_writes import Pure, fresh
 
 Tensor = torch.Tensor
 
@@ -134,24 +135,42 @@ class _Functionalization:
         written = writer.meta[WRITES]
         if len(written) == 1:
             ((target, value),) = written.items()
-            self._write_back(target, Pure(self.graph, writer, self.now(target), value).node(args, kwargs))
-            if writer in self.storage:
-                self._hold(writer, self.now(target))
-            return
-        # Several tensors at once: the call stays, and writes into private copies.
-        copies = {
-            self.now(n): Pure(self.graph, writer, self.now(n), v).method("clone", self.now(n))
-            for n, v in written.items()
-        }
-        self.writers.discard(writer)
-        writer.args = fx.map_arg(args, lambda n: copies.get(n, n))
-        writer.kwargs = fx.map_arg(kwargs, lambda n: copies.get(n, n))
-        new = {target: copies[self.now(target)] for target in written}
-        with self.graph.inserting_after(writer):
-            for target, copy in new.items():
-                self._write_back(target, copy)
-        if writer in self.storage:
-            self._hold(writer, writer)
+            pure = Pure(self.graph, writer, self.now(target), value).node(args, kwargs)
+            if pure is not None:
+                self._write_back(target, pure)
+                if writer in self.storage:
+                    self._hold(writer, self.now(target))
+                return
+        self._run_on_copies(writer, args, kwargs)
+
+    def _run_on_copies(self, writer: fx.Node, args: Any, kwargs: Any) -> None:
+        """The call itself, of copies that it writes into and returns.
+
+        Copies that stood before the call would be written in vain where they and the call's own operands lie otherwise
+        over ranks.
+        """
+        written = writer.meta[WRITES]
+        leaves = pytree.tree_leaves((args, kwargs))
+        places = [[i for i, leaf in enumerate(leaves) if leaf is self.now(target)] for target in written]
+        call = self.graph.call_function(OnCopies(writer.target, places), args, kwargs)
+        call.meta = {k: v for k, v in writer.meta.items() if k not in (WRITES, KNOWN)}
+        made = without(writer.meta[VAL], list(written.values()))
+        call.meta[VAL] = (*(fresh(value) for value in written.values()), made)
+        for i, target in enumerate(written):
+            self._write_back(target, self._picked(call, i))
+        same = [target for target in written if self.storage[target] == self.storage.get(writer)]
+        if same:
+            self._hold(writer, self.now(same[0]))
+        elif output_tensors(writer):
+            result = self._picked(call, len(written))
+            self.current[writer] = result
+            self.fresh[writer] = self.version.get(self.storage.get(writer), 0)
+
+    def _picked(self, call: fx.Node, i: int) -> fx.Node:
+        """One of the values that a call returns."""
+        node = self.graph.call_function(operator.getitem, (call, i))
+        node.meta = {**call.meta, VAL: call.meta[VAL][i]}
+        return node
 
     def _write_back(self, node: fx.Node, value: fx.Node) -> None:
         """`node` now has this value: so have the tensors it looks into, as far as it looks."""

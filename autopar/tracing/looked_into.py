@@ -1,4 +1,4 @@
-"""Functions of `torch.nn.functional` that are looked into: what they do inside are ops like any other.
+"""Functions of `torch.nn` that are looked into: what they do inside are ops like any other.
 
 They are Python made of torch functions, which hands itself to the mode as a whole; inside, it is told that nobody
 listens, while the mode does. As one node, `multi_head_attention_forward` could split on the batch alone, and not at
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -23,6 +24,7 @@ LOOKED_INTO = (
     F.triplet_margin_with_distance_loss,
     F.gumbel_softmax,
 )
+INITS = tuple(getattr(torch.nn.init, name) for name in ("uniform_", "normal_", "constant_", "kaiming_uniform_"))
 CODES = {function.__code__ for function in LOOKED_INTO}
 
 
@@ -30,5 +32,5 @@ def look_into(mode: TorchFunctionMode, func: Callable[..., Any], args: Any, kwar
     """The call's result, whose own ops `mode` sees one by one."""
     names = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
     nobody = {name: lambda *tensors: False for name in names}
-    with mode, attributes_set(F, **nobody):
+    with mode, attributes_set(F, **nobody), attributes_set(torch.overrides, **nobody):
         return func(*args, **kwargs)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from autopar.graph import KNOWN, VAL
+from autopar.random_ops import is_random
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
 
@@ -41,14 +42,11 @@ class Pure:
 
     def _noted(self, node: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
         node.meta = {k: v for k, v in self.source.meta.items() if k not in (WRITES, KNOWN)}
-        value = torch.empty_strided(
-            self.value.shape, self.value.stride(), dtype=dtype or self.value.dtype, device="meta"
-        )
-        node.meta[VAL] = value.requires_grad_() if self.value.requires_grad else value
+        node.meta[VAL] = fresh(self.value, dtype)
         return node
 
-    def node(self, args: Any, kwargs: Any) -> fx.Node:
-        """The node that makes the new value of the written tensor."""
+    def node(self, args: Any, kwargs: Any) -> fx.Node | None:
+        """The node that makes the new value of the written tensor; None where nothing does but the call itself."""
         writer = self.source
         name = writer.target if isinstance(writer.target, str) else getattr(writer.target, "__name__", "")
         if writer.target is operator.setitem:
@@ -64,13 +62,10 @@ class Pure:
             return self.function(writer.target, *args, **{**kwargs, "inplace": False})
         if _pure_method(name) and args and args[0] is self.target:
             return self._twin(name, args, kwargs)
-        return self._on_a_copy(args, kwargs)
+        return None
 
     def _returned(self, function: Any, args: Any, kwargs: Any) -> fx.Node | None:
-        """What `torch.add(x, y, out=z)` returns without `out`, cast to z's dtype; None where it does not fit.
-
-        A write into a copy would be lost where the copy and the call's own operands lie otherwise over ranks.
-        """
+        """What `torch.add(x, y, out=z)` returns without `out`, cast to z's dtype; None where it does not fit."""
         made = self._dtype_of(function, args, kwargs)
         if made is None:
             return None
@@ -89,7 +84,7 @@ class Pure:
             return source
         return self.function(twin, *args, **kwargs)
 
-    def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node:
+    def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
         if name == "zero_":
             return self.function(torch.zeros_like, self.target)
         if name == "fill_" and not isinstance(args[1], fx.Node):
@@ -98,6 +93,8 @@ class Pure:
             source = args[1]
             return source if source.meta[VAL].dtype == self.value.dtype else self.method("to", source, self.value.dtype)
         twin = _pure_method(name)
+        if not hasattr(Tensor, name):
+            return self._function_twin(twin, args, kwargs)
         if name in _NO_TWIN or not hasattr(Tensor, twin):
             return self.function(functional.apply_inplace, name, *args, **kwargs)
         made = self._dtype_of(getattr(Tensor, twin), args, kwargs)
@@ -108,6 +105,13 @@ class Pure:
             self._noted(node, made)
             node = self.method("to", node, self.value.dtype)
         return node
+
+    def _function_twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
+        """`torch.threshold` for `F.threshold_`, which is no method; None where there is none, or it draws numbers."""
+        pure = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
+        if pure is None or is_random(pure) or self._dtype_of(pure, args, kwargs) != self.value.dtype:
+            return None
+        return self.function(pure, *args, **kwargs)
 
     def _dtype_of(self, pure: Any, args: Any, kwargs: Any) -> torch.dtype | None:
         """The pure call's dtype, which may be promoted where the write is not; None where it does not fit."""
@@ -120,17 +124,11 @@ class Pure:
         fits = isinstance(result, Tensor) and result.shape == self.value.shape
         return result.dtype if fits else None
 
-    def _on_a_copy(self, args: Any, kwargs: Any) -> fx.Node:
-        """Any other call that writes: it gets a private copy to write into, and stays."""
-        copy = self.method("clone", self.target)
-        call = self.graph.create_node(
-            self.source.op,
-            self.source.target,
-            fx.map_arg(args, lambda n: copy if n is self.target else n),
-            fx.map_arg(kwargs, lambda n: copy if n is self.target else n),
-        )
-        call.meta = {**self.source.meta, WRITES: {copy: copy.meta[VAL]}}
-        return copy
+
+def fresh(value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A data-free tensor like another, with a storage of its own."""
+    found = torch.empty_strided(value.shape, value.stride(), dtype=dtype or value.dtype, device="meta")
+    return found.requires_grad_() if value.requires_grad else found
 
 
 def _pure_method(name: str) -> str:

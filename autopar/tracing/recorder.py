@@ -19,7 +19,8 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autopar.graph import TRIAL_FLOPS, VAL
+from autopar.graph import TRIAL_FLOPS, VAL, storage_of
+from autopar.on_copies import without
 from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.attributes import Attributes
@@ -30,6 +31,7 @@ from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.known import MADE_KNOWN
+from autopar.tracing.looked_into import INITS, look_into
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
@@ -88,6 +90,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return handler(self, func, args, kwargs)
         if self._initialises(func, args, kwargs):
             return func(*args, **kwargs)
+        if func in INITS:
+            return look_into(self, func, args, kwargs)
         if self.split:
             parts = bias.SPLITS.get(func)
             if parts is not None:
@@ -126,8 +130,9 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return self.record(func, *again.args, **again.kwargs)
         told = written_by_schema(func, args)  # below autograd, where vmap's bodies are seen, no version counts
         written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i] or id(t) in told]
-        if len(written) > 1 and writes_its_first(func):
-            written = [0]  # the others look into the same storage
+        if len(written) > 1 and writes_its_first(func):  # others count too where they look into the same storage
+            first = storage_of(seen.tensors[written[0]])
+            written[1:] = [i for i in written[1:] if storage_of(seen.tensors[i]) != first]
         if real is None and not seen.unknown:
             real = self.known.run(func, args, kwargs, seen.tensors, result, written)
         if real is None and not seen.unknown:
@@ -154,7 +159,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         node = self.write(call.op, call.target, given, seen.graph_kwargs, call.name)
         if written:
             node.meta[WRITES] = {seen.nodes[i]: seen.value(i) for i in written}
-        self.register(node, result, real)
+        several = written and not isinstance(result, Tensor)  # what was written goes by the nodes that it has
+        self.register(node, without(result, [seen.tensors[i] for i in written]) if several else result, real)
         if seen.elsewhere:
             self.nodes.update(seen.elsewhere)  # the result of a write is what was written
         self.finite.note(func, args, result, node)
@@ -260,7 +266,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         free_args, free_kwargs = args, kwargs
         if seen.replaced or "device" in kwargs:
             free_args, free_kwargs = seen.data_free(args), seen.data_free(kwargs)
-        if func in FACTORIES and free_kwargs.get("device") is None:
+        makes = func in FACTORIES or (func is torch.normal and not seen.tensors)  # of numbers alone, in a size
+        if makes and free_kwargs.get("device") is None:
             free_kwargs = {**free_kwargs, "device": META}
         try:
             with self.dynamic.kernels():

@@ -35,6 +35,16 @@ def _(like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like)
 
 
+@torch.library.custom_op("autopar_tests::stir", mutates_args=("x",), tags=(torch.Tag.nondeterministic_seeded,))
+def stir(x: torch.Tensor) -> None:
+    x.mul_(torch.rand_like(x) + 0.5)
+
+
+@stir.register_fake
+def _(x: torch.Tensor) -> None:
+    return None
+
+
 class Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -61,6 +71,10 @@ class Drawing(nn.Module):
         h = h * h.new_empty((h.shape[0], 1)).bernoulli_(0.7).div_(0.7)
         h = h + torch.randn_like(h) * torch.rand_like(h)
         h = h + torch.empty_like(h).uniform_(-0.1, 0.1) + torch.randn(16, dtype=h.dtype)
+        h = h + nn.init.uniform_(torch.empty_like(h), -0.1, 0.1) + nn.init.normal_(h.detach().clone(), std=0.1)
+        h = h + nn.init.kaiming_uniform_(torch.empty_like(h)) + torch.normal(0.0, 0.1, (8, 16), dtype=h.dtype)
+        stir(stirred := torch.ones_like(h.detach()))
+        h = h * stirred
         h = nn.functional.dropout(h, 0.2) * torch.bernoulli(torch.sigmoid(h.detach()))
         h = h + torch.distributions.Gamma(torch.full_like(h[0].detach(), 2.0), 1.0).rsample() + noise(h.detach())
         h = torch.native_dropout(h, 0.1, True)[0] + torch.feature_dropout(h[..., None], 0.1, True)[..., 0]

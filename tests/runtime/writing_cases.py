@@ -57,8 +57,47 @@ class Ringed(Net):
         return (self.down(hidden - self.ring.mean(0)) ** 2).mean()
 
 
+@torch.library.custom_op("autopar_writing::scale_", mutates_args=("x",))
+def scale(x: torch.Tensor, factors: torch.Tensor) -> None:
+    x.mul_(factors)
+
+
+@scale.register_fake
+def _(x: torch.Tensor, factors: torch.Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("autopar_writing::centre_", mutates_args=("x",))
+def centre(x: torch.Tensor) -> torch.Tensor:
+    """Takes the mean over columns off, and returns it."""
+    means = x.mean(1)
+    x.sub_(means[:, None])
+    return means
+
+
+@centre.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0])
+
+
+class ByCalls(Net):
+    """What operators, functions and lists write, of which no other call returns it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        other = hidden.detach() * 2
+        scale(other, self.up.bias.detach())
+        means = centre(other)
+        torch._foreach_mul_([other, means], [0.5, 3.0])
+        filled = torch.nn.init.constant_(torch.empty_like(other), 0.5)
+        torch.nn.functional.threshold_(other, 0.1, 0.2)
+        torch.nn.functional.leaky_relu_(hidden, 0.3)
+        return (self.down(hidden * other + filled + means[:, None]) ** 2).mean()
+
+
 CASES = {
     2: in_presets(
+        written_by_calls=plainly(ByCalls),
         clipped_around_autograd=plainly(Clipped),
         history_ended_in_place=plainly(Ended),
         written_into_room=plainly(Into),

@@ -76,6 +76,17 @@ def by_masks_and_indices(m, y):
     return y.clamp_(max=1).t()
 
 
+def by_functions(m, y):
+    other, several = y.detach() * 2, [y.detach() + 1, y.detach()[:2] - 1]
+    torch.nn.functional.threshold_(other, 0.1, 0.2)
+    torch.nn.functional.leaky_relu_(y, 0.3)
+    torch._foreach_mul_(several, [2.0, 3.0])
+    torch._foreach_add_(several, 1.0)
+    filled = torch.nn.init.constant_(torch.empty_like(y), 0.5)
+    torch.nn.init.xavier_uniform_(other[:2]).fill_(3)
+    return y * filled, other, *several
+
+
 def type_is_kept(m, y):
     n = (y > 0).long()
     n += 2
@@ -154,6 +165,7 @@ def at_steps_beside_other_indices(m, y):
         one_of_several,
         into_a_buffer,
         with_out,
+        by_functions,
         by_masks_and_indices,
         type_is_kept,
     ],

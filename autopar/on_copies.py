@@ -1,0 +1,68 @@
+"""A call that writes into its arguments, as a function that returns what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.graph import storage_of
+from autopar.random_ops import is_random
+
+
+class OnCopies:
+    """Runs `call` on copies of some of its tensors; returns these, as they are behind the call, and what it returned.
+
+    `places`: of each such tensor, where it stands among the leaves of `(args, kwargs)`, at least once. `call`: a
+    function, or the name of a tensor's method. A result that is one of the written tensors is left out (None).
+
+    >>> OnCopies(torch.Tensor.add_, [(0,)])(torch.zeros(2), 1)
+    (tensor([1., 1.]), None)
+    """
+
+    __module__ = "autopar"
+
+    def __init__(self, call: Callable[..., Any] | str, places: Sequence[Sequence[int]]) -> None:
+        self.call, self.places = call, tuple(map(tuple, places))
+        self.__name__ = "on_copies"
+        self.__qualname__ = f"on_copies({self.title}, {self.places})"  # what ranks compare
+        self.draws = is_random(call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        written = []
+        for places in self.places:
+            copy = leaves[places[0]].clone()
+            written.append(copy)
+            for place in places:
+                leaves[place] = copy
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        result = getattr(args[0], self.call)(*args[1:], **kwargs) if isinstance(self.call, str) else None
+        if callable(self.call):
+            result = self.call(*args, **kwargs)
+        return *written, without(result, written)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OnCopies) and (self.call, self.places) == (other.call, other.places)
+
+    def __hash__(self) -> int:
+        return hash((self.call, self.places))
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        if isinstance(self.call, str):
+            return f"Tensor.{self.call}"
+        return torch.overrides.resolve_name(self.call) or getattr(self.call, "__qualname__", str(self.call))
+
+
+def without(result: Any, written: Sequence[torch.Tensor]) -> Any:
+    """A call's result, with None for tensors that are among the written ones, or look into these."""
+    storages = set(map(storage_of, written))
+
+    def own(tensor: torch.Tensor) -> torch.Tensor | None:
+        return None if storage_of(tensor) in storages else tensor
+
+    return pytree.tree_map_only(torch.Tensor, own, result)
