@@ -50,6 +50,9 @@ class OnCopies:
     def __hash__(self) -> int:
         return hash((self.call, self.places))
 
+    def __str__(self) -> str:
+        return self.title
+
     @property
     def title(self) -> str:
         """What people call it."""

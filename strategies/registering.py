@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from autopar.errors import RuleError
+from autopar.graph import output_tensors
+from autopar.on_copies import OnCopies
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.bind import bind
 from autopar.strategies.check import check
@@ -30,7 +32,8 @@ def register_rule(
     """Let the op be split as `rule` says (the language is told in `autopar.strategies.rule`), before any other rule.
 
     `op` is an operator (`"mylib::op"`, or `torch.ops.mylib.op`), an autograd function's class, or the qualified name of
-    a function that is one node of the graph (`"package.module.function"`).
+    a function that is one node of the graph (`"package.module.function"`). Of an operator that writes into arguments,
+    the rule's outputs are these, as they are written, and what it returns behind them.
 
     The rule is run on small tensors, split every way that it allows against whole, forward and backward: on
     `op(*args, **kwargs)` if they are given (float64, on the CPU, sizes that 2 and 4 divide), else, for operators whose
@@ -53,7 +56,7 @@ def register_rule(
         given = [(tuple(args or ()), dict(kwargs or {}))]
     else:
         given = list(_made(parsed, target)) if isinstance(target, torch._ops.OpOverload) else []
-    _check(target, rule, parsed, given, must_run=args is not None or kwargs is not None)
+    _check(_returning(target), rule, parsed, given, must_run=args is not None or kwargs is not None)
     REGISTERED[name] = rule
 
 
@@ -78,6 +81,16 @@ def _resolved(op: str | Callable[..., Any]) -> tuple[str, Any]:
     graph = torch.fx.Graph()
     name = qualified_name(graph.call_function(op))
     return name, getattr(op, "default", op)
+
+
+def _returning(target: Any) -> Any:
+    """An operator that writes into arguments, as the graph has it: a function that returns what it wrote."""
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return target
+    written = [
+        [i] for i, a in enumerate(target._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return OnCopies(target, written)
 
 
 def _made(rule: ShardingRule, target: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -136,7 +149,7 @@ def _check(
                 raise RuleError(f"rule '{text}': the op does not run on what it is given: {error}") from error
             continue
         shapes = [tuple(t.shape) for t in tensors]
-        outputs = [tuple(t.shape) for t in torch.utils._pytree.tree_leaves(node.meta["val"])]
+        outputs = [tuple(t.shape) for t in output_tensors(node)]
         bound = bind(rule, shapes, outputs)
         for mesh in ((2,), (2, 2)):
             try:
