@@ -152,7 +152,7 @@ def test_a_rule_that_does_not_fit_a_model_names_the_place() -> None:
 
 def test_the_rule_of_an_operator_that_writes_is_of_what_it_wrote() -> None:
     rows = torch.arange(64.0, dtype=torch.float64).view(4, 16)
-    with pytest.raises(RuleError, match="autopar_rules.centre_.default, rule 'b d -> b d, b', split as d"):
+    with pytest.raises(RuleError, match=r"autopar_rules.centre_\.default, rule 'b d -> b d, b', split as d"):
         register_rule("autopar_rules::centre_", "b d -> b d, b", args=(rows,))
     register_rule("autopar_rules::centre_", "b d! -> b d!, b", args=(rows,))
     traced = trace(Centred(), {"x": torch.randn(8, 16)})
