@@ -15,6 +15,7 @@ is, or finds that one, if its relaxation begins with the columns of the few.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -26,13 +27,13 @@ from autopar.solver.costs import Tables
 from autopar.solver.engines import is_highs
 from autopar.solver.model import Model
 from autopar.solver.network import Network, Weights
-from autopar.solver.outcome import Outcome
+from autopar.solver.outcome import NONE, Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import price, run, run_near
 from autopar.solver.search import patience_of
 from autopar.solver.ways import Kept, Ways, chosen, columns, counts, few
-from autopar.solver.windows import completed
+from autopar.solver.windows import SHARE, completed
 
 # Pairs of layouts, a flow each, up to which
 _ALL = 30_000  # a program without a budget has all ways at once
@@ -41,12 +42,18 @@ _READ = 60_000  # and a first plan is read from what is known of the ways, where
 _SURE = 4_500_000  # at the last one more, if its proof is then sure to be one of all (3 GiB)
 _PLAIN = 60_000  # one with a budget has all ways at once
 _UNDER_BUDGET = 15_000, 30_000  # and one of few ways few; the relaxation of all begins with the latter
+_SLOW = 300_000  # and before all, plans of little memory are, where all are more
 _MOST = 1_500_000  # with a budget all ways are looked at, after few: with more the program would be too large
 _PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
+_SECONDS = 15.0  # at least, for a faster one than a plan of the least memory, which may be ten times as slow
 _FIRST = 1 / 10  # the same without a budget: once a plan is there, the ways that are left are few
 
+_NONE_FITS = Outcome("infeasible", NONE, math.inf, math.inf)
 _SHORT = TimeLimitError, MemoryError  # for want of which a proof, but not the plan, is given up
 _EPSILON = 1e-9  # by which floating point may be wrong, relatively
+
+
+Small = tuple[float, tuple[Model, Outcome] | None]  # bytes that any plan needs, and a plan of little memory
 
 
 @dataclass
@@ -114,10 +121,12 @@ class Fast:
         *,
         bound: float = 0.0,
         any_plan: bool = False,
+        small: Callable[[], Small] | None = None,
     ) -> tuple[Model, Outcome, bool]:
         """The fastest plan within a budget, as `free`; and whether all ways were looked at: none fits where none is
         found then. `bound`: what a plan without the budget costs at least. `any_plan`: one found among few ways will
-        do, and none after the limit.
+        do, and none after the limit. `small`: tells what memory any plan needs, asked where few ways have none that
+        fits, or none in time, and all are so many that they may take minutes to their first plan.
 
         Raises TimeLimitError where none is found in time.
         """
@@ -131,26 +140,46 @@ class Fast:
         stored = [problem.memory.is_parameter(op.node) for op in problem.ops]
         known: Kept = [(some == some.min()) | mine for some, mine in zip(least, stored, strict=True)]
         best: tuple[Model, Outcome] | None = None
+        late: TimeLimitError | None = None
         bound, is_all = max(bound, self._known(problem).bound), many <= _MOST
+        small = small if many > _SLOW else None
         for most in _UNDER_BUDGET:
             kept, limit = ways.up_to(least, known, most, math.inf)
             is_last = not is_all and most == _UNDER_BUDGET[-1]
             left = max(end - cpu_seconds(), 0.0)
             seconds, gap = (left, self.gap) if is_last else (_PART * left, max(self.gap, _NEAR))
-            waits = patience if is_last else seconds
-            short = _SHORT if best is not None else () if is_last else (TimeLimitError,)
+            waits = patience if is_last and small is None else seconds
+            late, short = None, _SHORT if best is not None else ()
             with suppress(InfeasibleError, *short):
                 model = self._with_rows(few(problem, kept), budget_bytes)
                 start = self._completed(model, *best) if best is not None else None
-                found = run(model, self.solver, seconds, gap, patience=waits, best=start)
+                try:
+                    found = run(model, self.solver, seconds, gap, patience=waits, best=start)
+                except TimeLimitError as error:
+                    if best is not None:
+                        raise
+                    late = error
+                    continue
                 if len(found.values):
                     best = model, found
                     bound = max(bound, min(found.bound, limit * (1 - _EPSILON)))
                     known = [mine | one for mine, one in zip(known, chosen(model, found, problem), strict=True)]
                     if is_all or any_plan or self._is_near(found, bound):
                         break
-                elif is_last and best is None:
-                    return model, found, False
+        if best is None and small is not None:
+            with suppress(TimeLimitError):
+                needed, plan = small()
+                if needed > budget_bytes:
+                    return self._with_rows(few(problem, known), budget_bytes), _NONE_FITS, True
+                if plan is not None:
+                    seconds = max(_PART * (end - cpu_seconds()), _SECONDS)
+                    best = self._faster(problem, budget_bytes, *plan, seconds)
+            if best is not None and (not is_all or cpu_seconds() > end):
+                return best[0], self._judged(best[1], bound), False
+        if best is None and not is_all:
+            if late is not None:
+                raise late
+            return self._with_rows(few(problem, known), budget_bytes), _NONE_FITS, False
         limit = best[1].objective * (1 + _EPSILON) if best is not None else math.inf
         kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]  # all that a better plan uses
         if best is not None and (any_plan or self._is_near(best[1], bound) or ways.pairs(kept) > _MOST):
@@ -180,6 +209,22 @@ class Fast:
         model = self._with_rows(few(problem, kept), budget_bytes)
         best = self._completed(model, known, found)
         return (model, run_near(model, best, self.solver, self.gap, seconds)) if best is not None else None
+
+    def _faster(
+        self, problem: Problem, budget_bytes: float, known: Model, found: Outcome, seconds: float
+    ) -> tuple[Model, Outcome] | None:
+        """The fastest plan of few ways and those of a plan that may be far from fast, after some seconds; None where
+        the rows do not let that one pass."""
+        kept, _ = Ways(problem, self._tables).up_to(
+            self._known(problem).least, chosen(known, found, problem), _UNDER_BUDGET[-1], math.inf
+        )
+        model = self._with_rows(few(problem, kept), budget_bytes)
+        best = self._completed(model, known, found)
+        if best is None:
+            return None
+        with suppress(TimeLimitError):
+            return model, run(model, self.solver, seconds, max(self.gap, _NEAR), best=best)
+        return model, run_near(model, best, self.solver, self.gap, SHARE * seconds)
 
     def _decoded(self, problem: Problem, network: Network, seconds: float) -> tuple[Model, Outcome] | None:
         """The plan that the network's messages tell; None where it runs an op on what it cannot get."""

@@ -24,7 +24,7 @@ from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import refined
 from autopar.solver.engines import engine_of
-from autopar.solver.fast import Fast
+from autopar.solver.fast import Fast, Small
 from autopar.solver.idle import warn_of_idle
 from autopar.solver.met import meets, without_parting
 from autopar.solver.model import Model
@@ -34,7 +34,7 @@ from autopar.solver.problem import Problem
 from autopar.solver.refusal import refusal, too_small
 from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.running import price
-from autopar.solver.smallest import smallest_budget
+from autopar.solver.smallest import smallest_budget, soon
 from autopar.solver.solution import Predicted, Solution, node_plans, predicted, read_solution
 from autopar.solver.windows import SHARE
 from autopar.strategies.strategy import Strategy
@@ -197,8 +197,14 @@ def _solve(
     watch.lap("build")
     usable = budget * (1 - 1e-6)
     late: TimeLimitError | None = None
+
+    def small() -> Small:
+        needed, known = soon(problem, solver, gap, time_limit)
+        fits = known is not None and known.budget_bytes <= usable
+        return needed, (known.model, known.outcome) if known is not None and fits else None
+
     try:
-        model, outcome, is_all = fast.within(problem, usable, end - cpu_seconds(), bound=free)
+        model, outcome, is_all = fast.within(problem, usable, end - cpu_seconds(), bound=free, small=small)
     except TimeLimitError as error:
         late = error
     if late is not None or (outcome.status == "infeasible" and not is_all):

@@ -113,7 +113,7 @@ def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
 def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     least = refused().smallest_budget_bytes
     assert least is not None
-    for name in ("_PLAIN", "_MOST"):
+    for name in ("_PLAIN", "_SLOW", "_MOST"):
         monkeypatch.setattr(fast, name, 0)
     monkeypatch.setattr(fast, "_UNDER_BUDGET", (20,))
     exact = make.smallest_budget
@@ -124,6 +124,7 @@ def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.Monke
         return replace(found, bound_bytes=0.9 * found.bound_bytes)
 
     monkeypatch.setattr(make, "smallest_budget", far)
+    monkeypatch.setattr(make, "soon", lambda *given: (0.9 * least, None))
     error = refused(budget=int(0.95 * least))
     assert re.match(r"no plan is found that fits .* per device: none fits less than .*, one is found for ", str(error))
     assert error.budget_lower_bound_bytes == pytest.approx(0.9 * least, rel=1e-3)
