@@ -39,10 +39,15 @@ class OnCopies:
             for place in places:
                 leaves[place] = copy
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        result = getattr(args[0], self.call)(*args[1:], **kwargs) if isinstance(self.call, str) else None
-        if callable(self.call):
+        if isinstance(self.call, str):
+            result = getattr(args[0], self.call)(*args[1:], **kwargs)
+        else:
             result = self.call(*args, **kwargs)
-        return *written, without(result, written)
+
+        def own(tensor: torch.Tensor) -> torch.Tensor | None:
+            return None if any(tensor is one for one in written) else tensor
+
+        return *written, pytree.tree_map_only(torch.Tensor, own, result)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OnCopies) and (self.call, self.places) == (other.call, other.places)
@@ -62,7 +67,7 @@ class OnCopies:
 
 
 def without(result: Any, written: Sequence[torch.Tensor]) -> Any:
-    """A call's result, with None for tensors that are among the written ones, or look into these."""
+    """A call's result on data-free tensors, with None for those that are the written ones, or look into these."""
     storages = set(map(storage_of, written))
 
     def own(tensor: torch.Tensor) -> torch.Tensor | None:
