@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.graph import storage_of
 from autopar.random_ops import is_random
 
 
@@ -43,11 +42,7 @@ class OnCopies:
             result = getattr(args[0], self.call)(*args[1:], **kwargs)
         else:
             result = self.call(*args, **kwargs)
-
-        def own(tensor: torch.Tensor) -> torch.Tensor | None:
-            return None if any(tensor is one for one in written) else tensor
-
-        return *written, pytree.tree_map_only(torch.Tensor, own, result)
+        return *written, without(result, written)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OnCopies) and (self.call, self.places) == (other.call, other.places)
@@ -67,10 +62,9 @@ class OnCopies:
 
 
 def without(result: Any, written: Sequence[torch.Tensor]) -> Any:
-    """A call's result on data-free tensors, with None for those that are the written ones, or look into these."""
-    storages = set(map(storage_of, written))
+    """A call's result, with None for the tensors that it has written."""
 
     def own(tensor: torch.Tensor) -> torch.Tensor | None:
-        return None if storage_of(tensor) in storages else tensor
+        return None if any(tensor is one for one in written) else tensor
 
     return pytree.tree_map_only(torch.Tensor, own, result)

@@ -30,14 +30,16 @@ def add_parameter_copies(model: Model, stages: Sequence[StageBytes]) -> None:
         region = problem.grouping.region(problem.ops[flow.use.op].node)
         for cuts, copies in _kept(model, flow):
             alike.setdefault((flow.tensor.source, cuts, region), []).append((flow, copies))
+    own: dict[Flow, Copies] = {}
     for found in alike.values():
         ops = [problem.ops[flow.use.op] for flow, _ in found]
-        data = stages[ops[0].stage]
         if len(found) > 1 and problem.stages[ops[0].stage].count == 1 and not any(op.again.dropped for op in ops):
-            _add_one_copy(model, data, found)
+            _add_one_copy(model, stages[ops[0].stage], found)
         else:
             for flow, copies in found:
-                _add_own_copies(model, data, flow, copies)
+                own.setdefault(flow, {}).update(copies)
+    for flow, copies in own.items():
+        _add_own_copies(model, stages[problem.ops[flow.use.op].stage], flow, copies)
 
 
 def _kept(model: Model, flow: Flow) -> Iterator[tuple[Cuts, Copies]]:
@@ -66,8 +68,7 @@ def _add_one_copy(model: Model, data: StageBytes, found: Sequence[tuple[Flow, Co
             program.at_least("saved", [(one, 1.0), (so_far, -1.0)], 0.0)
             keep(data.parameters, flow.use.op, so_far, -size)
         so_far = one
-    for target in (data.held, *data.least):
-        add(target, so_far, size)
+    add(data.held, so_far, size)
 
 
 def _add_own_copies(model: Model, data: StageBytes, flow: Flow, sizes: Copies) -> None:

@@ -37,7 +37,7 @@ def qualified_name(node: fx.Node) -> str:
     """The op's name among all ops: `mylib::op` of an operator, one that writes too, `package.module.function`,
     `Tensor.method`."""
     target: Any = node.target
-    if isinstance(target, OnCopies) and isinstance(target.call, OpOverload):
+    if isinstance(target, OnCopies) and isinstance(target.call, (OpOverload, OpOverloadPacket)):
         target = target.call
     if isinstance(target, OpOverload):
         overload = "" if target._overloadname == "default" else f".{target._overloadname}"

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
 from autopar.graph import GRAD_MODE, KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
-from autopar.on_copies import OnCopies, without
+from autopar.on_copies import OnCopies
 from autopar.tracing import functional
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.first_writes import take_first_writes
@@ -154,7 +154,8 @@ class _Functionalization:
         places = [[i for i, leaf in enumerate(leaves) if leaf is self.now(target)] for target in written]
         call = self.graph.call_function(OnCopies(writer.target, places), args, kwargs)
         call.meta = {k: v for k, v in writer.meta.items() if k not in (WRITES, KNOWN)}
-        made = without(writer.meta[VAL], list(written.values()))
+        own = set(map(storage_of, written.values()))
+        made = pytree.tree_map_only(Tensor, lambda t: None if storage_of(t) in own else t, writer.meta[VAL])
         call.meta[VAL] = (*(fresh(value) for value in written.values()), made)
         for i, target in enumerate(written):
             self._write_back(target, self._picked(call, i))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
 
 from autopar.graph import KNOWN, VAL
 from autopar.random_ops import is_random
@@ -19,11 +20,16 @@ Tensor = torch.Tensor
 _NO_TWIN = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
 
 
+_TORCHS_OWN = "aten", "prims", "_c10d_functional"
+
+
 def pure_overload(target: Any) -> Any:
     """The pure twin of an ATen-style in-place overload; None where there is none."""
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return None
     namespace, name = target._schema.name.split("::")
+    if namespace not in _TORCHS_OWN:  # another's `add` need not be its `add_`
+        return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     return getattr(packet, target._overloadname, None) if name.endswith("_") else None
 
@@ -49,6 +55,8 @@ class Pure:
         """The node that makes the new value of the written tensor; None where nothing does but the call itself."""
         writer = self.source
         name = writer.target if isinstance(writer.target, str) else getattr(writer.target, "__name__", "")
+        if isinstance(writer.target, OpOverloadPacket) and not writer.target._qualified_op_name.startswith("aten::"):
+            return None  # `mylib::add_` is no `Tensor.add_`
         if writer.target is operator.setitem:
             return self.function(functional.write, *args)
         twin = pure_overload(writer.target)
