@@ -10,7 +10,7 @@ be, they count one for each op::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,36 +24,40 @@ Copies = dict[int, int]  # flows with the bytes of what is kept where they are 1
 
 def add_parameter_copies(model: Model, stages: Sequence[StageBytes]) -> None:
     """Add what the ops of a model keep of parameters to its stages."""
-    problem = model.problem
+    problem, kept = model.problem, [(flow, copies) for flow in model.flows if (copies := _kept(model, flow))]
     alike: dict[tuple[int, Cuts, int], list[tuple[Flow, Copies]]] = {}
-    for flow in model.flows:
+    for flow, copies in kept:
         region = problem.grouping.region(problem.ops[flow.use.op].node)
-        for cuts, copies in _kept(model, flow):
-            alike.setdefault((flow.tensor.source, cuts, region), []).append((flow, copies))
-    own: dict[Flow, Copies] = {}
+        for (_, wanted), variable in flow.pairs.items():
+            if variable in copies:
+                found = alike.setdefault((flow.tensor.source, problem.memory.cuts(wanted), region), [])
+                if not found or found[-1][0] is not flow:
+                    found.append((flow, {}))
+                found[-1][1][variable] = copies[variable]
+    shared: set[int] = set()  # the flows of copies that several ops keep
     for found in alike.values():
         ops = [problem.ops[flow.use.op] for flow, _ in found]
         if len(found) > 1 and problem.stages[ops[0].stage].count == 1 and not any(op.again.dropped for op in ops):
             _add_one_copy(model, stages[ops[0].stage], found)
-        else:
-            for flow, copies in found:
-                own.setdefault(flow, {}).update(copies)
-    for flow, copies in own.items():
-        _add_own_copies(model, stages[problem.ops[flow.use.op].stage], flow, copies)
+            shared.update(variable for _, copies in found for variable in copies)
+    for flow, copies in kept:
+        own = {variable: size for variable, size in copies.items() if variable not in shared}
+        if own:
+            _add_own_copies(model, stages[problem.ops[flow.use.op].stage], flow, own)
 
 
-def _kept(model: Model, flow: Flow) -> Iterator[tuple[Cuts, Copies]]:
-    """What an op keeps of a parameter, by how it is cut."""
+def _kept(model: Model, flow: Flow) -> Copies:
+    """What an op keeps of a parameter."""
     problem, memory = model.problem, model.problem.memory
     node = problem.ops[flow.tensor.source].node
     if not memory.is_parameter(node) or flow.use.index not in memory.saved(problem.ops[flow.use.op].node)[0]:
-        return
-    found: dict[Cuts, Copies] = {}
+        return {}
+    found = {}
     for ((storage, regather), wanted), variable in flow.pairs.items():
         size = 0 if regather else memory.read_bytes(node, storage, wanted)
         if size:
-            found.setdefault(memory.cuts(wanted), {})[variable] = size
-    yield from found.items()
+            found[variable] = size
+    return found
 
 
 def _add_one_copy(model: Model, data: StageBytes, found: Sequence[tuple[Flow, Copies]]) -> None:
