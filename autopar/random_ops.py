@@ -22,11 +22,9 @@ def draws(node: fx.Node) -> bool:
     """Whether an op draws random numbers, and local code for dropout or attention does not draw them if it may."""
     if node.op not in ("call_function", "call_method"):
         return False
-    name = drawn_name(node.target)
-    if name == "apply_inplace":
-        name = str(node.args[0]).strip("_")
-    inside = getattr(node.target, "draws", False)  # as a `torch.autograd.Function` may
-    return inside is True or name in BY_COUNTER | SEEDED or is_random_operator(node.target)
+    call = node.args[0] if drawn_name(node.target) == "apply_inplace" else node.target
+    inside = getattr(call, "draws", False)  # as a `torch.autograd.Function` may
+    return inside is True or is_random(call)
 
 
 def is_random(call: Any) -> bool:

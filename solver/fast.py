@@ -201,13 +201,7 @@ class Fast:
     ) -> tuple[Model, Outcome] | None:
         """The best plan that some seconds find near one of some of a problem's choices, without a bound; None where
         the rows do not let that one pass."""
-        ways = Ways(problem, self._tables)
-        mine = chosen(known, found, problem)
-        kept = ways.all
-        if ways.pairs(kept) > _PLAIN:
-            kept, _ = ways.up_to(self._known(problem).least, mine, _UNDER_BUDGET[-1], math.inf)
-        model = self._with_rows(few(problem, kept), budget_bytes)
-        best = self._completed(model, known, found)
+        model, best = self._beside(problem, budget_bytes, known, found)
         return (model, run_near(model, best, self.solver, self.gap, seconds)) if best is not None else None
 
     def _faster(
@@ -215,16 +209,24 @@ class Fast:
     ) -> tuple[Model, Outcome] | None:
         """The fastest plan of few ways and those of a plan that may be far from fast, after some seconds; None where
         the rows do not let that one pass."""
-        kept, _ = Ways(problem, self._tables).up_to(
-            self._known(problem).least, chosen(known, found, problem), _UNDER_BUDGET[-1], math.inf
-        )
-        model = self._with_rows(few(problem, kept), budget_bytes)
-        best = self._completed(model, known, found)
+        model, best = self._beside(problem, budget_bytes, known, found)
         if best is None:
             return None
         with suppress(TimeLimitError):
             return model, run(model, self.solver, seconds, max(self.gap, _NEAR), best=best)
         return model, run_near(model, best, self.solver, self.gap, SHARE * seconds)
+
+    def _beside(
+        self, problem: Problem, budget_bytes: float, known: Model, found: Outcome
+    ) -> tuple[Model, Outcome | None]:
+        """A model of few ways and those of a plan, with that plan; None where the rows do not let it pass."""
+        ways = Ways(problem, self._tables)
+        kept = ways.all
+        if ways.pairs(kept) > _PLAIN:
+            mine = chosen(known, found, problem)
+            kept, _ = ways.up_to(self._known(problem).least, mine, _UNDER_BUDGET[-1], math.inf)
+        model = self._with_rows(few(problem, kept), budget_bytes)
+        return model, self._completed(model, known, found)
 
     def _decoded(self, problem: Problem, network: Network, seconds: float) -> tuple[Model, Outcome] | None:
         """The plan that the network's messages tell; None where it runs an op on what it cannot get."""

@@ -87,29 +87,23 @@ def smallest_budget(
         with suppress(TimeLimitError):
             outcome = _least(model, solver, gap, seconds)
             return None if outcome.status == "infeasible" else _as_smallest(model, outcome, outcome.bound)
-    bound, known = _of_bare(problem, solver, gap, seconds)
+    bound, known = soon(problem, solver, gap, time_limit)
     if bound == math.inf:
         return None
-    return _tried(problem, fast, max(bound, too_small / UNIT), known, seconds)
+    return _tried(problem, fast, max(bound, too_small) / UNIT, known, seconds)
 
 
 def soon(problem: Problem, solver: str, gap: float, time_limit: float) -> tuple[float, Smallest | None]:
-    """Bytes that any plan needs at least, and a plan that needs little more, if one is found soon: as if conversions
-    took no memory, with what its choices need in truth.
+    """Bytes that any plan needs at least, infinite where none meets the constraints; and a plan that needs little
+    more, if one is found soon: as if conversions took no memory, with what its choices need in truth.
 
     Raises TimeLimitError where no plan is found in time.
     """
-    bound, known = _of_bare(problem, solver, gap, _Seconds.within(time_limit))
-    return bound * UNIT, known
-
-
-def _of_bare(problem: Problem, solver: str, gap: float, seconds: _Seconds) -> tuple[float, Smallest | None]:
-    """The same in MiB, infinite where no plan meets the constraints."""
-    bare = Model(problem, bare=True)
+    bare, seconds = Model(problem, bare=True), _Seconds.within(time_limit)
     least = _least(bare, solver, max(gap, _CLOSE), seconds)
     if least.status == "infeasible":
         return math.inf, None
-    return least.bound, _with_choices_of(problem, bare, least, solver, gap, seconds)
+    return least.bound * UNIT, _with_choices_of(problem, bare, least, solver, gap, seconds)
 
 
 def _tried(problem: Problem, fast: Fast, bound: float, known: Smallest | None, seconds: _Seconds) -> Smallest:

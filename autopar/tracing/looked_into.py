@@ -23,8 +23,11 @@ LOOKED_INTO = (
     F.gaussian_nll_loss,
     F.triplet_margin_with_distance_loss,
     F.gumbel_softmax,
+    torch.nn.init.uniform_,
+    torch.nn.init.normal_,
+    torch.nn.init.constant_,
+    torch.nn.init.kaiming_uniform_,
 )
-INITS = tuple(getattr(torch.nn.init, name) for name in ("uniform_", "normal_", "constant_", "kaiming_uniform_"))
 CODES = {function.__code__ for function in LOOKED_INTO}
 
 

@@ -31,7 +31,6 @@ from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.known import MADE_KNOWN
-from autopar.tracing.looked_into import INITS, look_into
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
@@ -90,8 +89,6 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return handler(self, func, args, kwargs)
         if self._initialises(func, args, kwargs):
             return func(*args, **kwargs)
-        if func in INITS:
-            return look_into(self, func, args, kwargs)
         if self.split:
             parts = bias.SPLITS.get(func)
             if parts is not None:
@@ -106,7 +103,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
 
         Where such a parameter is used, not where it is filled, is the error.
         """
-        if torch.is_grad_enabled() and getattr(func, "__module__", "") != torch.nn.init.__name__:
+        if torch.is_grad_enabled():
             return False
         first = args[0] if args else kwargs.get("tensor")
         return isinstance(first, Tensor) and id(first) not in self.nodes and self.attributes.is_unseen(first)

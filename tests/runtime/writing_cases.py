@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from loop_cases import Net, in_presets, plainly
+from writing_operators import centre, scale
 
 
 class Clipped(Net):
@@ -55,29 +56,6 @@ class Ringed(Net):
         self.ring[self.step % 2] = hidden.detach().mean(0)
         hidden[:, self.step] = hidden[:, 0] * before.mean()
         return (self.down(hidden - self.ring.mean(0)) ** 2).mean()
-
-
-@torch.library.custom_op("autopar_writing::add_", mutates_args=("x",))  # no `Tensor.add_`, for all its name
-def scale(x: torch.Tensor, factors: torch.Tensor) -> None:
-    x.mul_(factors)
-
-
-@scale.register_fake
-def _(x: torch.Tensor, factors: torch.Tensor) -> None:
-    return None
-
-
-@torch.library.custom_op("autopar_writing::centre_", mutates_args=("x",))
-def centre(x: torch.Tensor) -> torch.Tensor:
-    """Takes the mean over columns off, and returns it."""
-    means = x.mean(1)
-    x.sub_(means[:, None])
-    return means
-
-
-@centre.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[0])
 
 
 class ByCalls(Net):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from writing_operators import centre
 
 from autopar.errors import RuleError
 from autopar.graph import target_name
@@ -45,19 +46,6 @@ def needs_count(x: torch.Tensor, count: int) -> torch.Tensor:
     return x * count
 
 
-@torch.library.custom_op("autopar_rules::centre_", mutates_args=("x",))
-def centre(x: torch.Tensor) -> torch.Tensor:
-    """Takes means over columns off, and returns them."""
-    means = x.mean(1)
-    x.sub_(means[:, None])
-    return means
-
-
-@centre.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[0])
-
-
 class Centred(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +53,7 @@ class Centred(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x * 2
-        means = torch.ops.autopar_rules.centre_(rows)
+        means = centre(rows)
         return self.linear(rows).sum() * means.sum()
 
 
@@ -152,9 +140,9 @@ def test_a_rule_that_does_not_fit_a_model_names_the_place() -> None:
 
 def test_the_rule_of_an_operator_that_writes_is_of_what_it_wrote() -> None:
     rows = torch.arange(64.0, dtype=torch.float64).view(4, 16)
-    with pytest.raises(RuleError, match=r"autopar_rules.centre_\.default, rule 'b d -> b d, b', split as d"):
-        register_rule("autopar_rules::centre_", "b d -> b d, b", args=(rows,))
-    register_rule("autopar_rules::centre_", "b d! -> b d!, b", args=(rows,))
+    with pytest.raises(RuleError, match=r"autopar_writing.centre_\.default, rule 'b d -> b d, b', split as d"):
+        register_rule("autopar_writing::centre_", "b d -> b d, b", args=(rows,))
+    register_rule("autopar_writing::centre_", "b d! -> b d!, b", args=(rows,))
     traced = trace(Centred(), {"x": torch.randn(8, 16)})
     node = next(n for n in traced.graph.nodes if "centre" in target_name(n))
     found = {tuple(map(str, (*s.inputs, *s.outputs))) for s in strategies_for(traced.graph, (2,))[node]}

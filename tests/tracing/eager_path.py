@@ -23,7 +23,7 @@ from transformers.integrations.moe import ExpertsInterface
 from autopar.graph import GRAD_MODE, VAL, output_tensors
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.handlers import WRITTEN_AS
-from autopar.tracing.looked_into import INITS, LOOKED_INTO, look_into
+from autopar.tracing.looked_into import LOOKED_INTO, look_into
 
 Call = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 
@@ -52,7 +52,7 @@ class EagerCalls(TorchFunctionMode):
         self.calls: list[tuple[Call, list[torch.Tensor], list[torch.Tensor], bool]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (*LOOKED_INTO, *INITS):
+        if func in LOOKED_INTO:
             return look_into(self, func, args, kwargs or {})  # as the tracer does
         read = _tensors((args, kwargs))
         versions = [_version(v) for v in read]
