@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_seconds, price, run
-from autopar.solver.smallest import smallest_budget
+from autopar.solver.smallest import smallest_budget, soon
 from autopar.solver.solution import read_solution
 from autopar.solver.stars import MOST, Arm, Star
 from autopar.solver.ways import Ways
@@ -256,6 +257,27 @@ def test_few_ways_under_a_budget(
     told = asked.predict(read_solution(model, found))
     assert told.peak_bytes <= budget * (1 + 1e-6)
     assert told.step_seconds == pytest.approx(found.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 60])
+def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a program of all ways behind it, and without one."""
+    asked, *_ = four(2, 2)
+    problem = asked.problem()
+    needed, _ = soon(problem, "highs", 1e-3, 120.0)
+    known = smallest_budget(problem, "highs", 1e-3)
+    assert known is not None and needed <= known.budget_bytes
+    budget = 1.001 * known.budget_bytes
+    for name, value in {"_PLAIN": 0, "_SLOW": 0, "_MOST": most, "_UNDER_BUDGET": (1, 1)}.items():
+        monkeypatch.setattr(fast, name, value)
+    plans = Fast("highs", 1e-3)
+    _, none, is_all = plans.within(problem, budget, 120.0, small=lambda: (math.inf, None))
+    assert none.status == "infeasible" and is_all
+    model, found, is_all = plans.within(problem, budget, 120.0, small=lambda: (needed, (known.model, known.outcome)))
+    assert is_all == (most > 0)
+    assert asked.predict(read_solution(model, found)).peak_bytes <= budget * (1 + 1e-6)
 
 
 def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
