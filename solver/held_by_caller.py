@@ -13,6 +13,7 @@ And a block that keeps what it returns does so from an op on. While backward is 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -38,10 +39,11 @@ class HeldByCaller:
 
     def add_alone(self, always: Expression) -> None:
         """What nobody else counts."""
-        kept = {copy for some in self.kept.values() for one in some for block in one.copies for copy in block}
+        blocks = (block for some in self.kept.values() for one in some for block in one.copies)
+        kept = dict.fromkeys(itertools.chain.from_iterable(blocks))  # in order: that of a set is another each time
         keepers = self._keepers(self.memory.graph.nodes, {root for root, _ in kept})
         alone: Counter[tuple[tuple[Variables, ...], Variables]] = Counter()  # bytes, of copies with equal rows
-        for copy in kept & self.returned.keys():
+        for copy in filter(self.returned.__contains__, kept):
             others = sorted(variable for _, some in keepers.get(copy, ()) for variable in some)
             alone[(self.returned[copy],), tuple(others)] += self.memory.copy_bytes(copy)
         saving: dict[Copy, dict[Variables, None]] = {}
@@ -87,7 +89,7 @@ class HeldByCaller:
             for one in some:
                 for variable, size in one.sizes.items():
                     keep(target, -1, variable, size)
-                for cuts in {cuts for _, cuts in one.copies[0]}:
+                for cuts in dict.fromkeys(cuts for _, cuts in one.copies[0]):
                     self._note(sizes, (one.root, cuts), one, keepers)
             for (returned, its), size in sizes.items():
                 before: int | None = None
