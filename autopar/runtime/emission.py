@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: the pair that fx graphs may hold
-from torch.utils import _pytree as pytree
 
-from autopar.errors import InputError
-from autopar.graph import AUTOCAST, GRAD_MODE, output_tensors, tensor_inputs, tensor_of
+from autopar.graph import AUTOCAST, GRAD_MODE, VAL, output_tensors, tensor_inputs, tensor_of
 from autopar.leaf_calls import LeafCall
 from autopar.plans import NodePlan
 from autopar.random_ops import draws
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
-from autopar.runtime.randomness import seeded
 from autopar.runtime.scopes import Scope
+from autopar.runtime.seeded_leaves import SeededLeaf
 
 
 class Method:
@@ -42,33 +40,6 @@ class LocalCall:
         return self._code(self._target, args, kwargs, self._context, key)
 
 
-class SeededLeaf:
-    """A leaf whose random numbers are those of the step's key: the same on every rank and in a replay.
-
-    Raises InputError where it returns tensors of other shapes than the plan was made for: what is computed from these
-    was planned with their sizes.
-    """
-
-    def __init__(self, leaf: LeafCall, context: LocalContext) -> None:
-        self.__name__ = leaf.__name__
-        self._leaf, self._context = leaf, context
-        self._shapes = [context.local_shape(index) for index in range(len(context.shapes))]
-
-    def __call__(self, key: torch.Tensor, args: tuple[Any, ...]) -> Any:
-        with seeded(key, self._context.position):
-            result = self._leaf(*args)
-        shapes = [tuple(t.shape) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-        if len(shapes) == len(self._shapes):
-            for found, wanted in zip(shapes, self._shapes, strict=True):
-                if found != wanted:
-                    raise InputError(
-                        f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned a tensor of shape "
-                        f"{found}, and the plan was made for {wanted}: let it return the same shape in each call, "
-                        "padded where data decide (total_length of pad_packed_sequence, say)"
-                    )
-        return result
-
-
 def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
@@ -86,7 +57,7 @@ def emit(
         position=plan.position,
     )
     if leaf is not None:
-        return scope.graph.call_function(SeededLeaf(leaf, context), (scope.random_key(), args))
+        return scope.graph.call_function(SeededLeaf(leaf, context, node.meta[VAL]), (scope.random_key(), args))
     target = Method(str(node.target)) if node.op == "call_method" else node.target
     key = scope.random_key() if local in NEEDS_KEY else None
     return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))

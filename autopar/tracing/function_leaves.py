@@ -205,7 +205,7 @@ def _tried(
     with recorder.pausing(), reads.of_modules():
         try:
             call = partial(reads.run, run, args, kwargs)
-            outputs, flops = opaque.outputs_of_function(call, path, recorder.attributes)
+            outputs, flops = opaque.outputs_of_function(call, path, recorder.attributes, recorder.nodes)
         except opaque.NumbersOfData as error:
             raise TraceError(f"{path} returns numbers that depend on data", where=recorder.where()) from error
         except ExchangeError:

@@ -2,13 +2,15 @@
 
 In this order: the module runs on a copy with random inputs (integers are the user's examples), where it is small; it
 runs data-free, with what can be found out in this way for its submodules; it runs data-free with guesses in place of
-the data it asks for; its output is taken to look like its first tensor input, with a warning. Only shapes, dtypes and
-structure are used. A function that is a leaf is found out likewise, but for the first way and the last.
+the data it asks for; it runs with submodules whose output is taken to look like their first tensor input, with a
+warning, or its own is. Only shapes, dtypes and structure are used. A function that is a leaf is found out likewise, but
+for the first way and what is taken of itself.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,30 +47,32 @@ def outputs_of(
     args: Any,
     kwargs: Any,
     *,
+    nodes: Mapping[int, fx.Node],
     inside: bool = False,
+    guessing: bool = True,
     guessed: dict[nn.Module, str] | None = None,
-    nodes: Mapping[int, fx.Node] | None = None,
 ) -> tuple[Any, int]:
     """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them.
 
-    Where it returns numbers it runs in all these ways; raises NumbersOfData if they differ, unless the module is
-    `inside` another opaque one, where no graph holds them. `guessed` notes a module of which nothing was found out.
-    `nodes`: those that stand for tensors, by identity; inputs of the model have the user's examples.
+    Where it returns numbers it runs in all these ways but the last; raises NumbersOfData if they differ, unless the
+    module is `inside` another opaque one, where no graph holds them. `guessing`: it may come to the last way; `guessed`
+    notes a module that is taken to look like its input. `nodes`: those that stand for tensors, by identity; inputs of
+    the model have the user's examples.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
-    attempts = _attempts(partial(module.forward, *args, **kwargs), path, attributes)
+    real: list[Callable[[], Any]] = []
     if elements <= SMALL:
-        examples = {id(t): example for t in tensors if (example := _example(t, nodes or {})) is not None}
+        examples = {id(t): example for t in tensors if (example := _example(t, nodes)) is not None}
         free = any(not _is_drawn(t) and id(t) not in examples for t in tensors)
-        for integer in (1, 0) if free else (0,):
-            attempts.insert(0, partial(_run_for_real, module, attributes, args, kwargs, examples, integer))
+        ways = itertools.product((torch.randn, torch.rand), (0, 1) if free else (0,))
+        real = [partial(_run_for_real, module, attributes, args, kwargs, examples, *way) for way in ways]
     try:
-        return _agreed(attempts, inside)
+        return _agreed(partial(module.forward, *args, **kwargs), path, attributes, nodes, real, inside, guessing)
     except (NumbersOfData, ExchangeError):
         raise
     except Exception as error:  # whatever the module does: it is opaque
-        if not tensors:
+        if not tensors or not guessing:
             raise
         last = error
     fault = f"{type(last).__name__}: {last}"
@@ -80,23 +84,35 @@ def outputs_of(
     return torch.empty_like(like, requires_grad=trains and (like.is_floating_point() or like.is_complex())), 0
 
 
-def outputs_of_function(run: Callable[[], Any], path: str, attributes: Attributes) -> tuple[Any, int]:
+def outputs_of_function(
+    run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node]
+) -> tuple[Any, int]:
     """Data-free outputs of a call, and its FLOPs; raises NumbersOfData as `outputs_of` does, or what every try raised.
 
     `attributes`: of the model whose submodules the call may run.
     """
-    return _agreed(_attempts(run, path, attributes), inside=False)
+    return _agreed(run, path, attributes, nodes, [], inside=False, guessing=True)
 
 
-def _attempts(run: Callable[[], Any], path: str, attributes: Attributes) -> list[Callable[[], Any]]:
-    """The ways that need no data."""
-    return [lambda: _by_parts(run, path, attributes), partial(_guess, run, True), partial(_guess, run, False)]
+def _agreed(
+    run: Callable[[], Any],
+    path: str,
+    attributes: Attributes,
+    nodes: Mapping[int, fx.Node],
+    real: Sequence[Callable[[], Any]],
+    inside: bool,
+    guessing: bool,
+) -> tuple[Any, int]:
+    """The outputs and FLOPs of the first attempt that gives any, `real` ones first; where they hold numbers, all must
+    give the same.
 
-
-def _agreed(attempts: Sequence[Callable[[], Any]], inside: bool) -> tuple[Any, int]:
-    """The outputs and FLOPs of the first attempt that gives any; where they hold numbers, all must give the same."""
+    What follows from an output that is taken to look like an input is no number: the sum of the losses that a criterion
+    returns, if that is a dict, was 0 where a tensor stood for it.
+    """
     found: list[tuple[Any, int]] = []
-    for attempt in attempts:
+    data_free: list[Callable[[], Any]] = [partial(_by_parts, run, path, attributes, nodes)]
+    data_free += [partial(_guess, run, True), partial(_guess, run, False)]
+    for attempt in (*real, *data_free):
         try:
             with TotalFlops() as counter:
                 outputs = attempt()
@@ -110,9 +126,15 @@ def _agreed(attempts: Sequence[Callable[[], Any]], inside: bool) -> tuple[Any, i
             break
         if _numbers(outputs) != _numbers(found[0][0]):
             raise NumbersOfData
-    if not found:
+    if found:
+        return found[0]
+    if not guessing:
         raise last
-    return found[0]
+    with TotalFlops() as counter:
+        outputs = _by_parts(run, path, attributes, nodes, guessing=True)
+    if not inside and _numbers(outputs):
+        raise last
+    return outputs, counter.get_total_flops()
 
 
 def _numbers(outputs: Any) -> list[Any]:
@@ -131,14 +153,20 @@ def _example(tensor: Tensor, nodes: Mapping[int, fx.Node]) -> Tensor | None:
 
 
 def _run_for_real(
-    module: nn.Module, attributes: Attributes, args: Any, kwargs: Any, examples: Mapping[int, Tensor], integer: int
+    module: nn.Module,
+    attributes: Attributes,
+    args: Any,
+    kwargs: Any,
+    examples: Mapping[int, Tensor],
+    drawn: Callable[..., Tensor],
+    integer: int,
 ) -> Any:
-    """On a copy. Inputs of integers are the examples, those without an example hold `integer` alone: what a module does
-    with lengths and indices depends on them."""
+    """On a copy. Inputs of floats are `drawn` (boxes and probabilities are none if some are below 0). Those of integers
+    are the examples, or hold `integer` alone without: what a module does with lengths and indices depends on them."""
 
     def filled(tensor: Tensor) -> Tensor:
         if _is_drawn(tensor):
-            return torch.randn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
+            return drawn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
         example = examples.get(id(tensor))
         return torch.full(tensor.shape, integer, dtype=tensor.dtype) if example is None else example.cpu().clone()
 
@@ -208,7 +236,9 @@ def _run_op_for_real(func: Any, args: Any, kwargs: Any, least: int) -> Any:
     return pytree.tree_map_only(Tensor, result_like, result)
 
 
-def _by_parts(run: Callable[[], Any], path: str, attributes: Attributes) -> Any:
+def _by_parts(
+    run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node], guessing: bool = False
+) -> Any:
     """The call itself, data-free; what submodules return that cannot run so is found out for each."""
     original = nn.Module.__call__
 
@@ -219,7 +249,8 @@ def _by_parts(run: Callable[[], Any], path: str, attributes: Attributes) -> Any:
             raise
         except Exception:  # whatever it is: this one is opaque, too
             with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data
-                return outputs_of(inner, f"{path}.{type(inner).__name__}", attributes, args, kwargs, inside=True)[0]
+                name = f"{path}.{type(inner).__name__}"
+                return outputs_of(inner, name, attributes, args, kwargs, nodes=nodes, inside=True, guessing=guessing)[0]
 
     with attributes_set(nn.Module, __call__=call):
         result = run()

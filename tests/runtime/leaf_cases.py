@@ -117,6 +117,59 @@ class Penalised(nn.Module):
         return ((hidden[rows] - self.seen) * self.scale).abs().sum() / len(hidden)
 
 
+class Matcher(nn.Module):
+    """Which output is whose target: NumPy tells, of values that it takes for sizes."""
+
+    @torch.no_grad()
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if (targets < 0).any():
+            raise ValueError("sizes are not negative")
+        return torch.as_tensor((outputs[:, None] - targets).abs().sum(-1).cpu().numpy().argmin(0))
+
+
+class Criterion(nn.Module):
+    """It returns a dict of losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matcher = Matcher()
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        apart = outputs[self.matcher(outputs, targets)] - targets
+        return {"far": apart.square().mean(), "near": apart.abs().mean()}
+
+
+def matched_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """With a criterion of its own: no module of the model is the op."""
+    losses, weights = Criterion()(outputs, targets), {"far": 1.0, "near": 2.0}
+    return sum((losses[name] * weights[name] for name in losses if name in weights), start=0.0)  # type: ignore[return-value]
+
+
+class Matched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(nn.Identity()) for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return matched_loss(self.blocks(x), x[:5].abs()) + (self.blocks(x) ** 2).mean()
+
+
+class Pieces(nn.Module):
+    """As many as there are lengths above 0."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> list[torch.Tensor]:
+        return list(x.split([length for length in lengths.tolist() if length]))
+
+
+class OfPieces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces, self.out = Pieces(), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return sum((piece.square().sum() for piece in self.pieces(self.out(x), lengths)), start=x.new_zeros(()))
+
+
 class Dropping(nn.Module):
     """Random numbers inside a leaf."""
 
@@ -134,8 +187,11 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def trained(kind: str, *constraints: str, saving: bool = False) -> dict[str, Any]:
     """Three steps: the largest difference of losses, of parameters and of buffers to one process."""
-    made = Penalised() if kind == "function" else Net(kind)
-    model, mesh = made.double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    roots = {"function": Penalised, "criterion": Matched}
+    model, mesh = (
+        (roots[kind]() if kind in roots else Net(kind)).double(),
+        init_device_mesh("cpu", (dist.get_world_size(),)),
+    )
     alone = copy.deepcopy(model)
     batches = torch.randn(3, 256, 16, dtype=torch.float64)
     budget = None
@@ -211,6 +267,19 @@ def packed_rows() -> dict[str, Any]:
     return {"worst": worst, "message": message}
 
 
+def other_pieces() -> list[str]:
+    """What is said where a leaf returns fewer tensors than it was traced with, and where it returns them."""
+    model, mesh = OfPieces(), init_device_mesh("cpu", (dist.get_world_size(),))
+    x, said = torch.randn(8, 16), []
+    autopar.autoparallelize(model, {"x": x, "lengths": torch.tensor([4, 2, 2])}, mesh, constraints="leaf:pieces")
+    for lengths in ([4, 2, 2], [4, 4, 0], [2, 2, 4]):
+        try:
+            model(x, torch.tensor(lengths))
+        except autopar.InputError as error:
+            said.append(str(error))
+    return said
+
+
 def equal_masks() -> float:
     """The largest difference between ranks of what a leaf drops."""
     model, mesh = Dropping().double(), init_device_mesh("cpu", (dist.get_world_size(),))
@@ -243,7 +312,10 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "function": _case("function"),
         "function-fsdp": _case("function", "fsdp"),
         "function-saving": _case("function", "ddp", saving=True),
+        "criterion": _case("criterion"),
+        "criterion-fsdp": _case("criterion", "fsdp"),
         "packed_rows": packed_rows,
+        "other_pieces": other_pieces,
         "equal_masks": equal_masks,
     }
 }

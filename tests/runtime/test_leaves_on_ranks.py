@@ -14,7 +14,16 @@ def two() -> list[dict[str, Any]]:
 
 
 CASES = ["gate", "gate-fsdp", "gate-tp", "gate-saving", "experts", "experts-fsdp"]
-CASES += ["loop", "loop-fsdp", "loop-saving", "function", "function-fsdp", "function-saving"]
+CASES += [
+    "loop",
+    "loop-fsdp",
+    "loop-saving",
+    "function",
+    "function-fsdp",
+    "function-saving",
+    "criterion",
+    "criterion-fsdp",
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -50,3 +59,11 @@ def test_packed_rows_are_those_of_one_process_while_they_are_as_long(two: list[d
         found = rank["packed_rows"]["value"]
         assert found["worst"] < 1e-12
         assert "'packed', which runs as one op, returned a tensor of shape (8, 3, 12)" in found["message"]
+
+
+def test_a_leaf_that_returns_other_values_than_it_was_traced_with_is_refused(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "error" not in rank["other_pieces"], rank["other_pieces"]["traceback"]
+        fewer, longer = rank["other_pieces"]["value"]
+        assert "'pieces', which runs as one op, returned 2 values, and the plan was made for 3" in fewer
+        assert "returned a tensor of shape (2, 4), and the plan was made for (4, 4)" in longer

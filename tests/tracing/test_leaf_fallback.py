@@ -167,7 +167,7 @@ def test_a_part_that_fails_on_data_is_not_tried_on_it_within_itself():
 
     model = Around()
     trace(nn.Sequential(nn.Linear(4, 4), model), dict(input=torch.randn(2, 4)), unsupported="leaf")
-    assert 1 <= len(model.failing.runs) <= 3  # by itself, and as a part: no trial inside a trial
+    assert 1 <= len(model.failing.runs) <= 6  # on two kinds of data by itself, and twice as a part: none inside another
 
 
 def test_a_question_that_the_model_catches_is_not_forgotten() -> None:

@@ -1,0 +1,78 @@
+"""Leaves in a plan's local graph: random numbers as on every other rank, and results as the plan was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.errors import InputError
+from autopar.leaf_calls import LeafCall
+from autopar.runtime.local import LocalContext
+from autopar.runtime.randomness import seeded
+
+
+class SeededLeaf:
+    """A leaf whose random numbers are those of the step's key: the same on every rank and in a replay.
+
+    `told`: what it was thought to return when it was traced, data-free. Raises InputError where it returns something
+    else, or tensors of other shapes than the plan was made for: what is computed from these was planned so.
+    """
+
+    def __init__(self, leaf: LeafCall, context: LocalContext, told: Any) -> None:
+        self.__name__ = leaf.__name__
+        self._leaf, self._context = leaf, context
+        shapes = map(context.local_shape, range(len(context.shapes)))
+        self._wanted = [next(shapes) if isinstance(v, torch.Tensor) else _noted(v) for v in pytree.tree_leaves(told)]
+        self._keys = _keys(told)
+
+    def __call__(self, key: torch.Tensor, args: tuple[Any, ...]) -> Any:
+        with seeded(key, self._context.position):
+            result = self._leaf(*args)
+        found = [_noted(value) for value in pytree.tree_leaves(result)]
+        if found != self._wanted or _keys(result) != self._keys:
+            self._refuse(found, _keys(result))
+        return result
+
+    def _refuse(self, found: Sequence[Any], keys: set[Any]) -> NoReturn:
+        mend = " in each call"
+        one, other = f"{len(found)} values", str(len(self._wanted))
+        if found == self._wanted:
+            one, other = f"a dict of {_list(keys)}", f"one of {_list(self._keys)}"
+        elif len(found) == len(self._wanted):
+            mine, wanted = next((a, b) for a, b in zip(found, self._wanted, strict=True) if a != b)
+            one, other = _shown(mine), _shown(wanted)
+            if isinstance(mine, tuple) and isinstance(wanted, tuple):
+                one, other = f"a tensor of shape {mine}", str(wanted)
+                mend = " shape in each call, padded where data decide (total_length of pad_packed_sequence, say)"
+        raise InputError(
+            f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned {one}, and the plan was made for "
+            f"{other}: let it return the same{mend}"
+        )
+
+
+def _noted(value: Any) -> Any:
+    """What is compared: shapes of tensors, numbers and texts themselves (no number is NaN, which equals none)."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, float):
+        return "NaN" if value != value else value
+    return value if isinstance(value, (bool, int, str)) else type(value)
+
+
+def _keys(result: Any) -> set[Any]:
+    """Of a dict."""
+    return set(result) if isinstance(result, dict) else set()
+
+
+def _list(keys: set[Any]) -> str:
+    return ", ".join(sorted(map(repr, keys))) or "nothing"
+
+
+def _shown(noted: Any) -> str:
+    """What was compared, in words."""
+    if isinstance(noted, type):
+        return "None" if noted is type(None) else f"a {noted.__name__}"
+    return f"a tensor of shape {noted}" if isinstance(noted, tuple) else repr(noted)
