@@ -91,6 +91,7 @@ class KnownValues:
     ) -> Any:
         """`func` on real values; None where one is unknown, the function is random, or the result is large."""
         self._from_input = False
+        tensors = tensors[:1] if func in AS_ANOTHER else tensors
         if not tensors and result is not None and not isinstance(result, (torch.Tensor, tuple, list)):
             return None
         counts = any(self._is_state(tensors[i]) for i in written)  # what a step writes, the next one finds changed
@@ -166,7 +167,7 @@ class KnownValues:
 
     def filled(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """The value of `ones_like(x)` and the like, for which it does not matter what is in x; None for others."""
-        if func not in _FILLING or any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
+        if func not in FILLING or any(isinstance(v, torch.Tensor) for v in (*args[1:], *kwargs.values())):
             return None
         shape, strides, dtype = args[0].shape, args[0].stride(), args[0].dtype
 
@@ -223,12 +224,14 @@ class KnownValues:
             del self.values[key]
 
 
+AS_ANOTHER = {f: name for name in ("expand", "view", "reshape") for f in methods(f"{name}_as")}
+"""Functions that only ask for the shape of their second argument, by the names of those that are given it."""
 _UNIT = (0.0, 1.0)
 _NO_RANGE = (-1, 0.0, 0.0)
 _UNIFORM = methods("rand", "rand_like", "uniform_")
 _COMPARISONS = methods("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__")
-_FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
-MADE_KNOWN = _UNIFORM | _COMPARISONS | _FILLING  # of these something may be known though nothing is of their arguments
+FILLING = methods("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+MADE_KNOWN = _UNIFORM | _COMPARISONS | FILLING  # of these something may be known though nothing is of their arguments
 _CPU = torch.device("cpu")
 
 
