@@ -19,6 +19,7 @@ from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
+from autopar.tracing.caches import Left, forget, namespaces_restored
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
@@ -68,6 +69,7 @@ class Options:
     one_node: Iterable[Callable[..., Any]] = field(default=())
     dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     are_finite: bool = True  # how checks of activations are answered
+    left: Left = field(default_factory=list)  # what attempts have made
 
 
 class Attempt:
@@ -96,10 +98,12 @@ class Attempt:
 
     def run(self) -> Traced:
         """Trace; whatever happens, nothing that the attempt set up stays."""
+        forget(self.options.left)  # by an attempt that failed, and is not running any more
         try:
             return self._run()
         finally:
             self.attributes.release()
+            self.options.left += self.recorder.release()
 
     def _run(self) -> Traced:
         own_key = matching.key(self.inputs, (), self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
@@ -157,6 +161,7 @@ class Attempt:
             stack.enter_context(one_process(recorder.where))
             stack.enter_context(huggingface.prepared(self.model))
             stack.enter_context(sets_in_order(self.model))
+            stack.enter_context(namespaces_restored(self.model))
             stack.enter_context(self.attributes.swapped())
             stack.enter_context(own_hooks_left_out(self.model))
             stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))

@@ -63,7 +63,6 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.runs = Runs()
         self.guessed: dict[torch.nn.Module, str] = {}  # leaves whose outputs are taken to look like an input, and why
         self.autocast = autocasting.Autocast()
-        self._casts: dict[Any, Tensor] = {}
         self.sizes = SizeNodes(graph, self.annotate_number)
         self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
         self.grad = torch.is_grad_enabled()
@@ -81,7 +80,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         if self.paused or func in QUESTIONS:
             if self._in_leaf and func not in QUESTIONS and func not in HANDLERS:
                 return self.runs.run(func, args, kwargs)
-            return func(*args, **kwargs)
+            return self.unrecorded(func(*args, **kwargs)) if self.paused else func(*args, **kwargs)
         if self.is_below:
             return func(*args, **({**kwargs, "device": META} if func in FACTORIES else kwargs))
         handler = HANDLERS.get(func)

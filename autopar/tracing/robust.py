@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.attempt import Options
+from autopar.tracing.caches import forget
 from autopar.tracing.huggingface import register_caches
 from autopar.tracing.inputs import gather
 from autopar.tracing.leaves import LeafPolicy
@@ -95,6 +96,7 @@ class RobustTracer:
         finally:
             self._failures.update(options.policy.failed)
             self._visited.update(options.policy.failed)
+            forget(options.left)
         assert traced.order is not None
         self._visited.update(traced.order.modules)
         return traced.graph

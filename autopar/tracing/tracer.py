@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
+from autopar.tracing.caches import forget
 from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError
 from autopar.tracing.free_sizes import FreeSizes, prove
 from autopar.tracing.function_leaves import function_around, whole_forward
@@ -88,7 +89,10 @@ def trace(
         trace_act_ckpt, tuple(autowrap_functions), dynamic_shapes or {},
     )  # fmt: skip
     contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
-    traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")
+    try:
+        traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")
+    finally:
+        forget(options.left)
     if traced.attributes_set:
         warn(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
@@ -106,7 +110,9 @@ def trace(
 
 def _free_sizes(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> FreeSizes:
     def again(tensors: Mapping[str, Any]) -> fx.Graph:
-        return Attempt(root, inputs.with_examples(tensors), options).run().graph
+        graph = Attempt(root, inputs.with_examples(tensors), options).run().graph
+        forget(options.left)
+        return graph
 
     return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, again)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
 from autopar.tracing import places
 from autopar.tracing.attributes import Attributes
+from autopar.tracing.caches import Left
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.errors import TraceError
 from autopar.tracing.finite import FiniteChecks
@@ -35,6 +37,8 @@ class GraphWriter:
         self.finite = FiniteChecks()
         self.nodes: dict[int, fx.Node] = {}  # by identity of the tensor they made
         self.alive: list[Tensor] = []
+        self._beside: Left = []  # tensors that were made while nothing was recorded
+        self._casts: dict[Any, Tensor] = {}
         self._custom: set[int] = set()  # tensors whose own backward belongs to the node that made them
         self._awaiting: dict[int, Tensor] = {}  # values of such tensors that are given their backward later
         self._detached: dict[fx.Node, fx.Node] = {}
@@ -87,6 +91,22 @@ class GraphWriter:
         self.alive.append(tensor)
         if _has_custom_backward(tensor):
             self._custom.add(id(tensor))
+
+    def unrecorded(self, result: Any) -> Any:
+        """Note a result that no node stands for."""
+        if isinstance(result, Tensor) and result.is_meta:
+            self._beside.append(weakref.ref(result))
+        return result
+
+    def release(self) -> Left:
+        """Hold no tensor any more; returns those that were made, as far as somebody else holds them."""
+        made = [weakref.ref(t) for t in self.alive if self.nodes[id(t)].op not in ("placeholder", "get_attr")]
+        self.alive.clear()
+        self._casts.clear()
+        self.known = KnownValues()
+        there = [one for one in (*made, *self._beside) if one() is not None]
+        noted = {id(t) for node in (self.graph.nodes if there else ()) for t in pytree.tree_leaves(node.meta.get(VAL))}
+        return [one for one in there if id(one()) not in noted]
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
         """The facts that hold for every node made now."""

@@ -1,0 +1,104 @@
+"""What a model keeps outside of its modules from call to call: a trace leaves no data-free tensor there.
+
+A table of sines is made once and kept: by `functools.lru_cache`, in a dict, as an attribute of a class or a global.
+Behind a trace the model itself would find a tensor without data in its place, and so would the next trace. Attributes
+of modules are put back by `Attributes.swapped`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+_Cached = type(functools.lru_cache(lambda: None))
+_LINK = "_lru_list_elem"  # of a cache of limited size, to what it keeps
+_DICTS = dict, OrderedDict, defaultdict  # others may not let anything be taken out, as outputs of transformers
+_DEPTH = 4  # of tuples around a tensor, and such links
+_MANY = 512  # tensors: more are not looked for, as a failed trace's, which its frames hold
+_ABSENT = object()
+Left = list[weakref.ref[torch.Tensor]]
+
+
+def forget(left: Left) -> None:
+    """Take tensors that a trace has made, and that are still there, out of caches, dicts and lists."""
+    found: list[Any] = [tensor for one in left if (tensor := one()) is not None]
+    left.clear()
+    for _ in range(_DEPTH):
+        if not found or len(found) > _MANY:
+            return
+        mine, around = {id(one) for one in found}, list[Any]()
+        for holder in gc.get_referrers(*found):
+            if holder is found or isinstance(holder, FrameType):
+                continue
+            if isinstance(holder, _Cached):
+                holder.cache_clear()
+            elif type(holder) in _DICTS:
+                if not _is_namespace(holder):
+                    for key in [key for key, value in holder.items() if id(value) in mine]:
+                        del holder[key]
+            elif type(holder) is list:
+                holder[:] = [value for value in holder if id(value) not in mine]
+            elif isinstance(holder, tuple) or type(holder).__name__ == _LINK:
+                around.append(holder)
+        found = around
+
+
+@contextlib.contextmanager
+def namespaces_restored(model: nn.Module) -> Iterator[None]:
+    """What forward sets of classes, of the modules that define them and of plain objects that the model's modules hold
+    is as it was afterwards, where it holds data-free tensors."""
+    before = [(owner, dict(vars(owner))) for owner in _namespaces(model)]
+    try:
+        yield
+    finally:
+        for owner, own in before:
+            for name, value in list(vars(owner).items()):
+                old = own.get(name, _ABSENT)
+                if value is old or not _is_data_free(value):
+                    continue
+                if old is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, old)
+
+
+def _namespaces(model: nn.Module) -> Iterable[Any]:
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if _is_users(kind)}
+    files = (sys.modules.get(kind.__module__) for kind in kinds)
+    held = (value for module in model.modules() for value in vars(module).values() if _is_plain(value))
+    return {id(one): one for one in (*kinds, *files, *held) if one is not None}.values()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is an object of somebody's class, which is no module, tensor, class or file."""
+    if isinstance(value, (nn.Module, torch.Tensor, type, ModuleType)) or not _is_users(type(value)):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in ("torch", "builtins", "autopar", "typing", "abc", "functools")
+
+
+def _is_data_free(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_meta
+    return isinstance(value, (tuple, list, dict)) and any(
+        isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(value)
+    )
+
+
+def _is_namespace(mapping: dict[Any, Any]) -> bool:
+    """Whether a dict holds the attributes of something."""
+    return any(getattr(owner, "__dict__", None) is mapping for owner in gc.get_referrers(mapping))
