@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,16 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
 from torch.utils import _pytree as pytree
 
+from autopar.errors import UntraceableError
 from autopar.replaced import original, replaced
 from autopar.tracing.drawing import Drawing
 from autopar.tracing.errors import TraceError
 from autopar.tracing.patching import attributes_set
+from autopar.tracing.reads import Reads
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.values import with_own_identity
+
+_CODE = types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial
 
 
 class CustomFunction:
@@ -77,10 +81,12 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
     def run(*args: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         versions = [tensor._version for tensor in tensors]
-        with torch.no_grad():  # whoever called adds the history, also to a view of an argument
-            result = _run_data_free(target, forward, *ctx, *args)
+        reads = Reads()
+        with torch.no_grad(), reads.of_modules():  # whoever called adds the history, also to a view of an argument
+            result = reads.run(_run_data_free, (target, forward, *ctx, *args), {})
             made = pytree.tree_map_only(torch.Tensor, lambda t: with_own_identity(t, tensors), result)
         returned = {id(tensor) for tensor in pytree.tree_leaves(result)}
+        _check_reads(recorder, target, args, reads)
         written = (t for t, version in zip(tensors, versions, strict=True) if t._version != version)
         if any(id(tensor) in returned for tensor in written):
             raise TraceError(
@@ -94,6 +100,25 @@ def _record(recorder: Recorder, cls: Any, forward: Callable[..., Any], with_grad
         result = recorder.record_call(target, run, args[len(ctx) :], {})
     recorder.await_backward(result)
     return result
+
+
+def _check_reads(recorder: Recorder, target: CustomFunction, args: Sequence[Any], reads: Reads) -> None:
+    """Raise where a call runs the model's own tensors or code that are not the plan's: modules that it is given."""
+    leaves = pytree.tree_leaves(args)
+    given = {id(leaf) for leaf in leaves}
+    codes = (leaf for leaf in leaves if isinstance(leaf, (torch.nn.Module, *_CODE)))
+    others = (t for t in reads.tensors if id(t) not in given and recorder.attributes.original(t) is not t)
+    if (code := next(codes, None)) is not None:
+        fault = f"is given a {type(code).__name__}"
+    elif (other := next(others, None)) is not None:
+        fault = f"reads '{recorder.node_of(other).target}', which it is not given"
+    else:
+        return
+    raise UntraceableError(
+        f"{target.__qualname__} {fault}: its backward would run with the model's parameters and not with the plan's. "
+        "Give it the tensors that it reads, or call torch.utils.checkpoint.checkpoint where it recomputes",
+        where=recorder.where(),
+    )
 
 
 def _run_data_free(target: CustomFunction, forward: Callable[..., Any], *args: Any) -> Any:
