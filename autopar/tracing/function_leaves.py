@@ -26,6 +26,7 @@ from autopar.leaf_calls import LeafCall
 from autopar.one_process import ExchangeError
 from autopar.replaced import is_copy, original, replaced
 from autopar.tracing import opaque, places
+from autopar.tracing.effects import EffectError, Effects
 from autopar.tracing.errors import NotOneOpError, TraceError
 from autopar.tracing.reads import Reads, reachable
 from autopar.tracing.recorder import Recorder
@@ -199,13 +200,16 @@ def _tried(
 ) -> tuple[Any, int, list[Tensor]]:
     """The call's data-free outputs, its FLOPs and what it read; raises TraceError where no node can stand for it."""
     reads, tensors = Reads(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    versions = [tensor._version for tensor in tensors]
     numbers = [leaf.stand_in if isinstance(leaf, UnknownNumber) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(numbers, spec)
+    effects = Effects(args, kwargs)
     with recorder.pausing(), reads.of_modules():
         try:
             call = partial(reads.run, run, args, kwargs)
             outputs, flops = opaque.outputs_of_function(call, path, recorder.attributes, recorder.nodes)
+            effects.check()
+        except EffectError as error:
+            raise TraceError(f"{path} {error}", where=recorder.where()) from error
         except opaque.NumbersOfData as error:
             raise TraceError(f"{path} returns numbers that depend on data", where=recorder.where()) from error
         except ExchangeError:
@@ -215,7 +219,6 @@ def _tried(
     results, given = pytree.tree_leaves(outputs), {id(tensor) for tensor in tensors}
     others = [recorder.nodes.get(id(tensor)) for tensor in reads.tensors if id(tensor) not in given]
     for fault, is_so in (
-        ("writes into its arguments", versions != [tensor._version for tensor in tensors]),
         ("returns no tensor", not any(isinstance(leaf, Tensor) for leaf in results)),
         ("returns what no graph can hold", not all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in results)),
         ("reads tensors that it is not given", any(node is not None and node.op != "get_attr" for node in others)),

@@ -26,6 +26,7 @@ from autopar.one_process import ExchangeError
 from autopar.tracing import masked
 from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
+from autopar.tracing.effects import EffectError, Effects
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.targets import DATA_QUESTIONS
 from autopar.tracing.values import result_like
@@ -66,10 +67,10 @@ def outputs_of(
         examples = {id(t): example for t in tensors if (example := _example(t, nodes)) is not None}
         free = any(not _is_drawn(t) and id(t) not in examples for t in tensors)
         ways = itertools.product((torch.randn, torch.rand), (0, 1) if free else (0,))
-        real = [partial(_run_for_real, module, attributes, args, kwargs, examples, *way) for way in ways]
+        real = [partial(_run_for_real, module, attributes, args, kwargs, examples, *way, inside) for way in ways]
     try:
         return _agreed(partial(module.forward, *args, **kwargs), path, attributes, nodes, real, inside, guessing)
-    except (NumbersOfData, ExchangeError):
+    except (NumbersOfData, ExchangeError, EffectError):
         raise
     except Exception as error:  # whatever the module does: it is opaque
         if not tensors or not guessing:
@@ -116,7 +117,7 @@ def _agreed(
         try:
             with TotalFlops() as counter:
                 outputs = attempt()
-        except ExchangeError:
+        except (ExchangeError, EffectError):
             raise
         except Exception as error:  # whatever it does: it is opaque
             last = error
@@ -160,13 +161,15 @@ def _run_for_real(
     examples: Mapping[int, Tensor],
     drawn: Callable[..., Tensor],
     integer: int,
+    inside: bool,
 ) -> Any:
     """On a copy. Inputs of floats are `drawn` (boxes and probabilities are none if some are below 0). Those of integers
     are the examples, or hold `integer` alone without: what a module does with lengths and indices depends on them."""
 
     def filled(tensor: Tensor) -> Tensor:
         if _is_drawn(tensor):
-            return drawn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
+            values = drawn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
+            return values.clone()  # into which a call may write
         example = examples.get(id(tensor))
         return torch.full(tensor.shape, integer, dtype=tensor.dtype) if example is None else example.cpu().clone()
 
@@ -180,7 +183,10 @@ def _run_for_real(
                         is_parameter = isinstance(tensor, nn.Parameter)
                         others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
         args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
+        effects = Effects(args, kwargs)
         result = twin(*args, **kwargs)
+        if not inside:
+            effects.check()
     return pytree.tree_map_only(Tensor, result_like, result)
 
 
@@ -245,7 +251,7 @@ def _by_parts(
     def call(inner: nn.Module, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(inner, *args, **kwargs)
-        except ExchangeError:
+        except (ExchangeError, EffectError):
             raise
         except Exception:  # whatever it is: this one is opaque, too
             with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data

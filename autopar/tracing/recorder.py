@@ -27,6 +27,7 @@ from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.dynamic import DynamicSizes
+from autopar.tracing.effects import Effects
 from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
@@ -211,16 +212,17 @@ class Recorder(TorchFunctionMode, GraphWriter):
             nonlocal trial_flops
             if rule is not None:
                 return rule(module, *args, **kwargs)
-            self._in_leaf = True
+            self._in_leaf, effects = True, Effects(args, kwargs)
             try:
-                return call(module, *args, **kwargs)
+                outputs = call(module, *args, **kwargs)
             except Exception:  # whatever a leaf does, it is not looked into
                 outputs, trial_flops = opaque.outputs_of(
                     module, path, self.attributes, args, kwargs, guessed=self.guessed, nodes=self.nodes
                 )
-                return outputs
             finally:
                 self._in_leaf = False
+            effects.check()
+            return outputs
 
         result = self.record_call(path, run, args, kwargs, op="call_module")
         if trial_flops:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from autopar.tracing.effects import EffectError
 from autopar.tracing.errors import TraceError, UnrolledError
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.loss_owners import Enclosed
@@ -65,6 +66,7 @@ class ModuleCalls:
         self.paths = {m: name for name, m in root.named_modules()}
         self.types: dict[str, type[nn.Module]] = {name: type(m) for m, name in self.paths.items()}
         self.outside: dict[nn.Module, nn.Module] = {}
+        self.is_final = False  # whether nothing around what failed may be a leaf
         self._failed: tuple[BaseException, nn.Module] | None = None
         self._nested = 0  # tensors made by the calls inside the one that is running
         self._longest: tuple[int, nn.Module] = (0, root)  # the call that made most tensors itself
@@ -126,6 +128,8 @@ class ModuleCalls:
                     self._check_leaf(module, args, kwargs)
                     return recorder.record_module(module, path, original, args, kwargs)
                 return self._counted(original, module, args, kwargs)
+        except EffectError as effect:
+            raise self._not_alone(module, str(effect)) from effect
         except NumbersOfData as numbers:
             # Its caller is the leaf.
             error = recorder.unknown(f"{type(module).__name__} returns numbers that depend on data")
@@ -139,13 +143,17 @@ class ModuleCalls:
         the leaf, which has them."""
         for value in pytree.tree_leaves((args, kwargs)):
             if _has_tensors(value):
-                error = TraceError(
-                    f"{type(module).__name__}, which is one op, is handed a {type(value).__name__} with tensors that a "
-                    "graph does not know: what calls it is one op",
-                    where=self.recorder.where(),
-                )
-                self.blame(error, self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else "")
-                raise error
+                kind = type(value).__name__
+                raise self._not_alone(module, f"is handed a {kind} with tensors that a graph does not know")
+
+    def _not_alone(self, module: nn.Module, why: str) -> TraceError:
+        """The error of a leaf that is none, which is its caller's."""
+        error = TraceError(
+            f"{type(module).__name__}, which is one op, {why}: what calls it is one op", where=self.recorder.where()
+        )
+        self.blame(error, self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else "")
+        self.is_final = type(module) in self.policy.unrolled  # what calls it would run all of its loop, more than once
+        return error
 
     def _counted(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The call, watched for a loop over time: one whose own operations make the graph too long."""

@@ -186,6 +186,8 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
     """Note what is a leaf from now on: the innermost module, or function where that is the root; or raise `told`."""
     root, policy = attempt.model, options.policy
     reason = error.reason if isinstance(error, NotOneOpError) else f"{type(error).__name__}: {error}"
+    if attempt.calls.is_final:
+        raise told
     module = attempt.culprit(error)
     if module is not None and module is not root and module not in policy.failed:
         policy.failed.update(dict.fromkeys(_alike(root, module), reason))

@@ -204,7 +204,7 @@ class Keeping(nn.Module):
 
 
 def test_what_breaks_behind_a_leaf_tells_why_it_is_one() -> None:
-    with pytest.raises(TraceError, match="beside its result") as broken:
+    with pytest.raises(TraceError, match="Dropped, which is one op, puts something into a list") as broken:
         trace(Keeping(), {"x": torch.randn(2, 4)}, unsupported="leaf")
     [note] = broken.value.__notes__
     assert note.startswith("Dropped is a leaf, because")

@@ -1,0 +1,96 @@
+"""A leaf that does more than return a result: what calls it is the leaf, which then does all of it."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.tracing import trace
+
+Tensor = torch.Tensor
+
+
+class Odd(nn.Module):
+    """NumPy decides, so that it has no graph; it says more than what it returns."""
+
+    seen: Tensor
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = nn.Linear(4, 4), kind
+        self.register_buffer("seen", torch.ones(4))
+
+    def forward(self, x: Tensor, beside: Any = None) -> Tensor:
+        y = self.linear(x) * (1 + float(x.detach().numpy().mean() > 9))
+        if self.kind == "list":
+            beside.append(y.square().mean())
+        elif self.kind == "dict":
+            beside["inner"]["aux"] = y.square().mean()
+        elif self.kind == "object":
+            beside.aux = y.square().mean()
+        elif self.kind == "input":
+            x.mul_(2)
+        return y * self.seen
+
+
+class Around(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.odd, self.kind = Odd(kind), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1  # its own
+        if self.kind == "list":
+            found: list[Tensor] = []
+            return self.odd(x, found) + sum(found)
+        if self.kind == "dict":
+            named: dict[str, dict[str, Tensor]] = {"inner": {}}
+            return self.odd(x, named) + sum(named["inner"].values())
+        if self.kind == "object":
+            noted = SimpleNamespace(aux=0)
+            return self.odd(x, noted) + noted.aux
+        if self.kind == "written before":
+            self.odd.seen.add_(1)
+        elif self.kind == "bound before":
+            self.odd.seen = self.odd.seen * 2
+        y: Tensor = self.odd(x)
+        if self.kind == "written between":
+            self.odd.seen.add_(1)
+            y = self.odd(y)
+        return y + x
+
+
+KINDS = ["list", "dict", "object", "input", "written before", "bound before", "written between"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_calls_it_is_the_leaf(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Around(kind), nn.Linear(4, 4))
+    alone, x = copy.deepcopy(model), torch.randn(3, 4)
+    traced = trace(model, {"input": x}, unsupported="leaf")
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["1"]
+    for _ in range(2):
+        torch.testing.assert_close(traced.gm(x), alone(x))
+    torch.testing.assert_close(model[1].odd.seen, alone[1].odd.seen)
+
+
+def test_what_is_only_read_is_none_of_it() -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd = Odd("")
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.odd(x, {"inner": {"a": [1, 2]}})
+            return y
+
+    model, x = nn.Sequential(nn.Linear(4, 4), Reading()), torch.randn(3, 4)
+    traced = trace(model, {"input": x}, unsupported="leaf")
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["1.odd"]
+    torch.testing.assert_close(traced.gm(x), model(x))
