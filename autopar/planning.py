@@ -289,6 +289,7 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
 
     if request.inputs == "local" and max(request.cluster.shape) > 1:
         check_whole_inputs(traced.graph)
+        traced.guards.check_whole_inputs()
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)
         check_shares(traced.graph, traced.failures, request.constraints)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
 from autopar.tracing.arguments import Arguments
@@ -49,6 +50,17 @@ def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwa
         recorder.annotate(node, place=True)
         node.meta[VAL] = node.meta[ANSWER] = answer
     return answer
+
+
+def guard_shapes(recorder: Recorder, made: Any) -> Any:
+    """Read the shapes of tensors that are as large as known inputs say (`ids.unique()`), as `ask` reads contents;
+    returns the tensors."""
+    for tensor in pytree.tree_leaves(made):
+        if isinstance(tensor, Tensor):
+            node = recorder.graph.call_method("size", (recorder.node_of(tensor),))
+            recorder.annotate(node, place=True)
+            node.meta[VAL] = node.meta[ANSWER] = tuple(tensor.shape)
+    return made
 
 
 def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
+from autopar.errors import InputError
 from autopar.graph import PLACE, VAL
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.known import AS_ANOTHER, FILLING
@@ -47,6 +49,20 @@ class Guards:
         self.graph, self._of_example = graph, of_example
         self.guards, self._shapes = tuple(guards), list(shapes)
 
+    def check_whole_inputs(self) -> None:
+        """Raise InputError, for inputs of which each rank has a part, where a reading is one of the whole."""
+        graph = self._of_example or fx.Graph()
+        reading = {n for n in graph.nodes if n.op == "placeholder" and any(u.target is not _of_shape for u in n.users)}
+        for node in graph.nodes:
+            if reading.intersection(node.all_input_nodes) and node.target is not _of_shape:
+                reading.add(node)
+        asked = zip(self.guards, graph.output_node().args[0] if reading else (), strict=False)  # type: ignore[arg-type]
+        if (guard := next((guard for guard, node in asked if node in reading), None)) is not None:
+            raise InputError(
+                f"forward reads the contents of a known input ({guard.question}() at {guard.place}), of which each "
+                'rank has a part with inputs="local": plan with inputs="global"'
+            )
+
     def check(self, values: Sequence[torch.Tensor], attribute: Callable[[str], Any]) -> None:
         """Raise ArgumentError where an answer is another than the trace's. `values`: of all placeholders, in order."""
         if self.graph is None:
@@ -57,7 +73,7 @@ class Guards:
         with torch.no_grad():
             answers = fx.Interpreter(fx.GraphModule(targets, graph)).run(*values)
         for guard, answer in zip(self.guards, answers, strict=True):
-            if answer != guard.answer:
+            if _differs(answer, guard.answer):
                 raise ArgumentError(
                     f"the trace took {guard.question}() as {guard.answer!r}, but for this input it is {answer!r}",
                     where=guard.place,
@@ -101,8 +117,16 @@ def _copied(graph: fx.Graph, readings: Sequence[fx.Node], *, whole: bool) -> fx.
     return copy
 
 
+def _differs(answer: Any, traced: Any) -> bool:
+    if isinstance(traced, np.ndarray):
+        return not np.array_equal(answer, traced)
+    return bool(answer != traced)
+
+
 def _shaped(node: fx.Node) -> fx.Node | None:
-    """The activation that a node asks for no more than its shape and dtype."""
+    """The activation that a node asks for no more than its shape and dtype; not what asks if that is as it was."""
+    if ANSWER in node.meta:
+        return None
     place = _SHAPED.get(getattr(node.target, "__name__", str(node.target)))
     other = node.args[place] if place is not None and place < len(node.args) else None
     if not isinstance(other, fx.Node) or other.op in ("placeholder", "get_attr"):

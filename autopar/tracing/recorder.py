@@ -23,6 +23,7 @@ from autopar.graph import TRIAL_FLOPS, VAL, storage_of
 from autopar.on_copies import without
 from autopar.tracing import autocasting, bias, leaves, opaque, places
 from autopar.tracing.arguments import Arguments
+from autopar.tracing.asking import guard_shapes
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.deciding import known_or_leaf
@@ -125,6 +126,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
             result, real = self._run(func, args, kwargs, seen)
         except Again as again:
             return self.record(func, *again.args, **again.kwargs)
+        is_sized = real is not None and not self.known.guarded.isdisjoint(map(id, seen.tensors))  # by a known input
         told = written_by_schema(func, args)  # below autograd, where vmap's bodies are seen, no version counts
         written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i] or id(t) in told]
         if len(written) > 1 and writes_its_first(func):  # others count too where they look into the same storage
@@ -138,7 +140,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             real = self.known.drawn(func, args, result)
         if not written and not makes_tensor(result, seen.tensors):
             return result
-        return self._write_down(func, args, kwargs, seen, result, real, written)
+        made = self._write_down(func, args, kwargs, seen, result, real, written)
+        return guard_shapes(self, made) if is_sized else made
 
     def _write_down(
         self,

@@ -1,13 +1,16 @@
-"""A reading that is computed with the shape of an activation: read again without what makes the activation."""
+"""Readings and shapes: one that is computed with the shape of an activation is read again without what makes that;
+shapes that known inputs decide are readings themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import autopar
 from autopar.errors import InputError
 from autopar.tracing import known, trace
 
@@ -66,3 +69,52 @@ def test_inputs_of_other_shapes_are_read_with_theirs() -> None:
     torch.testing.assert_close(traced.gm(*traced.bind((x, kept))), model(x, kept))
     with pytest.raises(InputError, match="the trace took"):
         traced.bind((x[:2], kept))
+
+
+COUNTS: dict[str, Callable[[Tensor], float]] = {
+    "unique": lambda g: len(g.unique()),
+    "several": lambda g: len(torch.unique(g, return_counts=True)[1]),
+    "picked": lambda g: g[g > 1].numel(),
+    "nonzero": lambda g: (g > 1).nonzero().shape[0],
+    "where": lambda g: torch.where(g > 1)[0].size(0),
+    "one_hot": lambda g: nn.functional.one_hot(g).shape[-1],
+    "bincount": lambda g: len(g.bincount()),
+    "item": lambda g: g.max().item(),
+    "numpy": lambda g: np.unique(np.sort(g.numpy())).size,
+}
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_how_many_there_are_of_a_known_input_is_read_again(kind: str) -> None:
+    def counted(x: Tensor, groups: Tensor) -> Tensor:
+        return x.square().sum() / COUNTS[kind](groups)
+
+    x, groups = torch.randn(4, 3), torch.tensor([0, 1, 2, 3, 4, 5])
+    traced = trace(counted, {"x": x, "groups": known(groups)})
+    torch.testing.assert_close(traced.gm(*traced.bind((x, groups.clone()))), counted(x, groups))
+    with pytest.raises(InputError, match="the trace took"):
+        traced.bind((x, torch.tensor([0, 0, 1, 1, 2, 2])))
+
+
+def test_how_many_there_are_of_constants_is_not() -> None:
+    traced = trace(lambda x: x.sum() / len(torch.tensor([1, 1, 2]).unique()), {"x": torch.randn(4)})
+    assert not traced.reads_values
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("kernel", torch.tensor(2))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.linear(x)[:, : int(self.kernel)]
+        return y.square().mean() if mask.all() else (y * mask[:, None]).square().mean()
+
+
+def test_ranks_that_have_a_part_each_cannot_read_the_whole() -> None:
+    cluster, x, mask = autopar.Cluster.preset("cpu", (2,)), torch.randn(4, 3), torch.ones(4, dtype=torch.bool)
+    with pytest.raises(InputError, match=r"all\(\) at .*|bool\(\) at .*each rank has a part .*: plan with inputs="):
+        autopar.plan(Masked(), {"x": x, "mask": known(mask)}, cluster, inputs="local")
+    autopar.plan(Masked(), {"x": x, "mask": known(mask)}, cluster)
+    autopar.plan(Masked(), {"x": x}, cluster, concrete_args={"mask": mask.logical_or(mask)}, inputs="local")
