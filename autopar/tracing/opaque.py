@@ -29,12 +29,13 @@ from autopar.tracing.attributes import Attributes
 from autopar.tracing.effects import EffectError, Effects
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.targets import DATA_QUESTIONS
-from autopar.tracing.values import result_like
+from autopar.tracing.values import has_tensor, result_like
 from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
 SMALL = 1 << 22  # elements
 _SMALL_FOR_AN_OP = 1 << 25
+_STATE = "_parameters", "_buffers", "_modules"  # what a call binds of these is written, or no tensor of the graph's
 
 
 class NumbersOfData(Exception):
@@ -183,11 +184,31 @@ def _run_for_real(
                         is_parameter = isinstance(tensor, nn.Parameter)
                         others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
         args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
-        effects = Effects(args, kwargs)
+        effects, before = Effects(args, kwargs), [_copied(vars(theirs)) for theirs in twin.modules()]
         result = twin(*args, **kwargs)
         if not inside:
             effects.check()
+        for mine, theirs, own in zip(module.modules(), twin.modules(), before, strict=False):
+            _set_alike(mine, vars(theirs), own)
     return pytree.tree_map_only(Tensor, result_like, result)
+
+
+def _copied(own: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: type(value)(value) if type(value) in (list, dict) else value for name, value in own.items()}
+
+
+def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Set data-free what a run has set of a copy: who reads it, an auxiliary loss say, is told that no graph has it."""
+    for name, value in now.items():
+        old = before.get(name)
+        same = value is old or (type(value) in (list, dict) and type(old) is type(value) and _is_same(value, old))
+        if not same and name not in _STATE and has_tensor(value):
+            vars(module)[name] = pytree.tree_map_only(Tensor, result_like, value)
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    pairs = zip(now.items(), before.items(), strict=False) if isinstance(now, dict) else zip(now, before, strict=False)
+    return len(now) == len(before) and all(a is b or (isinstance(a, tuple) and a[1] is b[1]) for a, b in pairs)
 
 
 class _Guesses(TorchFunctionMode):

@@ -22,7 +22,7 @@ class Odd(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.linear, self.kind = nn.Linear(4, 4), kind
+        self.linear, self.kind, self.aux, self.many = nn.Linear(4, 4), kind, 0.0, list[Tensor]()
         self.register_buffer("seen", torch.ones(4))
 
     def forward(self, x: Tensor, beside: Any = None) -> Tensor:
@@ -35,6 +35,10 @@ class Odd(nn.Module):
             beside.aux = y.square().mean()
         elif self.kind == "input":
             x.mul_(2)
+        elif self.kind == "attribute":
+            self.aux = y.square().mean()  # type: ignore[assignment]
+        elif self.kind == "list of its own":
+            self.many[:] = [y.square().mean()]
         return y * self.seen
 
 
@@ -62,10 +66,20 @@ class Around(nn.Module):
         if self.kind == "written between":
             self.odd.seen.add_(1)
             y = self.odd(y)
-        return y + x
+        return y + x + self.odd.aux + sum(self.odd.many)
 
 
-KINDS = ["list", "dict", "object", "input", "written before", "bound before", "written between"]
+KINDS = [
+    "attribute",
+    "list of its own",
+    "list",
+    "dict",
+    "object",
+    "input",
+    "written before",
+    "bound before",
+    "written between",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
