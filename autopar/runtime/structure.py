@@ -17,6 +17,7 @@ from autopar.runtime.hooks_for_all import HooksForAll, refuse_backward_hooks_for
 from autopar.runtime.traces import Traced
 
 _OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")
+_CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -26,13 +27,16 @@ class Structure:
     def __init__(self, model: nn.Module) -> None:
         self.modules = tuple(model.modules())
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._children = [(m, m._modules, dict(m._modules)) for m in self.modules if m._modules]
+        self._children = [
+            (m, m._modules, dict(m._modules)) for m in self.modules if m._modules or isinstance(m, _CONTAINERS)
+        ]
         self._hooks = [(m, getattr(m, kind)) for m in self.modules if m is not model for kind in _HOOKS]
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
         self._hooks_for_all = HooksForAll()
 
     def check(self, traces: Iterable[Traced]) -> None:
-        """Raise InputError if a module is not there any more; others may have come, the graph does not know them.
+        """Raise InputError if a module is not there any more, or one came to a container that forward goes over; others
+        may have come, the graph does not know them.
 
         Or if a hook came to a submodule, or went; not in modules that are ops of `traces`, whose code runs.
         """
@@ -49,6 +53,13 @@ class Structure:
                             f"the module '{path}' was replaced or removed after the model was planned, and calls would "
                             "go on with the old one: change the model first, then autoparallelize it"
                         )
+                new = next((name for name in now if name not in before), None)
+                if new is not None and isinstance(module, _CONTAINERS):
+                    path = ".".join(filter(None, [self._names[id(module)], new]))
+                    raise InputError(
+                        f"the module '{path}' was added after the model was planned, and calls would go on without it: "
+                        "change the model first, then autoparallelize it"
+                    )
 
     def _check_hooks(self, traces: Iterable[Traced]) -> None:
         leaves = {str(n.target) for traced in traces for n in traced.graph.nodes if n.op == "call_module"}

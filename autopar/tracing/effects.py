@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,23 +18,29 @@ class EffectError(Exception):
 class Effects:
     """The arguments of a call before it, to be compared with those after."""
 
-    def __init__(self, args: Any, kwargs: Any) -> None:
+    def __init__(self, args: Any, kwargs: Any, parameters: Iterable[nn.Parameter] = ()) -> None:
+        self._parameters = [(one, one._version) for one in parameters]
         held = list(_held((args, kwargs), _DEPTH))
         self._versions = [(one, one._version) for one in held if isinstance(one, torch.Tensor)]
         self._containers = [(one, _content(one)) for one in held if not isinstance(one, torch.Tensor)]
 
-    def check(self) -> None:
-        """Raise EffectError where the call has changed them; containers have what they had again."""
+    def check(self, *, inside: bool = False) -> None:
+        """Raise EffectError where the call has changed them; containers have what they had again.
+
+        `inside` another one, arguments may change, but no parameter.
+        """
         changed = False
-        for one, before in self._containers:
+        for one, before in () if inside else self._containers:
             if not _same(_content(one), before):
                 _put_back(one, before)
                 changed = True
         if changed:
             what = "puts something into a list, dict or object that it is given"
             raise EffectError(f"{what} (let it return that, and train without caches)")
-        if any(tensor._version != version for tensor, version in self._versions):
+        if not inside and any(tensor._version != version for tensor, version in self._versions):
             raise EffectError("writes into a tensor that it is given")
+        if any(parameter._version != version for parameter, version in self._parameters):
+            raise EffectError("writes into a parameter (do that after optimizer.step(), under torch.no_grad())")
 
 
 def _held(value: Any, depth: int) -> Iterator[Any]:

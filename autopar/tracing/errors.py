@@ -16,6 +16,10 @@ class TraceError(UntraceableError, RuntimeError):
     """The model does something that cannot be put in a graph."""
 
 
+class DrawError(UntraceableError):
+    """Forward draws a number that no graph could draw again."""
+
+
 class UnknownDataError(TraceError):
     """Python asked for the contents of a tensor that has none while tracing.
 

@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import TRIAL_FLOPS
 from autopar.leaf_calls import LeafCall
-from autopar.one_process import ExchangeError
 from autopar.replaced import is_copy, original, replaced
 from autopar.tracing import opaque, places
 from autopar.tracing.effects import EffectError, Effects
@@ -202,7 +201,7 @@ def _tried(
     reads, tensors = Reads(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     numbers = [leaf.stand_in if isinstance(leaf, UnknownNumber) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(numbers, spec)
-    effects = Effects(args, kwargs)
+    effects = Effects(args, kwargs, recorder.attributes.model.parameters())
     with recorder.pausing(), reads.of_modules():
         try:
             call = partial(reads.run, run, args, kwargs)
@@ -212,7 +211,7 @@ def _tried(
             raise TraceError(f"{path} {error}", where=recorder.where()) from error
         except opaque.NumbersOfData as error:
             raise TraceError(f"{path} returns numbers that depend on data", where=recorder.where()) from error
-        except ExchangeError:
+        except opaque.REFUSED:
             raise
         except Exception as error:
             raise TraceError(f"{path} does not tell what it returns ({error})", where=recorder.where()) from error

@@ -27,12 +27,14 @@ from autopar.tracing import masked
 from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.effects import EffectError, Effects
+from autopar.tracing.errors import DrawError
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.targets import DATA_QUESTIONS
 from autopar.tracing.values import has_tensor, result_like
 from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
+REFUSED = ExchangeError, EffectError, DrawError  # what a call does that it may not do as one op either
 SMALL = 1 << 22  # elements
 _SMALL_FOR_AN_OP = 1 << 25
 _STATE = "_parameters", "_buffers", "_modules"  # what a call binds of these is written, or no tensor of the graph's
@@ -71,7 +73,7 @@ def outputs_of(
         real = [partial(_run_for_real, module, attributes, args, kwargs, examples, *way, inside) for way in ways]
     try:
         return _agreed(partial(module.forward, *args, **kwargs), path, attributes, nodes, real, inside, guessing)
-    except (NumbersOfData, ExchangeError, EffectError):
+    except (NumbersOfData, *REFUSED):
         raise
     except Exception as error:  # whatever the module does: it is opaque
         if not tensors or not guessing:
@@ -118,7 +120,7 @@ def _agreed(
         try:
             with TotalFlops() as counter:
                 outputs = attempt()
-        except (ExchangeError, EffectError):
+        except REFUSED:
             raise
         except Exception as error:  # whatever it does: it is opaque
             last = error
@@ -184,10 +186,9 @@ def _run_for_real(
                         is_parameter = isinstance(tensor, nn.Parameter)
                         others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
         args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
-        effects, before = Effects(args, kwargs), [_copied(vars(theirs)) for theirs in twin.modules()]
+        effects, before = Effects(args, kwargs, twin.parameters()), [_copied(vars(theirs)) for theirs in twin.modules()]
         result = twin(*args, **kwargs)
-        if not inside:
-            effects.check()
+        effects.check(inside=inside)
         for mine, theirs, own in zip(module.modules(), twin.modules(), before, strict=False):
             _set_alike(mine, vars(theirs), own)
     return pytree.tree_map_only(Tensor, result_like, result)
@@ -272,7 +273,7 @@ def _by_parts(
     def call(inner: nn.Module, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(inner, *args, **kwargs)
-        except (ExchangeError, EffectError):
+        except REFUSED:
             raise
         except Exception:  # whatever it is: this one is opaque, too
             with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data

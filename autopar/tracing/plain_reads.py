@@ -21,11 +21,12 @@ from torch import nn
 from autopar.tracing.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, FunctionType, type)
+_TOLD_BY_IDENTITY = FunctionType, BuiltinFunctionType, type
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, *_TOLD_BY_IDENTITY)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _PLAIN = (*_SCALARS, *_CONTAINERS, torch.Tensor)
 _KINDS = frozenset(_PLAIN)
-_OTHERS = (nn.Module, torch.Tensor, MethodType, BuiltinFunctionType, ModuleType)  # looked at elsewhere, or nothing
+_OTHERS = (nn.Module, torch.Tensor, MethodType, ModuleType)  # looked at elsewhere, or nothing
 _MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
 _LARGE = 256
 """Containers of more elements are not compared: tables, which loops do not change from step to step."""

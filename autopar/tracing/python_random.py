@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from autopar.errors import UntraceableError
 from autopar.tracing import places
+from autopar.tracing.errors import DrawError
 from autopar.tracing.patching import attributes_set
 
 _STATES = ("seed", "getstate", "setstate", "get_state", "set_state")
@@ -20,7 +20,7 @@ _STATES = ("seed", "getstate", "setstate", "get_state", "set_state")
 
 @contextlib.contextmanager
 def draws_refused(model: nn.Module) -> Iterator[None]:
-    """Inside, a draw by the user's own code is an UntraceableError with its line.
+    """Inside, a draw by the user's own code is a DrawError with its line.
 
     Not by installed packages: they draw, for layers to drop, also where the share of these is zero. Functions are found
     where the model's files have them (`from random import random`) too; what others draw shows in the generators.
@@ -48,8 +48,8 @@ def draws_refused(model: nn.Module) -> Iterator[None]:
         raise _refusal("a function", "")
 
 
-def _refusal(what: str, where: str) -> UntraceableError:
-    return UntraceableError(
+def _refusal(what: str, where: str) -> DrawError:
+    return DrawError(
         f"forward draws a number by {what} of Python or numpy, which all calls of the graph would share, and ranks "
         "would draw differently: draw with torch.rand in forward and choose with torch.where, or draw in the loop, "
         "alike on all ranks, and pass it as an argument",

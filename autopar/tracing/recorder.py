@@ -215,7 +215,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
             nonlocal trial_flops
             if rule is not None:
                 return rule(module, *args, **kwargs)
-            self._in_leaf, effects = True, Effects(args, kwargs)
+            self._in_leaf, effects = True, Effects(args, kwargs, module.parameters())
             try:
                 outputs = call(module, *args, **kwargs)
             except Exception:  # whatever a leaf does, it is not looked into

@@ -44,6 +44,10 @@ EXPECTED = {
     "noise_in_a_hook": ("InputError", r"a hook was registered on 'up' after the model was planned"),
     "saved_on_one_rank": ("InputError", r"1 of 2 ranks came to (accelerate's saving|latest_ch).*take it out"),
     "module_replaced": ("InputError", r"the module 'down' was replaced.* then autoparallelize"),
+    "module_added": (
+        "InputError",
+        r"the module 'more\.0' was added after .* then autoparallelize",
+    ),
     "weights_tied_late": ("InputError", r"'down\.weight' was replaced.*lies as \[Shard\(dim=0\)\].*tie weights before"),
     "optimizer_for_plain_tensors": ("InputError", r"torch's Adafactor cannot update sharded.*autopar\.Adafactor"),
     "submodule_called": ("InputError", r"the submodule 'up' of a planned model was called on its own.*call the model"),

@@ -240,6 +240,23 @@ def module_replaced(mesh: DeviceMesh) -> None:
     model(X)
 
 
+def module_added(mesh: DeviceMesh) -> None:
+    class Growing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.more = nn.ModuleList()
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            for layer in self.more:
+                x = layer(x.view(8, 16))
+            return super().forward(x, scale)
+
+    model = autopar.autoparallelize(Growing(), {"x": X}, mesh)
+    model(X)
+    model.more.append(nn.Linear(16, 16))
+    model(X)
+
+
 def parameter_replaced(mesh: DeviceMesh) -> None:
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
     model(X)
@@ -301,6 +318,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     noise_in_a_hook,
     saved_on_one_rank,
     module_replaced,
+    module_added,
     parameter_replaced,
     weights_tied_late,
     optimizer_for_plain_tensors,

@@ -36,10 +36,10 @@ class Staged(Net):
         super().__init__()
         self.factor, self.stage, self.config = 1.0, 1, Weights()
         self.norm, self.later = nn.BatchNorm1d(32), nn.Linear(4, 4)
-        self.mask = torch.ones(4, dtype=torch.float64)
+        self.mask, self.act = torch.ones(4, dtype=torch.float64), torch.relu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.down(torch.relu(self.norm(self.up(x)))) * self.mask + self.shift
+        result = self.down(self.act(self.norm(self.up(x)))) * self.mask + self.shift
         if self.stage > 1:
             result = self.later(result)
         size = self.config.size * result.abs().mean()
@@ -69,6 +69,15 @@ def numbers_set(prepare: Prepare) -> list[torch.Tensor]:
 def stages_that_come_in(prepare: Prepare) -> list[torch.Tensor]:
     def change(model: Any, step: int) -> None:
         model.stage = 1 + step // 2
+
+    return _set_between(prepare, change)
+
+
+def functions_set(prepare: Prepare) -> list[torch.Tensor]:
+    """Those of C, and one of Python."""
+
+    def change(model: Any, step: int) -> None:
+        model.act = (torch.tanh, torch.nn.functional.gelu, torch.nn.functional.silu)[step]
 
     return _set_between(prepare, change)
 
@@ -272,6 +281,7 @@ KINDS = (
     norms_updated,
     numbers_set,
     stages_that_come_in,
+    functions_set,
     configs_set,
     tensors_set,
     layers_set,

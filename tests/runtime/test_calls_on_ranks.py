@@ -50,6 +50,7 @@ KINDS = {
         "norms_updated",
         "numbers_set",
         "stages_that_come_in",
+        "functions_set",
         "configs_set",
         "tensors_set",
         "layers_set",

@@ -6,10 +6,12 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from autopar.errors import UntraceableError
 from autopar.tracing import trace
 
 Tensor = torch.Tensor
@@ -92,6 +94,31 @@ def test_what_calls_it_is_the_leaf(kind: str) -> None:
     for _ in range(2):
         torch.testing.assert_close(traced.gm(x), alone(x))
     torch.testing.assert_close(model[1].odd.seen, alone[1].odd.seen)
+
+
+class Clipping(nn.Module):
+    """It writes its own parameter, or draws a number past torch."""
+
+    def __init__(self, draws: bool) -> None:
+        super().__init__()
+        self.linear, self.draws = nn.Linear(4, 4), draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 1 + float(x.detach().numpy().mean() > 9)
+        if self.draws:
+            return self.linear(x) * factor * np.random.rand()  # noqa: NPY002
+        with torch.no_grad():
+            self.linear.weight.clamp_(-0.05, 0.05)
+        return self.linear(x) * factor
+
+
+@pytest.mark.parametrize(("draws", "words"), [(True, "draws a number by rand"), (False, "writes into a parameter")])
+def test_what_no_call_around_it_can_do_is_refused(draws: bool, words: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Clipping(draws))
+    before = model[1].linear.weight.detach().clone()
+    with pytest.raises(UntraceableError, match=words):
+        trace(model, {"input": torch.randn(3, 4)}, unsupported="leaf")
+    assert torch.equal(model[1].linear.weight, before)
 
 
 def test_what_is_only_read_is_none_of_it() -> None:
