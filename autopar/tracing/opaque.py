@@ -35,6 +35,7 @@ from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
 REFUSED = ExchangeError, EffectError, DrawError  # what a call does that it may not do as one op either
+_QUESTIONS = 1_000
 SMALL = 1 << 22  # elements
 _SMALL_FOR_AN_OP = 1 << 25
 _STATE = "_parameters", "_buffers", "_modules"  # what a call binds of these is written, or no tensor of the graph's
@@ -213,17 +214,20 @@ def _is_same(now: Any, before: Any) -> bool:
 
 
 class _Guesses(TorchFunctionMode):
-    """Answers questions about data with a guess."""
+    """Answers questions about data with a guess; not for ever, as a loop that data end would ask."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()
-        self.answer = answer
+        self.answer, self._asked = answer, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.__bool__ and (wanted := asserted()) is not None:
             return wanted
         if func in DATA_QUESTIONS and args and isinstance(args[0], Tensor):
+            self._asked += 1
+            if self._asked > _QUESTIONS:
+                raise NotImplementedError(f"no guess ends a loop that has asked for data {_QUESTIONS:,} times")
             like = torch.full(args[0].shape if func is Tensor.tolist else (1,), int(self.answer), dtype=args[0].dtype)
             if func in (
                 Tensor.tolist,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -260,3 +261,29 @@ def test_a_buffer_that_a_leaf_binds_is_its_own_again_behind_the_trace() -> None:
     traced = trace(model, {"input": torch.randn(2, 4)}, unsupported="leaf")
     assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["1"]
     assert model[1].seen is before and before.device.type == "cpu"
+
+
+def test_a_loop_that_no_guess_ends_is_not_tried_for_ever() -> None:
+    """Steps of a solver, taken again with half the size where the error is large."""
+
+    def solved(step: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        time, size = torch.zeros(()), torch.tensor(0.5)
+        while time < 1:
+            new = x + size * step(x)
+            if (new - x).norm() <= 0.1:
+                time, size, x = time + size, size * 2, new
+            else:
+                size = size / 2
+        return x
+
+    class Solving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(solved(lambda y: torch.tanh(self.inner(y)), x))
+
+    model, x = Solving(), torch.randn(2, 4)
+    traced = trace(model, {"x": x}, unsupported="leaf")
+    torch.testing.assert_close(traced.gm(x), model(x))
