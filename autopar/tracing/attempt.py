@@ -19,7 +19,7 @@ from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
-from autopar.tracing.caches import Left, forget, namespaces_restored
+from autopar.tracing.caches import Left, forget, library_caches_empty, namespaces_restored
 from autopar.tracing.cleaning import WRITES, remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
@@ -180,6 +180,7 @@ class Attempt:
             stack.enter_context(one_process(recorder.where))
             stack.enter_context(huggingface.prepared(self.model))
             stack.enter_context(sets_in_order(self.model))
+            stack.enter_context(library_caches_empty())
             stack.enter_context(namespaces_restored(self.model))
             stack.enter_context(self.attributes.swapped())
             stack.enter_context(own_hooks_left_out(self.model))

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 _Cached = type(functools.lru_cache(lambda: None))
+_LIBRARIES = {"einops.einops"}
 _LINK = "_lru_list_elem"  # of a cache of limited size, to what it keeps
 _DICTS = dict, OrderedDict, defaultdict  # others may not let anything be taken out, as outputs of transformers
 _DEPTH = 4  # of tuples around a tensor, and such links
@@ -52,6 +53,24 @@ def forget(left: Left) -> None:
             elif isinstance(holder, tuple) or type(holder).__name__ == _LINK:
                 around.append(holder)
         found = around
+
+
+@contextlib.contextmanager
+def library_caches_empty() -> Iterator[None]:
+    """While inside, what libraries keep of the sizes of calls is forgotten: those of a graph are nodes of it, and where
+    a cache has plain numbers, from a call before, the graph would be another one."""
+
+    def empty() -> None:
+        for name in _LIBRARIES & sys.modules.keys():
+            for value in vars(sys.modules[name]).values():
+                if isinstance(value, _Cached):
+                    value.cache_clear()
+
+    empty()
+    try:
+        yield
+    finally:
+        empty()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import einops
 import pytest
 import torch
 from torch import nn
@@ -69,3 +70,16 @@ def test_a_product_with_a_number_keeps_it() -> None:
 
     model, x = Scaled(), torch.randn(2, 4)
     assert torch.equal(trace(model, dict(x=x)).gm(x), model(x))
+
+
+def test_what_einops_has_kept_of_calls_before_makes_no_other_graph() -> None:
+    class Rearranged(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return einops.rearrange(x, "b (n k) d -> b n (k d)", k=2).square().mean()
+
+    model, x = Rearranged(), torch.randn(3, 4, 5)
+    first = trace(model, dict(x=x))
+    model(x)
+    second = trace(model, dict(x=x))
+    assert fingerprint(first.graph) == fingerprint(second.graph)
+    torch.testing.assert_close(second.gm(x), model(x))
