@@ -33,10 +33,19 @@ class _Below(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("device") == META:  # the batching makes tensors where those it sees are
             kwargs = {**kwargs, "device": self.recorder.device}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._made, (args, kwargs))
         result = self.recorder.record(func, *args, **kwargs)
         if torch.is_grad_enabled() and func is not torch.ops.aten.detach.default and self._requires_grad(args, kwargs):
             self._require_grad(result)
         return result
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Zeros for those that forward mode makes where something has no tangent, past every mode."""
+        if not tensor._is_zerotensor() or id(tensor) in self.recorder.nodes:
+            return tensor
+        options = {"dtype": tensor.dtype, "device": self.recorder.device}
+        zeros: torch.Tensor = self.recorder.record(torch.ops.aten.zeros.default, list(tensor.shape), **options)
+        return zeros
 
     def _requires_grad(self, *arguments: Any) -> bool:
         return any(self._value(t).requires_grad for t in self._tensors(arguments))
