@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from autopar.one_process import one_process
+from autopar.replaced import replaced
 
 
 class LeafCall:
@@ -45,7 +50,7 @@ class LeafCall:
     def _called(self, tensors: dict[str, torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The call with these tensors, by name; what it binds anew (`self.mean = 0.9 * self.mean`) is written."""
         bound = dict(tensors)
-        with one_process():
+        with one_process(), _checkpoints_off():
             result = functional_call(self.module, bound, args, dict(kwargs))
         for name, given in tensors.items():
             new = bound[name]
@@ -59,6 +64,23 @@ class LeafCall:
         """What its costs depend on, beside the shapes of its arguments."""
         others = tuple(map(id, self.unshown.values()))
         return (type(self.module), _told(self.module), self.module.training, self.names, others)
+
+
+def _checkpoints_off() -> AbstractContextManager[None]:
+    """Inside, checkpointed functions just run: their replay in backward would find the module's own tensors, which are
+    not those of the call. The plan says what is recomputed."""
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    assert isinstance(checkpoint, FunctionType)
+    return replaced(checkpoint, _run)
+
+
+def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **{name: value for name, value in kwargs.items() if name not in _OPTIONS})
+
+
+_OPTIONS = {p.name for p in signature(checkpoint).parameters.values() if p.kind is p.KEYWORD_ONLY}
+_OPTIONS |= {"use_reentrant", "preserve_rng_state"}
 
 
 def _told(module: nn.Module) -> str:

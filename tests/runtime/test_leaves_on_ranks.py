@@ -23,6 +23,7 @@ CASES += [
     "function-saving",
     "criterion",
     "criterion-fsdp",
+    "replayed-fsdp",
 ]
 
 
