@@ -73,7 +73,7 @@ class Loop(nn.Module):
         return torch.cat(states, -1)
 
 
-class Replayed(Gate):
+class Replayed(Loop):
     """What it does is checkpointed by its own code."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -313,7 +313,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "gate": _case("gate"),
         "gate-fsdp": _case("gate", "fsdp"),
         "gate-tp": _case("gate", "tp"),
-        "replayed-fsdp": _case("replayed", "fsdp"),
+        "replayed-fsdp": _case("replayed", "leaf:blocks.*.leaf", "fsdp"),
         "gate-saving": _case("gate", "ddp", saving=True),
         "experts": _case("experts"),
         "experts-fsdp": _case("experts", "leaf:blocks.*.leaf", "fsdp"),
