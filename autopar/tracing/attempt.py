@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autopar.graph import EXAMPLE, PLACE, VAL, storage_of
+from autopar.graph import EXAMPLE, VAL
 from autopar.one_process import one_process
 from autopar.replaced import overrides_active
 from autopar.tracing import huggingface, matching, numbers_of_math
@@ -20,12 +20,12 @@ from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
 from autopar.tracing.caches import Left, forget, library_caches_empty, namespaces_restored
-from autopar.tracing.cleaning import WRITES, remove_dead_nodes
+from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
 from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
-from autopar.tracing.errors import ArgumentError, TraceError
+from autopar.tracing.errors import ArgumentError
 from autopar.tracing.experts import experts_as_one
 from autopar.tracing.flex import flex_attention_recorded
 from autopar.tracing.function_leaves import function_leaves
@@ -51,6 +51,7 @@ from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.traced import Traced
 from autopar.tracing.transforms import transformed_bodies
 from autopar.tracing.unknown import UnknownNumber, checks_noted
+from autopar.tracing.written_around import check_writes
 
 
 @dataclass
@@ -114,7 +115,9 @@ class Attempt:
             with reads.noted(), draws_refused(self.model):
                 returned = self._call(placeholders)
             left.write_buffers(self.options.policy, self.recorder, returned)
-            self._check_leaves_buffers()
+            if (fault := check_writes(self.graph, self.model, self.recorder.sharing)) is not None:
+                self.calls.blame(*fault)
+                raise fault[0]
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error
@@ -148,24 +151,6 @@ class Attempt:
             plain_values=reads.values(self.model, [*leaves, *self._module_leaves()]),
             own_key=own_key,
         )
-
-    def _check_leaves_buffers(self) -> None:
-        """Raise TraceError where a buffer of a leaf is written outside of it: the leaf reads what was there before."""
-        writers = [node for node in self.graph.nodes if WRITES in node.meta]
-        pairs = [(node, writer) for writer in writers for node in writer.meta[WRITES]]
-        written = {key: writer for node, writer in pairs for key in (storage_of(node.meta[VAL]), node.target)}
-        for leaf in self._module_leaves() if written else ():
-            path = self.calls.paths[leaf]
-            for name, buffer in leaf.named_buffers():
-                writer = written.get(storage_of(buffer)) or written.get(f"{path}.{name}")
-                if writer is not None:
-                    error = TraceError(
-                        f"'{path}.{name}' of {type(leaf).__name__}, which is one op, is written outside of it: what "
-                        "calls it is one op",
-                        where=writer.meta.get(PLACE, ""),
-                    )
-                    self.calls.blame(error, path.rpartition(".")[0])
-                    raise error
 
     def _module_leaves(self) -> list[nn.Module]:
         names = dict.fromkeys(str(node.target) for node in self.graph.nodes if node.op == "call_module")

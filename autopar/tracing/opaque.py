@@ -17,27 +17,23 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from autopar.flops import TotalFlops
 from autopar.graph import EXAMPLE
 from autopar.one_process import ExchangeError
-from autopar.tracing import masked
-from autopar.tracing.asserting import asserted
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.effects import EffectError, Effects
 from autopar.tracing.errors import DrawError
+from autopar.tracing.guesses import Guesses
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.targets import DATA_QUESTIONS
 from autopar.tracing.values import has_tensor, result_like
+from autopar.tracing.written_around import shares
 from autopar.user_warnings import warn
 
 Tensor = torch.Tensor
 REFUSED = ExchangeError, EffectError, DrawError  # what a call does that it may not do as one op either
-_QUESTIONS = 1_000
 SMALL = 1 << 22  # elements
-_SMALL_FOR_AN_OP = 1 << 25
 _STATE = "_parameters", "_buffers", "_modules"  # what a call binds of these is written, or no tensor of the graph's
 
 
@@ -56,13 +52,14 @@ def outputs_of(
     inside: bool = False,
     guessing: bool = True,
     guessed: dict[nn.Module, str] | None = None,
+    sharing: set[nn.Module] | None = None,
 ) -> tuple[Any, int]:
     """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them.
 
     Where it returns numbers it runs in all these ways but the last; raises NumbersOfData if they differ, unless the
     module is `inside` another opaque one, where no graph holds them. `guessing`: it may come to the last way; `guessed`
-    notes a module that is taken to look like its input. `nodes`: those that stand for tensors, by identity; inputs of
-    the model have the user's examples.
+    notes a module that is taken to look like its input, `sharing` one whose outputs share memory (`shares`). `nodes`:
+    those that stand for tensors, by identity; inputs of the model have the user's examples.
     """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
@@ -71,7 +68,9 @@ def outputs_of(
         examples = {id(t): example for t in tensors if (example := _example(t, nodes)) is not None}
         free = any(not _is_drawn(t) and id(t) not in examples for t in tensors)
         ways = itertools.product((torch.randn, torch.rand), (0, 1) if free else (0,))
-        real = [partial(_run_for_real, module, attributes, args, kwargs, examples, *way, inside) for way in ways]
+        noted = set() if sharing is None else sharing
+        run = partial(_run_for_real, module, attributes, args, kwargs, examples, inside=inside, sharing=noted)
+        real = [partial(run, *way) for way in ways]
     try:
         return _agreed(partial(module.forward, *args, **kwargs), path, attributes, nodes, real, inside, guessing)
     except (NumbersOfData, *REFUSED):
@@ -165,7 +164,9 @@ def _run_for_real(
     examples: Mapping[int, Tensor],
     drawn: Callable[..., Tensor],
     integer: int,
+    *,
     inside: bool,
+    sharing: set[nn.Module],
 ) -> Any:
     """On a copy. Inputs of floats are `drawn` (boxes and probabilities are none if some are below 0). Those of integers
     are the examples, or hold `integer` alone without: what a module does with lengths and indices depends on them."""
@@ -190,6 +191,8 @@ def _run_for_real(
         effects, before = Effects(args, kwargs, twin.parameters()), [_copied(vars(theirs)) for theirs in twin.modules()]
         result = twin(*args, **kwargs)
         effects.check(inside=inside)
+        if shares(result, args, kwargs, list(twin.parameters()), list(twin.buffers())):
+            sharing.add(module)
         for mine, theirs, own in zip(module.modules(), twin.modules(), before, strict=False):
             _set_alike(mine, vars(theirs), own)
     return pytree.tree_map_only(Tensor, result_like, result)
@@ -211,61 +214,6 @@ def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, A
 def _is_same(now: Any, before: Any) -> bool:
     pairs = zip(now.items(), before.items(), strict=False) if isinstance(now, dict) else zip(now, before, strict=False)
     return len(now) == len(before) and all(a is b or (isinstance(a, tuple) and a[1] is b[1]) for a, b in pairs)
-
-
-class _Guesses(TorchFunctionMode):
-    """Answers questions about data with a guess; not for ever, as a loop that data end would ask."""
-
-    def __init__(self, answer: bool) -> None:
-        super().__init__()
-        self.answer, self._asked = answer, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.__bool__ and (wanted := asserted()) is not None:
-            return wanted
-        if func in DATA_QUESTIONS and args and isinstance(args[0], Tensor):
-            self._asked += 1
-            if self._asked > _QUESTIONS:
-                raise NotImplementedError(f"no guess ends a loop that has asked for data {_QUESTIONS:,} times")
-            like = torch.full(args[0].shape if func is Tensor.tolist else (1,), int(self.answer), dtype=args[0].dtype)
-            if func in (
-                Tensor.tolist,
-                Tensor.item,
-                Tensor.__bool__,
-                Tensor.__int__,
-                Tensor.__float__,
-                Tensor.__index__,
-            ):
-                return func(like)
-            return self.answer
-        try:
-            return func(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
-                raise
-            if func in masked.INDEXING and masked.masks_in(args):
-                return func(*masked.with_indices(args, lambda mask: int(self.answer)))
-            if func in masked.INDEXING and masked.single_indices(args):
-                return func(*masked.at_zero(args))
-            if getattr(func, "__name__", "") == "nonzero" and not kwargs:
-                return torch.empty((int(self.answer), args[0].ndim), dtype=torch.int64, device="meta")
-            return _run_op_for_real(func, args, kwargs, int(self.answer))
-
-
-def _run_op_for_real(func: Any, args: Any, kwargs: Any, least: int) -> Any:
-    """What an op without a data-free kernel makes of data from `least` on, where they are few."""
-    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    if not tensors or sum(t.numel() for t in tensors) > _SMALL_FOR_AN_OP:
-        raise NotImplementedError(f"{getattr(func, '__name__', func)} needs data, and more than a trial may have")
-
-    def real(tensor: Tensor) -> Tensor:
-        return (torch.rand(tensor.shape) + least).to(tensor.dtype)
-
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        args, kwargs = pytree.tree_map_only(Tensor, real, (args, kwargs))
-        result = func(*args, **{key: "cpu" if key == "device" else value for key, value in kwargs.items()})
-    return pytree.tree_map_only(Tensor, result_like, result)
 
 
 def _by_parts(
@@ -290,6 +238,6 @@ def _by_parts(
 
 
 def _guess(run: Callable[[], Any], answer: bool) -> Any:
-    with _Guesses(answer):
+    with Guesses(answer):
         result = run()
     return pytree.tree_map_only(Tensor, result_like, result)

@@ -19,16 +19,15 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autopar.graph import TRIAL_FLOPS, VAL, storage_of
+from autopar.graph import VAL, storage_of
 from autopar.on_copies import without
-from autopar.tracing import autocasting, bias, leaves, opaque, places
+from autopar.tracing import autocasting, bias, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asking import guard_shapes
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.cleaning import WRITES
 from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.dynamic import DynamicSizes
-from autopar.tracing.effects import Effects
 from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
@@ -63,13 +62,14 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.split = bias_addition_split
         self.trace_sizes = trace_sizes
         self.runs = Runs()
+        self.sharing: set[torch.nn.Module] = set()  # leaves whose outputs share memory
         self.guessed: dict[torch.nn.Module, str] = {}  # leaves whose outputs are taken to look like an input, and why
         self.autocast = autocasting.Autocast()
         self.sizes = SizeNodes(graph, self.annotate_number)
         self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
         self.grad = torch.is_grad_enabled()
         self.paused = False
-        self._in_leaf = False
+        self.in_leaf = False
         self.is_below = False
         self.unanswered: list[tuple[UnknownDataError, str]] = []  # and the path of the module that asked
 
@@ -80,7 +80,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         kwargs = kwargs or {}
         if self.paused or func in QUESTIONS:
-            if self._in_leaf and func not in QUESTIONS and func not in HANDLERS:
+            if self.in_leaf and func not in QUESTIONS and func not in HANDLERS:
                 return self.runs.run(func, args, kwargs)
             return self.unrecorded(func(*args, **kwargs)) if self.paused else func(*args, **kwargs)
         if self.is_below:
@@ -204,34 +204,6 @@ class Recorder(TorchFunctionMode, GraphWriter):
             self.order.operation(seen.parameters)
         return result
 
-    def record_module(
-        self, module: torch.nn.Module, path: str, call: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """One node for the call of a leaf."""
-        rule = leaves.rule_of(module)
-        trial_flops = 0
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal trial_flops
-            if rule is not None:
-                return rule(module, *args, **kwargs)
-            self._in_leaf, effects = True, Effects(args, kwargs, module.parameters())
-            try:
-                outputs = call(module, *args, **kwargs)
-            except Exception:  # whatever a leaf does, it is not looked into
-                outputs, trial_flops = opaque.outputs_of(
-                    module, path, self.attributes, args, kwargs, guessed=self.guessed, nodes=self.nodes
-                )
-            finally:
-                self._in_leaf = False
-            effects.check()
-            return outputs
-
-        result = self.record_call(path, run, args, kwargs, op="call_module")
-        if trial_flops:
-            next(n for n in reversed(self.graph.nodes) if n.op == "call_module").meta[TRIAL_FLOPS] = trial_flops
-        return result
-
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
         """Nothing is recorded inside."""
@@ -295,6 +267,6 @@ class Recorder(TorchFunctionMode, GraphWriter):
         """
         mend = mend or known_or_leaf(self.nodes.get(id(tensor)) for tensor in deciding)
         error = UnknownDataError(f"{message}: {mend}", where=self.where(), frames=places.callers())
-        if not self._in_leaf and not self.paused:
+        if not self.in_leaf and not self.paused:
             self.unanswered.append((error, self.scope[-1][0] if self.scope else ""))
         return error

@@ -18,6 +18,7 @@ from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.loss_owners import Enclosed
 from autopar.tracing.opaque import NumbersOfData
 from autopar.tracing.patching import attributes_set
+from autopar.tracing.recorded_leaves import record_leaf
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.routed import RoutedModule, is_routed
 
@@ -126,7 +127,7 @@ class ModuleCalls:
                     )
                 if leaf:
                     self._check_leaf(module, args, kwargs)
-                    return recorder.record_module(module, path, original, args, kwargs)
+                    return record_leaf(recorder, module, path, original, args, kwargs)
                 return self._counted(original, module, args, kwargs)
         except EffectError as effect:
             raise self._not_alone(module, str(effect)) from effect

@@ -37,6 +37,10 @@ class Odd(nn.Module):
             beside.aux = y.square().mean()
         elif self.kind == "input":
             x.mul_(2)
+        elif self.kind == "handed on":
+            return x
+        elif self.kind == "its buffer":
+            return self.seen
         elif self.kind == "attribute":
             self.aux = y.square().mean()  # type: ignore[assignment]
         elif self.kind == "list of its own":
@@ -65,6 +69,9 @@ class Around(nn.Module):
         elif self.kind == "bound before":
             self.odd.seen = self.odd.seen * 2
         y: Tensor = self.odd(x)
+        if self.kind in ("handed on", "its buffer"):
+            y += 1
+            return x + y + self.odd.seen
         if self.kind == "written between":
             self.odd.seen.add_(1)
             y = self.odd(y)
@@ -78,6 +85,8 @@ KINDS = [
     "dict",
     "object",
     "input",
+    "handed on",
+    "its buffer",
     "written before",
     "bound before",
     "written between",
