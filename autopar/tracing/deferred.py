@@ -45,3 +45,7 @@ class Deferred:
 
     def value(self, tensor: torch.Tensor) -> Any:
         return self._recipes[id(tensor)].compute()
+
+    def clear(self) -> None:
+        """Hold no tensor any more."""
+        self._recipes.clear()

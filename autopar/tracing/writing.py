@@ -103,7 +103,7 @@ class GraphWriter:
         made = [weakref.ref(t) for t in self.alive if self.nodes[id(t)].op not in ("placeholder", "get_attr")]
         self.alive.clear()
         self._casts.clear()
-        self.known = KnownValues()
+        self.known.deferred.clear()
         there = [one for one in (*made, *self._beside) if one() is not None]
         noted = {id(t) for node in (self.graph.nodes if there else ()) for t in pytree.tree_leaves(node.meta.get(VAL))}
         return [one for one in there if id(one()) not in noted]
