@@ -1,161 +1,101 @@
-"""What a model keeps from call to call outside of its modules has no data-free tensors behind a trace."""
+"""Key-value caches of transformers in a trace: what it may fill is a copy, and what it reads tells calls apart."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
-
 import pytest
 import torch
-from torch import nn
+import transformers
+from torch.utils import _pytree as pytree
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from autopar.tracing import TraceError, trace
+import autopar
+from autopar.cluster import Cluster
+from autopar.errors import AutoparError, InputError, UntraceableError
+from autopar.planning import Stopwatch, request_of, trace_for
+from autopar.tracing import trace
+from autopar.tracing.huggingface import register_caches
 
-Tensor = torch.Tensor
-TABLES: dict[int, Any] = {}
-MANY: list[Tensor] = []
-LAST: Tensor | None = None
-
-
-def made(length: int) -> Tensor:
-    return (torch.arange(length, dtype=torch.float32)[:, None] / torch.arange(1, 5)).sin()
-
-
-@functools.lru_cache(maxsize=2)
-def limited(length: int) -> Tensor:
-    return made(length)
+IDS = torch.zeros(2, 6, dtype=torch.long)
 
 
-@functools.cache
-def unlimited(length: int) -> tuple[Tensor, Tensor]:
-    return made(length), made(length).cos()
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32, num_hidden_layers=2)).eval()
 
 
-class Tables:
-    """A plain object that keeps one."""
-
-    last: Tensor | None = None
-
-    def of(self, length: int) -> Tensor:
-        if self.last is None:
-            self.last = made(length)
-        return self.last
-
-
-class Net(nn.Module):
-    tables: ClassVar[dict[int, Tensor]] = {}
-    last: ClassVar[Tensor | None] = None
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.linear, self.kind, self.own, self.plain = nn.Linear(4, 4), kind, dict[int, Tensor](), Tables()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x) + KINDS[self.kind](self, x.shape[1])
-        if self.kind == "failing":
-            raise ValueError("no way")
-        return y
+def test_an_empty_cache_is_an_input_and_stays_empty(model: LlamaForCausalLM) -> None:
+    register_caches()
+    cache = DynamicCache(config=model.config)
+    traced = trace(model, {"input_ids": IDS, "past_key_values": cache})
+    assert cache.get_seq_length() == 0
+    assert all(layer.keys is None for layer in cache.layers)
+    again = DynamicCache(config=model.config)
+    assert traced.key((), {"input_ids": IDS, "past_key_values": again}) == traced.own_key
+    traced.bind((), {"input_ids": IDS, "past_key_values": again})
+    made = pytree.tree_leaves(model(IDS, past_key_values=again).past_key_values)
+    assert traced.key((), {"input_ids": IDS, "past_key_values": again}) != traced.own_key, "it is filled now"
+    assert [tuple(t.shape) for t in made] == [(2, 1, 6, 8)] * 4
 
 
-def _in_a_dict(tables: dict[int, Any], length: int) -> Tensor:
-    if length not in tables:
-        tables[length] = made(length), "sines"
-    found: Tensor = tables[length][0]
-    return found
+def test_what_a_sliding_window_has_seen_tells_calls_apart() -> None:
+    register_caches()
+    tokens = torch.zeros(1, 1, 4, 8)
+    layer = DynamicSlidingWindowLayer(sliding_window=4)
+    layer.update(tokens, tokens)
+    before = pytree.tree_flatten(layer)
+    layer.update(tokens, tokens)
+    after = pytree.tree_flatten(layer)
+    assert [t.shape for t in before[0]] == [t.shape for t in after[0]], "the shapes alone do not tell"
+    assert before[1] != after[1]
+    assert str(before[1]) != str(after[1])
 
 
-def _of_the_class(net: Net, length: int) -> Tensor:
-    if Net.last is None:
-        Net.last = made(length)
-    return Net.last
+def test_what_a_sliding_window_has_seen_is_a_plain_number_for_the_next_call() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(**sizes, vocab_size=32, num_hidden_layers=1, sliding_window=4)
+    model = MistralForCausalLM(config).eval()
+    first = trace(model, {"input_ids": IDS, "past_key_values": DynamicCache(config=config)})
+    call = {"input_ids": IDS, "past_key_values": DynamicCache(config=config)}
+    cache = first.gm(*first.bind((), call)).past_key_values
+    assert type(cache.layers[0].cumulative_length) is int
+    assert cache.get_seq_length() == 6
+    call = {"input_ids": IDS[:, :1], "past_key_values": cache}
+    traced = trace(model, call)
+    found = traced.gm(*traced.bind((), call))
+    assert torch.equal(found.logits, model(IDS[:, :1], past_key_values=cache).logits)
+    assert found.past_key_values.get_seq_length() == 7
 
 
-def _global(net: Net, length: int) -> Tensor:
-    global LAST
-    LAST = made(length) if LAST is None else LAST
-    return LAST
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_call_is_traced_in_its_own_grad_mode(model: LlamaForCausalLM, mode: type[torch.no_grad]) -> None:
+    """A plan of evaluation must not save for backward: leaving inference mode would enable gradients."""
+    request = request_of(Cluster.preset("cpu", shape=(2,)))
+    with mode():
+        traced = trace_for(model, {"input_ids": IDS}, None, request, Stopwatch())
+        assert traced.key((), {"input_ids": IDS}) == traced.own_key
+    (logits, *_), *_ = next(iter(n.args for n in traced.graph.nodes if n.op == "output"))
+    assert traced.val(logits).requires_grad is (mode is torch.enable_grad)
 
 
-def _in_a_list(net: Net, length: int) -> Tensor:
-    if not MANY:
-        MANY.append(made(length))
-    return MANY[-1]
-
-
-KINDS: dict[str, Callable[[Net, int], Tensor]] = {
-    "limited": lambda net, length: limited(length),
-    "unlimited": lambda net, length: unlimited(length)[1],
-    "a dict": lambda net, length: _in_a_dict(TABLES, length),
-    "its own dict": lambda net, length: _in_a_dict(net.own, length),
-    "the class's dict": lambda net, length: _in_a_dict(net.tables, length),
-    "an attribute of the class": _of_the_class,
-    "a global": _global,
-    "a list": _in_a_list,
-    "a plain object": lambda net, length: net.plain.of(length),
-    "failing": lambda net, length: limited(length),
-}
-
-
-@pytest.fixture(autouse=True)
-def _empty() -> None:
-    limited.cache_clear()
-    unlimited.cache_clear()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "failing"])
-def test_the_model_and_the_next_trace_find_none(kind: str) -> None:
-    model, x = Net(kind), torch.randn(2, 3, 4)
-    first = trace(model, {"x": x})
-    second = trace(model, {"x": x})
-    expected = model(x)
-    assert not expected.is_meta
-    for traced in (first, second, trace(model, {"x": x})):  # the last one with what the model has kept
-        torch.testing.assert_close(traced.gm(x), expected)
-
-
-def test_nor_behind_a_trace_that_failed() -> None:
-    model, x = Net("failing"), torch.randn(2, 3, 4)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no way"):
-            trace(model, {"x": x})
-    model.kind = "limited"
-    assert model(x).isfinite().all()
-
-
-class Chosen(nn.Module):
-    """Its way depends on data: a leaf, whose trial runs fill the cache."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + limited(x.shape[1]) if x.sum() > 0 else x - limited(x.shape[1])
-
-
-def test_nor_behind_a_leafs_trial() -> None:
-    large = nn.Linear(4, 4)
-    large.spare = nn.Parameter(torch.empty(1 << 23, device="meta"))  # too large to be tried on data
-    chosen = Chosen()
-    chosen.inner = large
-    model, x = nn.Sequential(nn.Linear(4, 4), chosen), torch.randn(2, 3, 4)
-    traced = trace(model, {"input": x}, unsupported="leaf")
-    assert any(node.op == "call_module" for node in traced.graph.nodes)
-    assert not limited(3).is_meta
-
-
-def test_what_forward_keeps_of_its_own_stays() -> None:
-    class Keeping(nn.Module):
-        seen: ClassVar[dict[str, Any]] = {}
-
-        def forward(self, x: Tensor) -> Tensor:
-            Keeping.seen["times"] = Keeping.seen.get("times", 0) + 1
-            self.seen["table"] = self.seen.get("table", made(3))
-            return x * 2
-
-    Keeping.seen["before"] = torch.ones(2)
-    trace(Keeping(), {"x": torch.randn(2)})
-    assert Keeping.seen.keys() == {"before", "times"} and Keeping.seen["before"].sum() == 2
-
-
-def test_errors_of_a_trace_are_not_those_of_its_caches() -> None:
-    with pytest.raises(TraceError, match="asks for the contents"):
-        trace(nn.Sequential(nn.Linear(4, 4), Chosen()), {"input": torch.randn(2, 3, 4)})
-    assert not limited(3).is_meta
+@pytest.mark.parametrize(
+    ("name", "error"), [("Bamba", UntraceableError), ("Qwen3Next", InputError)]
+)  # one asks a cache what it has not, the other returns one with states in it
+def test_caches_of_linear_attention_say_how_to_train_without(name: str, error: type[AutoparError]) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 32}
+    heads = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+    }
+    experts = {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = getattr(transformers, f"{name}Config")(**sizes, **(heads if name == "Bamba" else experts))
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    cluster = Cluster.preset("cpu", (2,))
+    with pytest.raises(error, match=r"training has no use for caches, set model\.config\.use_cache = False"):
+        autopar.plan(model, {"input_ids": IDS, "labels": IDS}, cluster)
+    model.config.use_cache = False
+    assert autopar.plan(model, {"input_ids": IDS, "labels": IDS}, cluster, time_limit=5).nodes

@@ -1,0 +1,161 @@
+"""What a model keeps from call to call outside of its modules has no data-free tensors behind a trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.tracing import TraceError, trace
+
+Tensor = torch.Tensor
+TABLES: dict[int, Any] = {}
+MANY: list[Tensor] = []
+LAST: Tensor | None = None
+
+
+def made(length: int) -> Tensor:
+    return (torch.arange(length, dtype=torch.float32)[:, None] / torch.arange(1, 5)).sin()
+
+
+@functools.lru_cache(maxsize=2)
+def limited(length: int) -> Tensor:
+    return made(length)
+
+
+@functools.cache
+def unlimited(length: int) -> tuple[Tensor, Tensor]:
+    return made(length), made(length).cos()
+
+
+class Tables:
+    """A plain object that keeps one."""
+
+    last: Tensor | None = None
+
+    def of(self, length: int) -> Tensor:
+        if self.last is None:
+            self.last = made(length)
+        return self.last
+
+
+class Net(nn.Module):
+    tables: ClassVar[dict[int, Tensor]] = {}
+    last: ClassVar[Tensor | None] = None
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind, self.own, self.plain = nn.Linear(4, 4), kind, dict[int, Tensor](), Tables()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x) + KINDS[self.kind](self, x.shape[1])
+        if self.kind == "failing":
+            raise ValueError("no way")
+        return y
+
+
+def _in_a_dict(tables: dict[int, Any], length: int) -> Tensor:
+    if length not in tables:
+        tables[length] = made(length), "sines"
+    found: Tensor = tables[length][0]
+    return found
+
+
+def _of_the_class(net: Net, length: int) -> Tensor:
+    if Net.last is None:
+        Net.last = made(length)
+    return Net.last
+
+
+def _global(net: Net, length: int) -> Tensor:
+    global LAST
+    LAST = made(length) if LAST is None else LAST
+    return LAST
+
+
+def _in_a_list(net: Net, length: int) -> Tensor:
+    if not MANY:
+        MANY.append(made(length))
+    return MANY[-1]
+
+
+KINDS: dict[str, Callable[[Net, int], Tensor]] = {
+    "limited": lambda net, length: limited(length),
+    "unlimited": lambda net, length: unlimited(length)[1],
+    "a dict": lambda net, length: _in_a_dict(TABLES, length),
+    "its own dict": lambda net, length: _in_a_dict(net.own, length),
+    "the class's dict": lambda net, length: _in_a_dict(net.tables, length),
+    "an attribute of the class": _of_the_class,
+    "a global": _global,
+    "a list": _in_a_list,
+    "a plain object": lambda net, length: net.plain.of(length),
+    "failing": lambda net, length: limited(length),
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    limited.cache_clear()
+    unlimited.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "failing"])
+def test_the_model_and_the_next_trace_find_none(kind: str) -> None:
+    model, x = Net(kind), torch.randn(2, 3, 4)
+    first = trace(model, {"x": x})
+    second = trace(model, {"x": x})
+    expected = model(x)
+    assert not expected.is_meta
+    for traced in (first, second, trace(model, {"x": x})):  # the last one with what the model has kept
+        torch.testing.assert_close(traced.gm(x), expected)
+
+
+def test_nor_behind_a_trace_that_failed() -> None:
+    model, x = Net("failing"), torch.randn(2, 3, 4)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no way"):
+            trace(model, {"x": x})
+    model.kind = "limited"
+    assert model(x).isfinite().all()
+
+
+class Chosen(nn.Module):
+    """Its way depends on data: a leaf, whose trial runs fill the cache."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + limited(x.shape[1]) if x.sum() > 0 else x - limited(x.shape[1])
+
+
+def test_nor_behind_a_leafs_trial() -> None:
+    large = nn.Linear(4, 4)
+    large.spare = nn.Parameter(torch.empty(1 << 23, device="meta"))  # too large to be tried on data
+    chosen = Chosen()
+    chosen.inner = large
+    model, x = nn.Sequential(nn.Linear(4, 4), chosen), torch.randn(2, 3, 4)
+    traced = trace(model, {"input": x}, unsupported="leaf")
+    assert any(node.op == "call_module" for node in traced.graph.nodes)
+    assert not limited(3).is_meta
+
+
+def test_what_forward_keeps_of_its_own_stays() -> None:
+    class Keeping(nn.Module):
+        seen: ClassVar[dict[str, Any]] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            Keeping.seen["times"] = Keeping.seen.get("times", 0) + 1
+            self.seen["table"] = self.seen.get("table", made(3))
+            return x * 2
+
+    Keeping.seen["before"] = torch.ones(2)
+    trace(Keeping(), {"x": torch.randn(2)})
+    assert Keeping.seen.keys() == {"before", "times"} and Keeping.seen["before"].sum() == 2
+
+
+def test_errors_of_a_trace_are_not_those_of_its_caches() -> None:
+    with pytest.raises(TraceError, match="asks for the contents"):
+        trace(nn.Sequential(nn.Linear(4, 4), Chosen()), {"input": torch.randn(2, 3, 4)})
+    assert not limited(3).is_meta
