@@ -22,7 +22,7 @@ class Effects:
         self._parameters = [(one, one._version) for one in parameters]
         held = list(_held((args, kwargs), _DEPTH))
         self._versions = [(one, one._version) for one in held if isinstance(one, torch.Tensor)]
-        self._containers = [(one, _content(one)) for one in held if not isinstance(one, torch.Tensor)]
+        self._containers = [(one, content(one)) for one in held if not isinstance(one, torch.Tensor)]
 
     def check(self, *, inside: bool = False) -> None:
         """Raise EffectError where the call has changed them; containers have what they had again.
@@ -31,7 +31,7 @@ class Effects:
         """
         changed = False
         for one, before in () if inside else self._containers:
-            if not _same(_content(one), before):
+            if not same(content(one), before):
                 _put_back(one, before)
                 changed = True
         if changed:
@@ -50,12 +50,12 @@ def _held(value: Any, depth: int) -> Iterator[Any]:
         return
     if isinstance(value, (list, dict)) or _is_object(value):
         yield value
-    inside = _content(value) if depth else ()
+    inside = content(value) if depth else ()
     for one in inside.values() if isinstance(inside, Mapping) else inside:
         yield from _held(one, depth - 1)
 
 
-def _content(value: Any) -> Any:
+def content(value: Any) -> Any:
     """What is in a list, tuple, dict or object, as it is now."""
     if isinstance(value, (list, tuple)):
         return list(value)
@@ -71,7 +71,7 @@ def _is_object(value: Any) -> bool:
     return type(getattr(value, "__dict__", None)) is dict
 
 
-def _same(now: Any, before: Any) -> bool:
+def same(now: Any, before: Any) -> bool:
     if isinstance(now, dict):
         return now.keys() == before.keys() and all(now[key] is before[key] for key in now)
     return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))

@@ -23,7 +23,7 @@ from autopar.flops import TotalFlops
 from autopar.graph import EXAMPLE
 from autopar.one_process import ExchangeError
 from autopar.tracing.attributes import Attributes
-from autopar.tracing.effects import EffectError, Effects
+from autopar.tracing.effects import EffectError, Effects, content, same
 from autopar.tracing.errors import DrawError
 from autopar.tracing.guesses import Guesses
 from autopar.tracing.patching import attributes_set
@@ -188,7 +188,7 @@ def _run_for_real(
                         is_parameter = isinstance(tensor, nn.Parameter)
                         others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
         args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
-        effects, before = Effects(args, kwargs, twin.parameters()), [_copied(vars(theirs)) for theirs in twin.modules()]
+        effects, before = Effects(args, kwargs, twin.parameters()), [_noted(theirs) for theirs in twin.modules()]
         result = twin(*args, **kwargs)
         effects.check(inside=inside)
         if shares(result, args, kwargs, list(twin.parameters()), list(twin.buffers())):
@@ -198,22 +198,17 @@ def _run_for_real(
     return pytree.tree_map_only(Tensor, result_like, result)
 
 
-def _copied(own: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: type(value)(value) if type(value) in (list, dict) else value for name, value in own.items()}
+def _noted(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """A module's attributes, and what is in them, to be compared with those after a run."""
+    return {name: (value, content(value)) for name, value in vars(module).items()}
 
 
-def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
     """Set data-free what a run has set of a copy: who reads it, an auxiliary loss say, is told that no graph has it."""
     for name, value in now.items():
-        old = before.get(name)
-        same = value is old or (type(value) in (list, dict) and type(old) is type(value) and _is_same(value, old))
-        if not same and name not in _STATE and has_tensor(value):
+        old, held = before.get(name, (None, ()))
+        if name not in _STATE and has_tensor(value) and not (value is old and same(content(value), held)):
             vars(module)[name] = pytree.tree_map_only(Tensor, result_like, value)
-
-
-def _is_same(now: Any, before: Any) -> bool:
-    pairs = zip(now.items(), before.items(), strict=False) if isinstance(now, dict) else zip(now, before, strict=False)
-    return len(now) == len(before) and all(a is b or (isinstance(a, tuple) and a[1] is b[1]) for a, b in pairs)
 
 
 def _by_parts(
