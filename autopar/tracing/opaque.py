@@ -193,8 +193,8 @@ def _run_for_real(
         effects.check(inside=inside)
         if shares(result, args, kwargs, list(twin.parameters()), list(twin.buffers())):
             sharing.add(module)
-        for mine, theirs, own in zip(module.modules(), twin.modules(), before, strict=False):
-            _set_alike(mine, vars(theirs), own)
+        for mine, theirs, held in zip(module.modules(), twin.modules(), before, strict=False):
+            _set_alike(mine, vars(theirs), held)
     return pytree.tree_map_only(Tensor, result_like, result)
 
 
