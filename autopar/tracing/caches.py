@@ -38,20 +38,21 @@ def forget(left: Left) -> None:
     for _ in range(_DEPTH):
         if not found or len(found) > _MANY:
             return
-        mine, around = {id(one) for one in found}, list[Any]()
+        mine, around, dicts = {id(one) for one in found}, list[Any](), list[dict[Any, Any]]()
         for holder in gc.get_referrers(*found):
             if holder is found or isinstance(holder, FrameType):
                 continue
             if isinstance(holder, _Cached):
                 holder.cache_clear()
             elif type(holder) in _DICTS:
-                if not _is_namespace(holder):
-                    for key in [key for key, value in holder.items() if id(value) in mine]:
-                        del holder[key]
+                dicts.append(holder)
             elif type(holder) is list:
                 holder[:] = [value for value in holder if id(value) not in mine]
             elif isinstance(holder, tuple) or type(holder).__name__ == _LINK:
                 around.append(holder)
+        for kept in _no_namespaces(dicts):
+            for key in [key for key, value in kept.items() if id(value) in mine]:
+                del kept[key]
         found = around
 
 
@@ -118,6 +119,10 @@ def _is_data_free(value: Any) -> bool:
     )
 
 
-def _is_namespace(mapping: dict[Any, Any]) -> bool:
-    """Whether a dict holds the attributes of something."""
-    return any(getattr(owner, "__dict__", None) is mapping for owner in gc.get_referrers(mapping))
+def _no_namespaces(dicts: list[dict[Any, Any]]) -> list[dict[Any, Any]]:
+    """Those that do not hold the attributes of something; asked at once, as who refers to what is asked of every
+    object that there is."""
+    if not dicts:
+        return []
+    attributes = {id(getattr(owner, "__dict__", None)) for owner in gc.get_referrers(*dicts)}
+    return [one for one in dicts if id(one) not in attributes]
