@@ -1,9 +1,12 @@
-"""The modules and parameters of a planned model: that none was replaced since it was planned."""
+"""The modules and parameters of a planned model: that none was replaced since it was planned.
+
+Their code: `autopar.runtime.methods`.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import InputError
 from autopar.runtime.hooks_for_all import HooksForAll, refuse_backward_hooks_for_all
+from autopar.runtime.methods import Methods, is_within
 from autopar.runtime.traces import Traced
 
 _OF_INPUTS = ("make_inputs_require_grads", "make_inputs_require_grad")
@@ -33,17 +37,21 @@ class Structure:
         self._hooks = [(m, getattr(m, kind)) for m in self.modules if m is not model for kind in _HOOKS]
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
         self._hooks_for_all = HooksForAll()
+        self._methods = Methods(dict(model.named_modules()))
 
     def check(self, traces: Iterable[Traced]) -> None:
         """Raise InputError if a module is not there any more, or one came to a container that forward goes over; others
         may have come, the graph does not know them.
 
-        Or if a hook came to a submodule, or went; not in modules that are ops of `traces`, whose code runs.
+        Or if a hook came to a submodule, or went, or its code is another; not in modules that are ops of `traces`,
+        whose code runs.
         """
         if not torch.compiler.is_compiling():
             self._hooks_for_all.check()
             if [len(hooks) for _, hooks in self._hooks] != self._hook_counts:
-                self._check_hooks(traces)
+                self._check_hooks(_leaves(traces))
+            if self._methods.are_others():
+                self._methods.check(_leaves(traces))
         for module, now, before in self._children:
             if now != before:
                 for name, child in before.items():
@@ -61,18 +69,24 @@ class Structure:
                         "change the model first, then autoparallelize it"
                     )
 
-    def _check_hooks(self, traces: Iterable[Traced]) -> None:
-        leaves = {str(n.target) for traced in traces for n in traced.graph.nodes if n.op == "call_module"}
+    def _check_hooks(self, leaves: Collection[str]) -> None:
         for (module, hooks), before in zip(self._hooks, self._hook_counts, strict=True):
             name = self._names[id(module)]
-            within = any(name == leaf or name.startswith(f"{leaf}.") for leaf in leaves)
-            if len(hooks) != before and not within and not _are_harmless(list(hooks.values())[before:]):
+            if (
+                len(hooks) != before
+                and not is_within(name, leaves)
+                and not _are_harmless(list(hooks.values())[before:])
+            ):
                 came = "registered on" if len(hooks) > before else "removed from"
                 raise InputError(
                     f"a hook was {came} '{name}' after the model was planned, and calls run the plan, not the modules: "
                     "return from forward what the hook is to see, or register it on the model itself"
                 )
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
+
+
+def _leaves(traces: Iterable[Traced]) -> set[str]:
+    return {str(n.target) for traced in traces for n in traced.graph.nodes if n.op == "call_module"}
 
 
 def _are_harmless(hooks: Sequence[Any]) -> bool:

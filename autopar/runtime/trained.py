@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from autopar.cost.states import state_bytes
+from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.precision import Precision
@@ -37,8 +38,15 @@ class Trained:
 
     def note(self, plan: Plan, model: nn.Module, storage: Mapping[str, Layout], earlier: Sequence[HasPlan]) -> None:
         """Another plan of the model, as it is called now; `earlier` ones come to count what it trains that no other
-        does. Warns where one of them is above its budget then."""
-        read = {parameter.name for parameter in plan.parameters} if torch.is_grad_enabled() else set()
+        does. Warns where one of them is above its budget then; raises InputError for a parameter that came since."""
+        read = {parameter.name for parameter in plan.parameters}
+        for names in tied_names(model):
+            if names[0] not in storage and not read.isdisjoint(names):
+                raise InputError(
+                    f"the parameter '{names[0]}' came after the model was planned, and has no storage in the plan: add "
+                    "parameters first, then autoparallelize the model"
+                )
+        read = read if torch.is_grad_enabled() else set()
         new = [
             names
             for names in tied_names(model)

@@ -1,4 +1,4 @@
-"""Hooks of modules, that calls of a planned model would not run: on real ranks."""
+"""Hooks and code that modules get late, which calls of a planned model would not run: on real ranks."""
 
 from __future__ import annotations
 
@@ -65,6 +65,46 @@ def hooks_for_all() -> dict[str, Any]:
     return found
 
 
+def code_set_late() -> dict[str, list[str]]:
+    """What calls say while the code of a module, or its parameters, are others, and behind that."""
+    model = planned("ddp", Growing().double())
+    up, kind = model.get_submodule("up"), torch.nn.Linear
+    before = kind.forward
+    changes: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "forward": (lambda: setattr(up, "forward", torch.sin), lambda: delattr(up, "forward")),
+        "method": (lambda: setattr(model, "scaled", torch.sin), lambda: delattr(model, "scaled")),
+        "class": (lambda: setattr(up, "__class__", torch.nn.Identity), lambda: setattr(up, "__class__", kind)),
+        "forward of a class": (lambda: setattr(kind, "forward", torch.sin), lambda: setattr(kind, "forward", before)),
+        "an attribute": (lambda: setattr(up, "note", torch.sin), lambda: None),
+        "a parameter": (lambda: model.biases.append(torch.nn.Parameter(torch.zeros(4).double())), lambda: None),
+    }
+    told = {}
+    for name, (change, back) in changes.items():
+        change()
+        told[name] = [refusal(lambda: model(ROWS))]
+        back()
+        if name != "a parameter":
+            told[name].append(refusal(lambda: model(ROWS)))
+    return told
+
+
+class Growing(Net):
+    """With a method, and a list of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = torch.nn.ParameterList([torch.zeros(4)])
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return 2 * loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scaled(super().forward(x)) + sum(bias.sum() for bias in self.biases)
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {case.__name__: case for case in (hook_registered_late, backward_hook, backward_hook_for_all, hooks_for_all)}
+    2: {
+        case.__name__: case
+        for case in (hook_registered_late, backward_hook, backward_hook_for_all, hooks_for_all, code_set_late)
+    }
 }

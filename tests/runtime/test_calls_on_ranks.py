@@ -178,6 +178,22 @@ def test_hooks_that_calls_would_not_run_are_refused(two: Two) -> None:
         assert "a backward hook for all modules" in rank["backward_hook_for_all"]["value"]
 
 
+def test_code_that_modules_get_late_is_refused(two: Two) -> None:
+    words = {
+        "forward": "the method forward of 'up' is another one",
+        "method": "the method scaled of the model is another one",
+        "class": "'up' was a Linear when the model was planned, and is a Identity now",
+        "forward of a class": "the method forward of 'up' is another one",
+        "an attribute": "no error",
+        "a parameter": "'biases.1' came after the model was planned",
+    }
+    for rank in two(HOOKS):
+        assert "error" not in rank["code_set_late"], rank["code_set_late"]["traceback"]
+        for name, (told, *behind) in rank["code_set_late"]["value"].items():
+            assert words[name] in told, name
+            assert behind in ([], ["no error"]), name
+
+
 def test_hooks_for_all_modules_are_told_of(two: Two) -> None:
     for rank in two(HOOKS):
         assert "error" not in rank["hooks_for_all"], rank["hooks_for_all"]["traceback"]
