@@ -146,7 +146,7 @@ def check_parameters(
                 f"the parameter '{name}' was replaced after the model was planned, by one that lies as "
                 f"{list(tensor.placements)}, not as planned ({list(stored[name])}): tie weights before autoparallelize"
             )
-        constant = name.startswith("_constant_")  # those hang on the model without being registered
+        constant = name.startswith(("_constant_", "_module_"))  # those hang on the model without being registered
         own = name in stored or (isinstance(tensor, nn.Parameter) and not constant)
         if own and not isinstance(tensor, DTensor):
             raise InputError(

@@ -1,4 +1,4 @@
-"""A model whose loss stands outside, on real ranks: predictions without it, and numbers in it that the loop changes."""
+"""A model whose loss stands outside, on real ranks: predictions without it, and what changes or trains in it."""
 
 from __future__ import annotations
 
@@ -78,11 +78,49 @@ def half_a_call() -> str:
     return "no error"
 
 
+class Weighted(nn.Module):
+    """A loss with weights of its own; `leaf`: it looks at what it is given, so that it cannot be traced."""
+
+    def __init__(self, leaf: bool) -> None:
+        super().__init__()
+        self.leaf, self.weight = leaf, nn.Parameter(torch.eye(3, dtype=torch.float64))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        factor = 1 + float(output.detach().numpy().mean() > 9) if self.leaf else 1
+        return nn.functional.cross_entropy(output @ self.weight, target) * factor + self.weight.square().sum()
+
+
+def loss_trains(preset: str, leaf: bool) -> float:
+    """The largest difference of a loss or a weight of the loss from those of one process."""
+    seeds = torch.Generator().manual_seed(1)
+    x = torch.randn(ROWS, 4, dtype=torch.float64, generator=seeds)
+    target = torch.randint(0, 3, (ROWS,), generator=seeds)
+    mesh, loss, own_loss = init_device_mesh("cpu", (dist.get_world_size(),)), Weighted(leaf), Weighted(leaf)
+    alone, worst, named = built(), 0.0, [preset, "leaf:_module_*"] if leaf else [preset]
+    examples = {"input": x, "target": target}
+    model = autopar.autoparallelize(built(), examples, mesh, loss_fn=loss, constraints=named)
+    steps = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    own_steps = torch.optim.SGD([*alone.parameters(), *own_loss.parameters()], lr=0.1)
+    for _ in range(STEPS):
+        found, expected = model(x, target=target), own_loss(alone(x), target)
+        found.backward()
+        expected.backward()
+        for each in (steps, own_steps):
+            each.step()
+            each.zero_grad()
+        worst = max(worst, (found - expected).abs().item(), (loss.weight - own_loss.weight).abs().max().item())
+    return worst
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         f"{preset}, {inputs}": functools.partial(trained_and_evaluated, preset, inputs)
         for preset in ("ddp", "fsdp", "tp")
         for inputs in ("global", "local")
+    }
+    | {
+        f"loss trains, {preset}, {leaf=}": functools.partial(loss_trains, preset, leaf)
+        for preset, leaf in (("ddp", False), ("fsdp", True), ("tp", True))
     }
     | {"half_a_call": half_a_call}
 }
