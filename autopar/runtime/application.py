@@ -26,6 +26,7 @@ from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_optimizer_states
 from autopar.runtime.lowering import Rank
+from autopar.runtime.mended_ops import mend_ops
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.optimizers import refuse_unfit
 from autopar.runtime.overflow import find_overflows_everywhere
@@ -92,6 +93,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     let_gradients_be_copied()
     advise()
     read_whole_numbers()
+    mend_ops()
     find_overflows_everywhere()
     if device.type == "cpu":
         draw_whole()

@@ -1,7 +1,8 @@
-"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`).
+"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`); copies of it have none.
 
 They lie in buckets. Torch (2.13) gives a DTensor the offset of what it is made of, takes one of which that is not 0 for
-a tensor that has memory of its own, and fails at it: at a deep copy of the model, too, which copies its gradients.
+a tensor that has memory of its own, and fails at it. A deep copy of a parameter has no gradient, but of one that is a
+DTensor it would have.
 """
 
 from __future__ import annotations
@@ -10,16 +11,24 @@ import functools
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 
 @functools.cache
 def let_gradients_be_copied() -> None:
-    """From now on a DTensor that lies within other memory is copied on its own. Once a process."""
+    """From now on a DTensor that lies within other memory is copied on its own, and a parameter without its gradient.
+    Once a process."""
     copied, reduced = DTensor.__deepcopy__, DTensor.__reduce_ex__
 
     @functools.wraps(copied)
     def __deepcopy__(tensor: DTensor, memo: dict[int, Any]) -> Any:
+        if isinstance(tensor, nn.Parameter):
+            gradient, tensor.grad = tensor.grad, None
+            try:
+                return copied(tensor, memo)
+            finally:
+                tensor.grad = gradient
         if not _lies_within(tensor):
             return copied(tensor, memo)
         if id(tensor) not in memo:

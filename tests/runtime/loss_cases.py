@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -29,9 +31,9 @@ class Smoothed(nn.Module):
         return loss
 
 
-def built() -> nn.Module:
+def built(features: int = 3) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, features)).double()
 
 
 def trained_and_evaluated(preset: str, inputs: str) -> float:
@@ -57,8 +59,7 @@ def trained_and_evaluated(preset: str, inputs: str) -> float:
             predicted = model.eval()(batch["input"])
             wanted = alone(x)
         model.train()
-        predicted = predicted.full_tensor() if isinstance(predicted, DTensor) else predicted
-        worst = max(worst, (found - expected).abs().item(), (predicted - wanted).abs().max().item())
+        worst = max(worst, (found - expected).abs().item(), (whole(predicted) - wanted).abs().max().item())
     return worst
 
 
@@ -112,6 +113,42 @@ def loss_trains(preset: str, leaf: bool) -> float:
     return worst
 
 
+OF_OUTPUTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mse": F.mse_loss,
+    "smooth_l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+    "bce": lambda a, b: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
+    "soft_margin": F.soft_margin_loss,
+    "cosine": lambda a, b: F.cosine_embedding_loss(a, b, a[:, 0].sign()),
+    "kl": lambda a, b: F.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
+}
+
+
+def of_outputs(layout: str, name: str) -> float:
+    """The largest difference of a gradient from that of one process: a loss of the outputs of two planned models."""
+    mesh, x = init_device_mesh("cpu", (dist.get_world_size(),)), torch.randn(ROWS, 4, dtype=torch.float64)
+    dist.broadcast(x, 0)
+    examples: dict[str, torch.Tensor] = {"input": x}
+    alone = [built(4), built(4)]
+    with torch.no_grad():
+        alone[1].get_parameter("0.weight").neg_()
+    named = [f"output:* = {layout}"]
+    models = [autopar.autoparallelize(copy.deepcopy(one), examples, mesh, constraints=named) for one in alone]
+    gradients = []
+    for student, teacher in (models, alone):
+        with torch.no_grad():
+            wanted = teacher(x)
+        loss = OF_OUTPUTS[name](student(x), wanted)
+        loss.backward()
+        gradients.append([whole(p.grad) for p in student.parameters() if p.grad is not None])
+    assert len(gradients[1]) == 4
+    return max((a - b).abs().max().item() for a, b in zip(*gradients, strict=True))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         f"{preset}, {inputs}": functools.partial(trained_and_evaluated, preset, inputs)
@@ -121,6 +158,10 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     | {
         f"loss trains, {preset}, {leaf=}": functools.partial(loss_trains, preset, leaf)
         for preset, leaf in (("ddp", False), ("fsdp", True), ("tp", True))
+    }
+    | {
+        f"{name} of outputs, {layout}": functools.partial(of_outputs, layout, name)
+        for layout, name in (*(("S0", name) for name in OF_OUTPUTS), ("S1", "cosine"))
     }
     | {"half_a_call": half_a_call}
 }
