@@ -6,7 +6,7 @@ import inspect
 import itertools
 import os
 import traceback
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from autopar.runtime.traces import Traced
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional arguments, and those by name."""
 Order = tuple[int | torch.Tensor, ...]
 """Where each placeholder's value stands among the leaves of a call; a tensor that is a default stands for itself."""
 
@@ -90,29 +92,48 @@ def global_stand_ins(
     whole: Mapping[str, tuple[Layout, tuple[int, ...]]],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> Call:
     """A call whose tensors are this rank's parts, with data-free tensors of their global shapes in their place.
 
     `whole`: layout and mesh shape of each input that is sharded, by its name in the graph.
     """
+
+    def stand_in(name: str, part: torch.Tensor) -> torch.Tensor:
+        shape = _global_shape(part, whole.get(name))
+        return torch.empty(shape, dtype=part.dtype, device="meta", requires_grad=part.requires_grad)
+
+    return _replaced(model, args, kwargs, stand_in)
+
+
+def tensors_of_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a call, by their names in a graph."""
+    found: dict[str, torch.Tensor] = {}
+    _replaced(model, args, kwargs, lambda name, tensor: found.setdefault(name, tensor))
+    return found
+
+
+def _replaced(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    other: Callable[[str, torch.Tensor], torch.Tensor],
+) -> Call:
+    """A call with what `other` gives in the place of each tensor, of its name in the graph and itself."""
     bound = inspect.signature(model.forward).bind_partial(*args)  # by name there may be what only a loss takes
 
-    def stand_in(name: str, value: Any) -> Any:
+    def replaced(name: str, value: Any) -> Any:
         leaves, spec = pytree.tree_flatten(value)
         single = len(leaves) == 1 and leaves[0] is value
         count = itertools.count()
-        made = []
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                leaf_name = name if single else f"{name}_{next(count)}"
-                shape, needs = _global_shape(leaf, whole.get(leaf_name)), leaf.requires_grad
-                leaf = torch.empty(shape, dtype=leaf.dtype, device="meta", requires_grad=needs)
-            made.append(leaf)
+        made = [
+            other(name if single else f"{name}_{next(count)}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        ]
         return pytree.tree_unflatten(made, spec)
 
     names = iter(bound.arguments)
-    own = tuple(stand_in(next(names), value) for value in args)
-    return own, {name: stand_in(name, value) for name, value in kwargs.items()}
+    own = tuple(replaced(next(names), value) for value in args)
+    return own, {name: replaced(name, value) for name, value in kwargs.items()}
 
 
 def _global_shape(part: torch.Tensor, lies: tuple[Layout, tuple[int, ...]] | None) -> list[int]:

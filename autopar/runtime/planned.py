@@ -26,6 +26,7 @@ from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import call_key, description, gathered, global_stand_ins, order_of, place_of
 from autopar.runtime.changed_values import Changed, ChangedValues
 from autopar.runtime.first_writes import write_first
+from autopar.runtime.local_rows import check_rows
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
 from autopar.runtime.outputs import are_here, for_user, is_loss, rows_of_rank
@@ -230,6 +231,7 @@ class Planned:
         try:
             with plain_parameters(model):
                 call = self._whole_call(model, self.programs[0], args, kwargs, *self.programs[1:])
+                check_rows(self.programs, model, (args, kwargs), call)
                 traced, plan = self.replan(model, *call, self.storage, self.trained.names)
                 first = self.programs.first.traced.root
                 return self.add(traced if model is first else traced.of(first), plan, model)  # a copy may go again

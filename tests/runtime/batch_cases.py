@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -132,6 +133,37 @@ def no_plan() -> str:
     return refusal(lambda: autopar.local_batch(Net(), torch.zeros(4, 16)))
 
 
+class Compared(nn.Module):
+    """Rows beside a table that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return (self.up(x) @ table.t()).logsumexp(-1).mean()
+
+
+def passed_whole() -> str:
+    x, table = torch.zeros(4, 16), torch.zeros(6, 8)
+    mesh = init_device_mesh("cpu", MESHES[dist.get_world_size()])
+    model = autopar.autoparallelize(Compared(), {"x": x, "table": table}, mesh, inputs="local")
+    return refusal(lambda: model(x[:2], table))
+
+
+def rows_on_dim_one() -> list[str]:
+    """What is told of a first call whose batch is on dim 1, and of later ones."""
+    mesh = init_device_mesh("cpu", MESHES[dist.get_world_size()])
+    model = autopar.autoparallelize(nn.Linear(16, 8), {"input": torch.zeros(6, 8, 16)}, mesh, inputs="local")
+    told = []
+    for rows in (4, 2):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model(torch.zeros(6, rows, 16))
+        told += [str(one.message) for one in found if "rows of a batch" in str(one.message)]
+    return told
+
+
 RUNS: dict[str, tuple[str, int, bool]] = {
     "smaller_last": ("local", 10, False),
     "without_last": ("local", 11, True),
@@ -139,11 +171,12 @@ RUNS: dict[str, tuple[str, int, bool]] = {
     "uneven_last_global": ("global", 11, False),
     "one_row_last_global": ("global", 9, False),
 }
-REFUSED = (uneven_sampler, uneven_batch, another_input, too_many_inputs, stream, no_plan)
+REFUSED = (uneven_sampler, uneven_batch, another_input, too_many_inputs, stream, no_plan, passed_whole)
 PARTS = {f"parts-{inputs}": partial(parts, inputs) for inputs in ("local", "global")}
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{name}-{preset}": partial(trained, preset, *run) for name, run in RUNS.items() for preset in PRESETS}
     | PARTS
-    | {case.__name__: case for case in REFUSED},
+    | {case.__name__: case for case in REFUSED}
+    | {"rows_on_dim_one": rows_on_dim_one},
     4: {"two_axes-fsdp+tp": partial(trained, "fsdp+tp", "local", 16)} | PARTS,
 }

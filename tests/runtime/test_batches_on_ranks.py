@@ -67,11 +67,21 @@ def test_parts_are_those_of_the_batch(inputs: str, two: list[dict[str, Any]], fo
         ("another_input", "InputError: the plan was made without an input 'y'"),
         ("stream", "InputError: Endless has no length.*local_batch"),
         ("no_plan", "InputError: this Net has no plan"),
+        (
+            "passed_whole",
+            r"InputError: .*'table' was passed whole: .* \(12, 8\) in all, where the example is \(6, 8\)\..*buffer",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_out_is_told(case: str, words: str, two: list[dict[str, Any]]) -> None:
     for text in values(two, case):
         assert re.match(words, text), text
+
+
+def test_rows_on_another_dim_are_told_of_once(two: list[dict[str, Any]]) -> None:
+    for told in values(two, "rows_on_dim_one"):
+        assert len(told) == 1
+        assert "'input' of shape (6, 4, 16) here is taken for rows of (12, 4, 16) in all" in told[0]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
