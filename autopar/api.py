@@ -288,7 +288,7 @@ def autoparallelize(
         error: Exception | None = None
         try:
             alone = is_without_loss(request.loss_fn, {*examples, *constants})
-            again = trace_for(model, examples, constants, request, watch, without_loss=alone)
+            again = trace_for(model, examples, constants, request, watch, without_loss=alone, later=True)
             digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}

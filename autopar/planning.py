@@ -146,12 +146,14 @@ def trace_for(
     *,
     bias_split: bool = True,
     without_loss: bool = False,
+    later: bool = False,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
     Modules that cannot be traced, and those that the constraints ask for, are leaves.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
-    call that leaves out what only the loss needs.
+    call that leaves out what only the loss needs. `later`: of another call than was asked about, which may have other
+    leaves.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
@@ -177,7 +179,8 @@ def trace_for(
         except Exception as error:
             raise as_untraceable(error, model, request.precision.compute) from error
         show_leaf_tensors(traced, request.precision.compute)
-        check_requests(model, traced.graph, request.constraints)
+        if not later:
+            check_requests(model, traced.graph, request.constraints)
         find_splits(traced.graph)
     return traced
 

@@ -84,11 +84,37 @@ def warned() -> list[str]:
     return [str(one.message) for one in said if issubclass(one.category, UserWarning)]
 
 
+class Skipping(nn.Module):
+    """In training it looks at its rows; otherwise it can be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and float(x.sum()) < 0:
+            return x.mean()
+        return self.layer(x).square().mean()
+
+
+def leaf_in_training() -> float:
+    """A leaf that calls of another kind do not have: how far these are from one process."""
+    torch.manual_seed(0)
+    alone, x = Skipping(), torch.ones(ROWS, WIDTH)
+    model = Skipping()
+    model.load_state_dict(alone.state_dict())
+    model = autopar.autoparallelize(model, {"x": x}, init_device_mesh("cpu", (2,)), constraints="leaf:forward")
+    model(x).backward()
+    model.eval()
+    with torch.no_grad():
+        return abs(model(x).item() - alone.eval()(x).item())
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         f"{preset}, {optimizer}": functools.partial(peaks, preset, optimizer)
         for preset in ("ddp", "fsdp")
         for optimizer in ("adamw", "sgd-momentum")
     }
-    | {"warned": warned}
+    | {"warned": warned, "leaf_in_training": leaf_in_training}
 }
