@@ -24,11 +24,13 @@ from autopar.user_warnings import users_line
 WARNING_SECONDS = 20.0
 _ITEMS = 16  # digests that one call can compare
 _MESSAGE_BYTES = 2048
+BATCH = 'the batch (with inputs="global" every rank passes the same one)'
 _MENDED_BY = {
     "the shapes and dtypes of the examples": "; those of the whole batch, also where each rank passes a part of it",
     # sets that a forward makes are traced in one order; those that a constructor makes are not
     "graph": "; a model whose constructor goes over a set needs one PYTHONHASHSEED in the environment of all ranks",
     "the plan": "; where each rank makes one, let autoparallelize plan, or make it once and load its file on all ranks",
+    BATCH: "; shuffle by a seed of the data's own (DataLoader(generator=...)), which other draws of a rank do not move",
 }
 
 

@@ -20,7 +20,7 @@ from autopar.fingerprint import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation
-from autopar.runtime.agreement import agree, content_digest
+from autopar.runtime.agreement import BATCH, agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import call_key, description, gathered, global_stand_ins, order_of, place_of
@@ -84,6 +84,7 @@ class Planned:
         self._values = ChangedValues()
         self.structure: Structure | None = None
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
+        self._calls = 0
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the model, on this rank's part."""
@@ -108,8 +109,12 @@ class Planned:
         for observer in self.observers:
             observer(self, program, inputs)
         lowered = program.lowered
-        if not program.checked and not torch.compiler.is_compiling():
-            self._check_first_call(model, program, inputs)
+        if not torch.compiler.is_compiling():
+            self._calls += 1
+            if not program.checked:
+                self._check_first_call(model, program, inputs)
+            elif self._calls & (self._calls - 1) == 0:
+                self._check_batch(program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
         check_parameters(held, lowered.state, self._stored, program.state)
         write_first(held, lowered.writes)
@@ -261,17 +266,18 @@ class Planned:
             check_ready(model, self.replaced)
         except AutoparError as found:
             error = found
-        same: dict[str, str] = {"the graph": fingerprint(program.traced.graph)}
-        whole = [layout.is_replicated for layout, _ in program.inputs.values()]
-        tensors = {
-            str(i): value
-            for i, (value, alike) in enumerate(zip(inputs, whole, strict=True))
-            if alike and isinstance(value, torch.Tensor)
-        }
-        same['the batch (with inputs="global" every rank passes the same one)'] = content_digest(tensors)
+        same = {"the graph": fingerprint(program.traced.graph), BATCH: content_digest(program.whole(inputs))}
         agree(self.rank.device, same | outer_autocast(program.traced.graph, self.rank.device), error)
         self.replaced = []
         program.checked = True
+
+    def _check_batch(self, program: Program, inputs: Sequence[Any]) -> None:
+        """Batches may part at any time: a rank that draws a random number of its own shuffles otherwise from then on.
+
+        They are compared after twice as many calls each time, which costs next to nothing.
+        """
+        if whole := program.whole(inputs):
+            agree(self.rank.device, {BATCH: content_digest(whole)})
 
     # -- values --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import torch
 
@@ -38,6 +38,11 @@ class Program:
         nodes = list(self.traced.graph.nodes)
         planned = [p for p in self.plan.nodes if nodes[p.position].op == "placeholder"]
         return {str(nodes[p.position].target): (p.outputs[0], p.shapes[0]) for p in planned}
+
+    def whole(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Of what a call is given, in the graph's order, the tensors that every rank has as a whole."""
+        pairs = enumerate(zip(inputs, self.inputs.values(), strict=True))
+        return {str(i): v for i, (v, (layout, _)) in pairs if layout.is_replicated and isinstance(v, torch.Tensor)}
 
     @property
     def rows(self) -> int:

@@ -164,6 +164,17 @@ def rows_on_dim_one() -> list[str]:
     return told
 
 
+def batches_part() -> tuple[int, str]:
+    """From the sixth on each rank has another batch: how many calls are made, and what is told."""
+    model = planned("ddp", "global")
+    for call in range(1, 20):
+        rows = torch.full((ROWS, 16), 1.0 + (dist.get_rank() if call > 5 else 0), dtype=torch.float64)
+        told = refusal(lambda rows=rows: model(rows))
+        if told != "no error":
+            return call, told
+    return 0, ""
+
+
 RUNS: dict[str, tuple[str, int, bool]] = {
     "smaller_last": ("local", 10, False),
     "without_last": ("local", 11, True),
@@ -177,6 +188,6 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{name}-{preset}": partial(trained, preset, *run) for name, run in RUNS.items() for preset in PRESETS}
     | PARTS
     | {case.__name__: case for case in REFUSED}
-    | {"rows_on_dim_one": rows_on_dim_one},
+    | {"rows_on_dim_one": rows_on_dim_one, "batches_part": batches_part},
     4: {"two_axes-fsdp+tp": partial(trained, "fsdp+tp", "local", 16)} | PARTS,
 }

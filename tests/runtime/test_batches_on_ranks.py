@@ -84,6 +84,12 @@ def test_rows_on_another_dim_are_told_of_once(two: list[dict[str, Any]]) -> None
         assert "'input' of shape (6, 4, 16) here is taken for rows of (12, 4, 16) in all" in told[0]
 
 
+def test_batches_that_part_are_found_by_the_call_of_twice_the_number(two: list[dict[str, Any]]) -> None:
+    for call, told in values(two, "batches_part"):
+        assert call == 8
+        assert "the ranks disagree about the batch" in told and "DataLoader(generator=...)" in told
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("length", "rows", "parts"), [(24, 8, 4), (28, 8, 4), (7, 7, 7), (6, 12, 2), (30, 6, 3)])
 def test_parts_make_up_the_batches_of_one_process(length: int, rows: int, parts: int, shuffle: bool) -> None:
