@@ -2,7 +2,8 @@
 
 Gradients move once per optimizer step: at every backward outside `no_sync`, once that was used, and otherwise
 at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
-`.grad` never holds a part of a sum. An optimizer that steps while some wait would miss them: that is an error. Zeroing
+`.grad` never holds a part of a sum. Those of parameters that the pass which moves does not come to (another task's
+head) are reduced at its end. An optimizer that steps while some wait would miss them: that is an error. Zeroing
 gradients, by the model or by the optimizer that has their parameters, drops what waits: it is a part of them.
 """
 
@@ -15,10 +16,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autopar.errors import InputError
 from autopar.runtime.convert import Stage
+from autopar.runtime.flights import Flight
+from autopar.runtime.parameter_hooks import accumulate
 
 
 class Accumulation:
@@ -30,6 +34,7 @@ class Accumulation:
         self._by_hand = False  # no_sync was used, so it alone decides
         self._waiting: dict[str, dict[Stage, torch.Tensor]] = {}
         self._parameters: dict[int, str] = {}  # those that have gradients waiting, by id
+        self._holders: dict[str, torch.Tensor] = {}  # the same
         self._backwards = 0  # since gradients moved
         self._pass, self._moves = -1, True
         _refuse_early_steps(self)
@@ -58,12 +63,21 @@ class Accumulation:
             self._backwards += 1
             self._moves = self._by_hand or self._backwards >= self.micro_batches
             self._backwards = 0 if self._moves else self._backwards
+            if self._moves and self._parameters:
+                Variable._execution_engine.queue_callback(self._hand_out_rest)
         return self._moves
+
+    def _hand_out_rest(self) -> None:
+        """At the end of a pass that moves: what still waits is of parameters that it did not come to."""
+        for name, parameter in list(self._holders.items()):
+            for stage, gradient in self.take_rest(name, parameter).items():
+                [reduced] = Flight([gradient], [stage.backward], reduction_dtype=stage.reduction_dtype).finish()
+                accumulate(parameter, reduced)
 
     def add(self, name: str, stage: Stage, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
         """Keep an unreduced gradient of a parameter, which `stage` would reduce."""
         own = self._waiting.setdefault(name, {})
-        self._parameters[id(parameter)] = name
+        self._parameters[id(parameter)], self._holders[name] = name, parameter
         if stage in own:
             own[stage] += gradient
         else:
@@ -80,14 +94,17 @@ class Accumulation:
     def take_rest(self, name: str, parameter: torch.Tensor) -> dict[Stage, torch.Tensor]:
         """What still waits for other reductions of the parameter, no longer kept here."""
         self._parameters.pop(id(parameter), None)
+        self._holders.pop(name, None)
         return self._waiting.pop(name, {})
 
     def forget(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Drop what waits, of these parameters or of all, as zeroing gradients does."""
         for parameter in parameters if parameters is not None else ():
-            self._waiting.pop(self._parameters.pop(id(parameter), ""), None)
+            name = self._parameters.pop(id(parameter), "")
+            self._waiting.pop(name, None)
+            self._holders.pop(name, None)
         if parameters is None or not self._parameters:  # the step's backward passes begin anew
-            self._waiting, self._parameters, self._backwards = {}, {}, 0
+            self._waiting, self._parameters, self._holders, self._backwards = {}, {}, {}, 0
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError if the optimizer is about to step past gradients that wait."""

@@ -30,12 +30,13 @@ from autopar.runtime.mended_ops import mend_ops
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.optimizers import refuse_unfit
 from autopar.runtime.overflow import find_overflows_everywhere
+from autopar.runtime.parameter_hooks import hooks_wait_for_gradients
 from autopar.runtime.parameters import distribute_state, listed, storage_of, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure, refuse_backward_hooks
-from autopar.runtime.submodules import refuse_calls
+from autopar.runtime.submodules import load_plain, refuse_calls
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_draws import draw_whole
 from autopar.runtime.whole_numbers import read_whole_numbers
@@ -82,6 +83,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
     refuse_calls(model)
+    load_plain(model)
     planned.structure = Structure(model)
     leave_quietly()
     note_from_now_on()
@@ -91,6 +93,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     load_optimizer_states()
     assign_data()
     let_gradients_be_copied()
+    hooks_wait_for_gradients()
     advise()
     read_whole_numbers()
     mend_ops()

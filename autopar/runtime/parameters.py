@@ -19,6 +19,7 @@ from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.own_gradients import own
+from autopar.runtime.parameter_hooks import wait_for_gradients
 from autopar.runtime.transit import Transit
 
 _FIRST = torch.iinfo(torch.int64).max  # autograd runs what is ready by these numbers, the largest first
@@ -91,6 +92,7 @@ def _take_over(old: torch.Tensor, new: torch.Tensor) -> None:
         setattr(new, name, value)
     new._backward_hooks = old._backward_hooks  # the same dictionaries: handles go on removing what they gave
     new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
+    wait_for_gradients(new)
 
 
 def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -199,15 +201,23 @@ def listed(names: list[str], most: int = 4) -> str:
 
 
 def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
-    """Raise InputError if an optimizer still holds parameters that were replaced.
+    """Raise InputError if an optimizer, or a module outside of the model, still holds parameters that were replaced.
 
-    An optimizer is what keeps them in a list under the key "params" of a dict, as `param_groups` do; any other
-    holder (a variable, a copy of the weights) is the user's business.
+    An optimizer is what keeps them in a list under the key "params" of a dict, as `param_groups` do, a module what has
+    them in its `_parameters`; any other holder (a variable, a copy of the weights) is the user's business.
     """
     alive = [p for p in (ref() for ref in replaced) if p is not None]
     if not alive:
         return
-    lists = [holder for holder in gc.get_referrers(*alive) if isinstance(holder, list) and holder is not alive]
+    holders = [holder for holder in gc.get_referrers(*alive) if holder is not alive]
+    for module in gc.get_objects() if any(isinstance(holder, dict) for holder in holders) else ():
+        if issubclass(type(module), nn.Module) and any(module._parameters is holder for holder in holders):
+            raise InputError(
+                f"a {type(module).__name__} outside of the model holds a parameter that autoparallelize has replaced, "
+                "which it shared with the model, and would go on with a copy of its own: let it share the new one "
+                "(`head.weight = body.embedding.weight` behind autoparallelize), or plan a module that holds both"
+            )
+    lists = [holder for holder in holders if isinstance(holder, list)]
     groups = [group for group in (gc.get_referrers(*lists) if lists else ()) if isinstance(group, dict)]
     if any(group.get("params") is holder for group in groups for holder in lists):
         raise InputError(

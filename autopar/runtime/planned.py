@@ -39,6 +39,8 @@ from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.trained import Trained
 from autopar.runtime.transit import Transit
 
+_COMPARED = 10
+"""The call in which batches are compared again; then in twice as many each time."""
 _MAX_SIZES = 1024  # calls whose sizes are remembered; those of other calls are worked out each time
 
 
@@ -84,7 +86,7 @@ class Planned:
         self._values = ChangedValues()
         self.structure: Structure | None = None
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
-        self._calls = 0
+        self._calls, self._compared_next = 0, _COMPARED
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the model, on this rank's part."""
@@ -113,7 +115,7 @@ class Planned:
             self._calls += 1
             if not program.checked:
                 self._check_first_call(model, program, inputs)
-            elif self._calls & (self._calls - 1) == 0:
+            elif self._calls >= self._compared_next:
                 self._check_batch(program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
         check_parameters(held, lowered.state, self._stored, program.state)
@@ -276,6 +278,7 @@ class Planned:
 
         They are compared after twice as many calls each time, which costs next to nothing.
         """
+        self._compared_next *= 2
         if whole := program.whole(inputs):
             agree(self.rank.device, {BATCH: content_digest(whole)})
 

@@ -264,7 +264,8 @@ class Transit:
         found = [flight.finish()[number] for flight, number in arriving]
         if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
             self._reductions = [one for one in self._reductions if one.holds_more]
-        if self._accumulation.waits_for(name) and not self._held and self._accumulation.moves():
+        moves = not self._held and self._accumulation.moves()  # asked in any case: it counts passes
+        if moves and self._accumulation.waits_for(name):
             rest = self._accumulation.take_rest(name, self._parameters[place])
             for stage, gradient in rest.items():
                 found += Flight([gradient], [stage.backward], reduction_dtype=stage.reduction_dtype).finish()

@@ -15,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
+from autopar.errors import InputError
 from autopar.runtime.failures import told
 
 
@@ -28,6 +29,7 @@ def read_whole_numbers() -> None:
     handlers.setdefault(torch.ops.aten._local_scalar_dense.default, _number)
     for name in ("numpy", "tolist"):  # which torch refuses
         setattr(DTensor, name, _of_whole(name))
+    DTensor.__format__ = _formatted  # type: ignore[method-assign,assignment]
 
 
 def _of_whole(name: str) -> Callable[..., Any]:
@@ -38,6 +40,18 @@ def _of_whole(name: str) -> Callable[..., Any]:
         return getattr(tensor.full_tensor(), name)(*args, **kwargs)
 
     return method
+
+
+def _formatted(tensor: DTensor, spec: str) -> str:
+    """Text of a number, as loops log what `clip_grad_norm_` returns. Rank 0 alone may do so: no rank is asked."""
+    if not spec:
+        return str(tensor)
+    if not all(placement.is_replicate() for placement in tensor.placements):
+        raise InputError(
+            "a number of which each rank has a part is formatted, and no rank has the whole: read it before, on every "
+            "rank (`norm = clip_grad_norm_(...).item()`)"
+        )
+    return format(tensor.to_local(), spec)
 
 
 def _number(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -165,10 +165,10 @@ def rows_on_dim_one() -> list[str]:
 
 
 def batches_part() -> tuple[int, str]:
-    """From the sixth on each rank has another batch: how many calls are made, and what is told."""
+    """From the twelfth on each rank has another batch: how many calls are made, and what is told."""
     model = planned("ddp", "global")
-    for call in range(1, 20):
-        rows = torch.full((ROWS, 16), 1.0 + (dist.get_rank() if call > 5 else 0), dtype=torch.float64)
+    for call in range(1, 30):
+        rows = torch.full((ROWS, 16), 1.0 + (dist.get_rank() if call > 11 else 0), dtype=torch.float64)
         told = refusal(lambda rows=rows: model(rows))
         if told != "no error":
             return call, told

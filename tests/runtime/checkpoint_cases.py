@@ -18,6 +18,7 @@ from applying import applied, batch, train, whole
 from hand_made import Net
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import autopar
 from autopar.errors import InputError
@@ -52,12 +53,19 @@ def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Schedul
     return losses + train(model, optimizer)
 
 
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Every tensor of model and optimizer, whole, and the rates of the groups."""
+def averaged(model: nn.Module) -> AveragedModel:
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+
+
+def tensors_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedModel | None = None
+) -> dict[str, torch.Tensor]:
+    """Every tensor of model, optimizer and average, whole, and the rates of the groups."""
     found = dict(whole(model))
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
             found[f"{name} {key}"] = value.full_tensor() if isinstance(value, DTensor) else value
+    found |= {f"average {name}": value for name, value in whole(average).items()} if average is not None else {}
     found["rates"] = torch.tensor([group["lr"] for group in optimizer.param_groups], dtype=torch.float64)
     return found
 
@@ -76,16 +84,20 @@ def save(name: str, shape: tuple[int, ...], styles: tuple[str, ...]) -> dict[str
     model, *_ = applied(shape, styles)
     optimizer, scheduler = trained_by(model)
     go_on(model, optimizer, scheduler)
-    held = {k: v.clone() for k, v in tensors_of(model, optimizer).items()}
+    average = averaged(model)
+    average.update_parameters(model)
+    held = {k: v.clone() for k, v in tensors_of(model, optimizer, average).items()}
+    extra = {"schedule": scheduler, "average": average}
     asynchronous = PLANS.index(name) % 2 == 1
     saved = autopar.save_checkpoint(
-        model, optimizer, folder_of(name), step=6, extra_state={"schedule": scheduler}, asynchronous=asynchronous
+        model, optimizer, folder_of(name), step=6, extra_state=extra, asynchronous=asynchronous
     )
     losses = go_on(model, optimizer, scheduler)  # changes every tensor while it is being written
+    average.update_parameters(model)
     path = saved.result()
     if dist.get_rank() == 0:
         torch.save({"tensors": held, "losses": losses}, path.parent / "expected.pt")
-    return {"changed": len(differing(tensors_of(model, optimizer), held))}
+    return {"changed": len(differing(tensors_of(model, optimizer, average), held))}
 
 
 def load(shape: tuple[int, ...], styles: tuple[str, ...]) -> dict[str, Any]:
@@ -108,9 +120,11 @@ def restored(source: str, model: nn.Module, optimizer: torch.optim.Optimizer, sc
     """Load what one plan saved: what is not the same bit for bit, and how the losses deviate afterwards."""
     checkpoint = autopar.latest_checkpoint(folder_of(source))
     assert checkpoint is not None
-    step = autopar.load_checkpoint(model, optimizer, checkpoint, extra_state={"schedule": scheduler})
+    average = averaged(model)
+    extra = {"schedule": scheduler, "average": average}
+    step = autopar.load_checkpoint(model, optimizer, checkpoint, extra_state=extra)
     want = torch.load(folder_of(source) / "expected.pt", weights_only=True)
-    different = differing(tensors_of(model, optimizer), want["tensors"])
+    different = differing(tensors_of(model, optimizer, average), want["tensors"])
     losses = go_on(model, optimizer, scheduler)
     deviation = max(abs(a - b) for a, b in zip(losses, want["losses"], strict=True))
     return {"step": step, "different": different, "deviation": deviation}
@@ -190,6 +204,10 @@ def mistakes() -> dict[str, str]:
         "groups": lambda: autopar.load_checkpoint(model, torch.optim.AdamW(model.parameters()), good),
         "kind": lambda: autopar.load_checkpoint(model, of_another_kind, good),
         "extra": lambda: autopar.load_checkpoint(model, optimizer, good, extra_state={"loader": scheduler}),
+        "extra optimizer": lambda: autopar.save_checkpoint(
+            model, None, path, step=1, extra_state={"second": optimizer}
+        ),
+        "extra places": lambda: autopar.load_checkpoint(model, optimizer, good, extra_state={"average": scheduler}),
         "stale": lambda: autopar.save_checkpoint(model, torch.optim.SGD(Net().parameters()), path, step=1),
     }
     found = {}

@@ -86,7 +86,7 @@ def test_rows_on_another_dim_are_told_of_once(two: list[dict[str, Any]]) -> None
 
 def test_batches_that_part_are_found_by_the_call_of_twice_the_number(two: list[dict[str, Any]]) -> None:
     for call, told in values(two, "batches_part"):
-        assert call == 8
+        assert call == 20
         assert "the ranks disagree about the batch" in told and "DataLoader(generator=...)" in told
 
 

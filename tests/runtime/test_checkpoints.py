@@ -111,6 +111,8 @@ def test_mistakes_are_told_on_every_rank(two: Ranks) -> None:
         "kind": "has the state of AdamW, and the optimizer here is SGD",
         "groups": "1 groups of 6 parameters here, 2 groups of 3, 3 parameters saved",
         "extra": "has no extra_state ['loader']",
+        "extra optimizer": "an optimizer of a planned model, 'second': give it with the other one",
+        "extra places": "has tensors of extra_state['average']",
         "stale": "after autoparallelize",
     }
     assert first.keys() == second.keys() == expected.keys()

@@ -1,16 +1,16 @@
 """What a checkpoint holds, and in which of its files.
 
 - the files of `torch.distributed.checkpoint`: the model's state dict under "model", tensors of the optimizer's state
-  under "optimizer", in parts that any mesh can read;
+  under "optimizer", sharded tensors of `extra_state` under "extra", in parts that any mesh can read;
 - `optimizer.pt`: the rest of the optimizer's state (groups and their values), of rank 0;
-- `rank-00000.pt`, one for each rank: its random states and `extra_state`, which differ between ranks;
+- `rank-00000.pt`, one for each rank: its random states and the rest of `extra_state`, which differ between ranks;
 - `plan.json`, where the model is planned, and the marker (see `folders`).
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,6 @@ def check_between_steps(model: nn.Module) -> None:
             f"gradients of {waiting} parameters are accumulated and not applied yet, and a checkpoint holds no "
             "gradients: save after optimizer.step()"
         )
-
-
-def extra_states(extra_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what has a `state_dict` that, of anything else the value."""
-    return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in extra_state.items()}
 
 
 def packed(what: str, value: Any) -> bytes:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from autopar.errors import CheckpointError, InputError
 from autopar.runtime.checkpoints.contents import OPTIMIZER_FILE, optimizers_of, rank_file, uncompiled, unpacked
+from autopar.runtime.checkpoints.extra_parts import joined, places
 from autopar.runtime.checkpoints.folders import Checkpoint, complete_checkpoints, read_checkpoint
 from autopar.runtime.checkpoints.optimizer_states import empty_state, set_state
 from autopar.runtime.checkpoints.random_states import set_random_states
@@ -46,7 +47,7 @@ def load_checkpoint(
     gets its memory first, from `autopar.materialise(model, draw=False)`.
 
     Args:
-        optimizer: None to leave the optimizer's state out (a model that is only evaluated).
+        optimizer: as saved, one or a list; None to leave the optimizer's state out (a model that is only evaluated).
         checkpoint: what `latest_checkpoint` found, or a path that ends in `step-…`.
         extra_state: what is to be loaded of the `extra_state` that was saved, each with a `load_state_dict`.
         random_states: also go on with the random numbers. On the number of ranks that saved it each rank gets its own;
@@ -71,6 +72,7 @@ def load_checkpoint(
             raise InputError(f"{path} has no extra_state {missing}; it has {sorted(own['extra'])}")
         if without := [name for name, value in extra.items() if not hasattr(value, "load_state_dict")]:
             raise InputError(f"extra_state {without} have no load_state_dict")
+        state["extra"] = places(path, own["extra"], extra)
         listed: dict[str, Any] = {}
         if optimizers:
             listed = unpacked(path / OPTIMIZER_FILE)
@@ -86,7 +88,7 @@ def load_checkpoint(
         if optimizers:
             set_state(optimizers, state["optimizer"], listed)
         for name, value in extra.items():
-            value.load_state_dict(own["extra"][name])
+            value.load_state_dict(joined(own["extra"][name], state["extra"]))
         if random_states:  # last: what is above may draw
             set_random_states(model, own["random"])
         count_steps_from(found.step)

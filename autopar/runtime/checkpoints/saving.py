@@ -15,13 +15,13 @@ from autopar.errors import CheckpointError, InputError
 from autopar.runtime.checkpoints.contents import (
     OPTIMIZER_FILE,
     check_between_steps,
-    extra_states,
     optimizers_of,
     packed,
     plan_of,
     rank_file,
     uncompiled,
 )
+from autopar.runtime.checkpoints.extra_parts import parted
 from autopar.runtime.checkpoints.folders import PLAN, begin, check_seen, complete, write_synced
 from autopar.runtime.checkpoints.optimizer_states import named_state
 from autopar.runtime.checkpoints.random_states import random_states
@@ -47,9 +47,11 @@ def save_checkpoint(
     `folder` on a filesystem that all of them see. One folder is for one run: leftovers of crashes in it are removed.
 
     Args:
+        optimizer: the one of the model, or a list of those that its parameters have.
         step: optimizer steps that were made.
         extra_state: further things by name, each with a `state_dict` and a `load_state_dict` (schedulers, data
-            loaders, gradient scalers), or values of numbers, strings, tensors, lists and dicts; every rank's own.
+            loaders, gradient scalers, averaged weights), or values of numbers, strings, tensors, lists and dicts; every
+            rank's own, but for sharded tensors (DTensors).
         keep: how many checkpoints stay in the folder, the last ones; None: all.
         asynchronous: return as soon as everything is copied to CPU memory, and write in the background. The next call
             waits for the one before.
@@ -70,14 +72,15 @@ def save_checkpoint(
     def gather() -> tuple[dict[str, Any], dict[str, bytes]]:
         check_between_steps(model)
         tensors, listed = named_state(model, optimizers_of(optimizer))
-        own = {"random": random_states(model), "extra": extra_states(extra_state or {})}
+        rest, parts = parted(extra_state or {})
+        own = {"random": random_states(model), "extra": rest}
         files = {rank_file(together.rank): packed("extra_state", own)}
         if together.is_first:
             files[OPTIMIZER_FILE] = packed("the optimizer's state", listed)
             plan = plan_of(model)
             if plan is not None:
                 files[PLAN] = plan.to_json().encode()
-        return {"model": model.state_dict(), "optimizer": tensors}, files
+        return {"model": model.state_dict(), "optimizer": tensors, "extra": parts}, files
 
     state, files = together.all_do("collecting a checkpoint", gather)
     together.same("the step and the folder of a checkpoint", (step, str(folder)))

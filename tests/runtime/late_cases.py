@@ -1,0 +1,140 @@
+"""Gradients that wait for a pass which does not come to their parameters, and hooks of these: on real ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import autopar
+
+PRESETS = ("ddp", "fsdp", "tp")
+STEPS = 3
+
+
+class Tasks(nn.Module):
+    """A trunk with a head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(8, 32)
+        self.heads = nn.ModuleDict({task: nn.Linear(32, 4) for task in "ab"})
+
+    def forward(self, x: torch.Tensor, task: str) -> torch.Tensor:
+        loss: torch.Tensor = self.heads[task](self.trunk(x).relu()).square().mean()
+        return loss
+
+
+def built() -> nn.Module:
+    torch.manual_seed(0)
+    return Tasks().double()
+
+
+def planned(preset: str, micro_batches: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return autopar.autoparallelize(
+        built(), {"x": rows(0), "task": "a"}, mesh, constraints=preset, micro_batches=micro_batches
+    )
+
+
+def rows(seed: int) -> torch.Tensor:
+    return torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def train(model: nn.Module, tasks: str, *, by_hand: bool) -> None:
+    """Steps of one micro-batch for each task, in turn; the gradients of all are clipped."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        for number, task in enumerate(tasks):
+            waits = by_hand and isinstance(next(model.parameters()), DTensor) and number + 1 < len(tasks)
+            with model.no_sync() if waits else contextlib.nullcontext():
+                model(rows(10 * step + number), task=task).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def in_turn(preset: str, tasks: str, how: str) -> float:
+    """The largest difference of a parameter from those of one process."""
+    alone, model = built(), planned(preset, 1 if how == "no_sync" else len(tasks))
+    train(alone, tasks, by_hand=False)
+    train(model, tasks, by_hand=how == "no_sync")
+    return difference(model, alone)
+
+
+def difference(model: nn.Module, alone: nn.Module) -> float:
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max((whole(p) - q).abs().max().item() for p, q in pairs)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def halved_once(alone: nn.Module) -> None:
+    """Training in one process with gradients of some parameters halved, of the sums."""
+    optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        for number, task in enumerate("ab"):
+            alone(rows(10 * step + number), task=task).backward()
+        for name in ("trunk.weight", "heads.a.weight", "trunk.bias"):
+            alone.get_parameter(name).grad.mul_(0.5)
+        nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def hooks(preset: str, when: str) -> dict[str, Any]:
+    """Hooks that halve the gradients of the trunk and of a head that is read in the first micro-batch alone."""
+    alone, model, calls = built(), built(), []
+
+    def halve(gradient: torch.Tensor) -> torch.Tensor:
+        calls.append("gradient")
+        return gradient * 0.5
+
+    def halve_behind(parameter: torch.Tensor) -> None:
+        calls.append("behind")
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    def hook(one: nn.Module) -> None:
+        for name in ("trunk.weight", "heads.a.weight"):
+            one.get_parameter(name).register_hook(halve)
+        one.get_parameter("trunk.bias").register_post_accumulate_grad_hook(halve_behind)
+
+    if when == "before":
+        hook(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(model, {"x": rows(0), "task": "a"}, mesh, constraints=preset)
+    if when == "behind":
+        hook(model)
+    train(model, "ab", by_hand=True)
+    told = list(calls)
+    if preset == "tp":  # what comes in parts is there in each pass, as in one process
+        hook(alone)
+        train(alone, "ab", by_hand=False)
+    else:
+        halved_once(alone)
+    return {"error": difference(model, alone), "gradient": told.count("gradient"), "behind": told.count("behind")}
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        f"{tasks}, {how}, {preset}": functools.partial(in_turn, preset, tasks, how)
+        for preset in PRESETS
+        for tasks in ("ab", "aab", "aa")
+        for how in ("no_sync", "counted")
+    }
+    | {
+        f"hooks, {when}, {preset}": functools.partial(hooks, preset, when)
+        for preset in PRESETS
+        for when in ("before", "behind")
+    }
+}

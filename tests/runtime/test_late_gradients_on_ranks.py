@@ -1,0 +1,31 @@
+"""Gradients of parameters that the pass in which gradients move does not come to are moved with the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from late_cases import CASES, STEPS
+from launch import launch
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("late_cases.py", 2)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES[2] if not case.startswith("hooks")])
+def test_tasks_in_turn_train_as_in_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert "error" not in rank[case], rank[case]["traceback"]
+        assert rank[case]["value"] < 1e-12
+
+
+@pytest.mark.parametrize("case", [case for case in CASES[2] if case.startswith("hooks")])
+def test_hooks_run_when_gradients_come(ranks: list[dict[str, Any]], case: str) -> None:
+    for rank in ranks:
+        assert "error" not in rank[case], rank[case]["traceback"]
+        found = rank[case]["value"]
+        assert found["error"] < 1e-12
+        if "tp" not in case:  # there sums come at once, in the last pass
+            assert found["gradient"] == 2 * STEPS and found["behind"] == STEPS

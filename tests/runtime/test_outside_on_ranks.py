@@ -1,0 +1,36 @@
+"""Parts of a planned model, and what stands beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("outside_cases.py", 2)
+
+
+def values(ranks: list[dict[str, Any]], case: str) -> list[Any]:
+    for rank in ranks:
+        assert "error" not in rank[case], rank[case]["traceback"]
+    return [rank[case]["value"] for rank in ranks]
+
+
+def test_a_submodule_loads_plain_tensors(ranks: list[dict[str, Any]]) -> None:
+    assert values(ranks, "submodule_loaded") == [0.0, 0.0]
+
+
+def test_a_weight_that_a_layer_outside_shares_is_told(ranks: list[dict[str, Any]]) -> None:
+    for told, behind in values(ranks, "tied_outside"):
+        assert "a Linear outside of the model holds a parameter that autoparallelize has replaced" in told
+        assert behind == "no error"
+
+
+def test_numbers_are_formatted_or_told_how(ranks: list[dict[str, Any]]) -> None:
+    for number, norm, part, text in values(ranks, "formatted"):
+        assert norm == number or "read it before, on every rank" in norm
+        assert "read it before, on every rank" in part
+        assert text.startswith("DTensor(")
