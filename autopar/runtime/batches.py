@@ -26,7 +26,8 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
     """This rank's part of a batch of which every rank has the whole, to be passed to the planned model.
 
     `batch`: inputs by name, as in `meta_args`; a tuple or list of positional inputs; or the first input alone. It may
-    have fewer rows than the example, as a last batch does.
+    have fewer rows than the example, as a last batch does. By name it may also have what the model does not take,
+    targets of a loss outside of it: of these, this rank gets the rows that it has of the inputs.
 
     Raises InputError for a batch whose rows the ranks cannot share evenly, and for inputs that the plan does not have.
     """
@@ -34,13 +35,17 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
     lies = planned.programs.first.inputs
     if all(layout.is_replicated for layout, _ in lies.values()):
         return batch
-    if isinstance(batch, Mapping):
-        return {name: _part(name, value, planned, lies) for name, value in batch.items()}
     parameters = inspect.signature(model.forward).parameters
     names = list(parameters)
+    if isinstance(batch, Mapping):
+        taken = {name for name in batch if not {name, f"{name}_0"}.isdisjoint({*parameters, *lies})}
+        return {name: _part(name, value, planned, lies, is_input=name in taken) for name, value in batch.items()}
     if isinstance(batch, (tuple, list)):
         if len(batch) > len(names) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
-            raise InputError(f"{len(batch)} positional inputs were given, and the model takes {len(names)}: {names}")
+            raise InputError(
+                f"{len(batch)} positional inputs were given, and the model takes {len(names)}: {names}; what it does "
+                "not take (targets) is cut by name, local_batch(model, {'name': tensor})"
+            )
         parts = [_part(name, value, planned, lies) for name, value in zip(names, batch, strict=False)]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return _part(names[0], batch, planned, lies)
@@ -127,14 +132,21 @@ def _of_rows(planned: Planned) -> tuple[Layout, int]:
     return layout, shape[0]
 
 
-def _part(name: str, value: Any, planned: Planned, lies: Mapping[str, tuple[Layout, tuple[int, ...]]]) -> Any:
+def _part(
+    name: str,
+    value: Any,
+    planned: Planned,
+    lies: Mapping[str, tuple[Layout, tuple[int, ...]]],
+    *,
+    is_input: bool = True,
+) -> Any:
     leaves, spec = pytree.tree_flatten(value)
     single = len(leaves) == 1 and leaves[0] is value
     places = iter(range(len(leaves)))
     parts = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            known = lies.get(name if single else f"{name}_{next(places)}")
+            known = lies.get(name if single else f"{name}_{next(places)}") if is_input else _of_rows(planned)
             if known is None:
                 raise InputError(f"the plan was made without an input '{name}': give an example of it in meta_args")
             leaf = _cut(name, leaf, known[0], planned)

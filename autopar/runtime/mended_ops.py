@@ -1,4 +1,4 @@
-"""Ops that torch (2.11 to 2.15) gets wrong on DTensors, without a word, where loops use them on outputs of a model.
+"""Ops that torch (2.13 to 2.15) gets wrong on DTensors, without a word, where loops use them on outputs of a model.
 
 `F.mse_loss(student(x), teacher(x))` of two planned models: the gradient of a mean is divided by the number of this
 rank's elements, so that it is too large by as many as there are parts. Torch runs these ops as they are on the parts,

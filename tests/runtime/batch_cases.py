@@ -117,8 +117,24 @@ def uneven_batch() -> str:
     return refusal(lambda: autopar.local_batch(planned("ddp", "local"), {"x": torch.zeros(3, 16)}))
 
 
+class Weighted(Net):
+    """With an input that the example leaves out."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) if y is None else super().forward(x * y)
+
+
 def another_input() -> str:
-    return refusal(lambda: autopar.local_batch(planned("ddp", "local"), {"y": torch.zeros(4, 16)}))
+    mesh = init_device_mesh("cpu", MESHES[dist.get_world_size()])
+    model = autopar.autoparallelize(Weighted(), {"x": torch.zeros(4, 16)}, mesh, inputs="local")
+    return refusal(lambda: autopar.local_batch(model, {"y": torch.zeros(4, 16)}))
+
+
+def target_outside() -> bool:
+    """What the model does not take is cut as its rows are."""
+    batch = {"x": torch.arange(4.0).view(4, 1).expand(4, 16), "target": torch.arange(4), "names": ["a", "b"]}
+    mine = autopar.local_batch(planned("fsdp", "local"), batch)
+    return mine["names"] == ["a", "b"] and mine["target"].tolist() == mine["x"][:, 0].tolist() != []
 
 
 def too_many_inputs() -> str:
@@ -188,6 +204,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{name}-{preset}": partial(trained, preset, *run) for name, run in RUNS.items() for preset in PRESETS}
     | PARTS
     | {case.__name__: case for case in REFUSED}
-    | {"rows_on_dim_one": rows_on_dim_one, "batches_part": batches_part},
+    | {"rows_on_dim_one": rows_on_dim_one, "batches_part": batches_part}
+    | {"target_outside": target_outside},
     4: {"two_axes-fsdp+tp": partial(trained, "fsdp+tp", "local", 16)} | PARTS,
 }

@@ -84,6 +84,10 @@ def test_rows_on_another_dim_are_told_of_once(two: list[dict[str, Any]]) -> None
         assert "'input' of shape (6, 4, 16) here is taken for rows of (12, 4, 16) in all" in told[0]
 
 
+def test_targets_of_a_loss_outside_are_cut_as_the_rows(two: list[dict[str, Any]]) -> None:
+    assert values(two, "target_outside") == [True, True]
+
+
 def test_batches_that_part_are_found_by_the_call_of_twice_the_number(two: list[dict[str, Any]]) -> None:
     for call, told in values(two, "batches_part"):
         assert call == 20

@@ -25,9 +25,7 @@ def parted(extra_state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, to
     Raises InputError for optimizers of a planned model: what they will hold is not known before they have it.
     """
     for name, value in extra_state.items():
-        if isinstance(value, Optimizer) and any(
-            isinstance(p, DTensor) for g in value.param_groups for p in g["params"]
-        ):
+        if isinstance(value, Optimizer) and _has_parts(value):
             raise InputError(
                 f"extra_state has an optimizer of a planned model, {name!r}: give it with the other one, "
                 "optimizer=[first, second], which any mesh can read"
