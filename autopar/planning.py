@@ -152,13 +152,11 @@ def trace_for(
 
     Modules that cannot be traced, and those that the constraints ask for, are leaves.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
-    call that leaves out what only the loss needs. `later`: of another call than was asked about, which may have other
-    leaves.
+    call that leaves out what only the loss needs. `later`: of a call of another kind, which may have other leaves.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
-    with_grad = torch.is_grad_enabled()  # not so in inference mode
-    off, on = torch.inference_mode(False), torch.set_grad_enabled(with_grad)
+    off, on = torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled())  # not so in inference mode
     with watch.stage("trace"), off, on, _default_device("cpu"):
         try:
             traced = trace(
@@ -179,8 +177,7 @@ def trace_for(
         except Exception as error:
             raise as_untraceable(error, model, request.precision.compute) from error
         show_leaf_tensors(traced, request.precision.compute)
-        if not later:
-            check_requests(model, traced.graph, request.constraints)
+        check_requests(model, traced.graph, () if later else request.constraints)
         find_splits(traced.graph)
     return traced
 

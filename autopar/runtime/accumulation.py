@@ -33,8 +33,7 @@ class Accumulation:
         self.held = False
         self._by_hand = False  # no_sync was used, so it alone decides
         self._waiting: dict[str, dict[Stage, torch.Tensor]] = {}
-        self._parameters: dict[int, str] = {}  # those that have gradients waiting, by id
-        self._holders: dict[str, torch.Tensor] = {}  # the same
+        self._parameters: dict[str, torch.Tensor] = {}  # those that have gradients waiting
         self._backwards = 0  # since gradients moved
         self._pass, self._moves = -1, True
         _refuse_early_steps(self)
@@ -69,15 +68,14 @@ class Accumulation:
 
     def _hand_out_rest(self) -> None:
         """At the end of a pass that moves: what still waits is of parameters that it did not come to."""
-        for name, parameter in list(self._holders.items()):
-            for stage, gradient in self.take_rest(name, parameter).items():
-                [reduced] = Flight([gradient], [stage.backward], reduction_dtype=stage.reduction_dtype).finish()
-                accumulate(parameter, reduced)
+        for name, parameter in list(self._parameters.items()):
+            for gradient in self.take_rest(name):
+                accumulate(parameter, gradient)
 
     def add(self, name: str, stage: Stage, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
         """Keep an unreduced gradient of a parameter, which `stage` would reduce."""
         own = self._waiting.setdefault(name, {})
-        self._parameters[id(parameter)], self._holders[name] = name, parameter
+        self._parameters[name] = parameter
         if stage in own:
             own[stage] += gradient
         else:
@@ -91,28 +89,30 @@ class Accumulation:
         """What waits for this reduction, no longer kept here."""
         return self._waiting.get(name, {}).pop(stage, None)
 
-    def take_rest(self, name: str, parameter: torch.Tensor) -> dict[Stage, torch.Tensor]:
-        """What still waits for other reductions of the parameter, no longer kept here."""
-        self._parameters.pop(id(parameter), None)
-        self._holders.pop(name, None)
-        return self._waiting.pop(name, {})
+    def take_rest(self, name: str) -> list[torch.Tensor]:
+        """What still waits for other reductions of the parameter, reduced and no longer kept here."""
+        self._parameters.pop(name, None)
+        rest = self._waiting.pop(name, {})
+        flights = (Flight([g], [stage.backward], reduction_dtype=stage.reduction_dtype) for stage, g in rest.items())
+        return [gradient for flight in flights for gradient in flight.finish()]
 
     def forget(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Drop what waits, of these parameters or of all, as zeroing gradients does."""
-        for parameter in parameters if parameters is not None else ():
-            name = self._parameters.pop(id(parameter), "")
-            self._waiting.pop(name, None)
-            self._holders.pop(name, None)
+        for name in self._waiting_of(parameters) if parameters is not None else ():
+            del self._parameters[name], self._waiting[name]
         if parameters is None or not self._parameters:  # the step's backward passes begin anew
-            self._waiting, self._parameters, self._holders, self._backwards = {}, {}, {}, 0
+            self._waiting, self._parameters, self._backwards = {}, {}, 0
+
+    def _waiting_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        """The names of those that have gradients waiting."""
+        wanted = set(map(id, parameters))
+        return [name for name, parameter in self._parameters.items() if id(parameter) in wanted]
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError if the optimizer is about to step past gradients that wait."""
         if not self._parameters:
             return
-        names = [
-            self._parameters[id(p)] for g in optimizer.param_groups for p in g["params"] if id(p) in self._parameters
-        ]
+        names = self._waiting_of(p for group in optimizer.param_groups for p in group["params"])
         if names:
             so_far = f"{self._backwards} of the plan's {self.micro_batches} backward passes were made"
             why = "all backward passes ran inside no_sync()" if self._by_hand else so_far

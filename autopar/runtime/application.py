@@ -24,7 +24,7 @@ from autopar.runtime.conversions import dtype_named
 from autopar.runtime.copied_gradients import let_gradients_be_copied
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
-from autopar.runtime.loaded_states import load_optimizer_states
+from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
 from autopar.runtime.lowering import Rank
 from autopar.runtime.mended_ops import mend_ops
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
@@ -36,7 +36,7 @@ from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure, refuse_backward_hooks
-from autopar.runtime.submodules import load_plain, refuse_calls
+from autopar.runtime.submodules import refuse_calls
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_draws import draw_whole
 from autopar.runtime.whole_numbers import read_whole_numbers
@@ -83,7 +83,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
     refuse_calls(model)
-    load_plain(model)
+    load_into_submodules(model)
     planned.structure = Structure(model)
     leave_quietly()
     note_from_now_on()

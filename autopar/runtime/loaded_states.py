@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_leaves
@@ -35,6 +36,22 @@ def check_own_shards(pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
             "autopar.export_full_state"
         )
     agree(read[0][1].device, {}, error)
+
+
+def deal_out_state(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """What `load_state_dict` is about to read into a module: its plain tensors lie as the parameters do then."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    check_own_shards((state_dict.get(prefix + name), parameter) for name, parameter in parameters.items())
+    for name, parameter in parameters.items():
+        if (value := state_dict.get(prefix + name)) is not None:
+            state_dict[prefix + name] = _dealt(value, parameter)
+
+
+def load_into_submodules(model: nn.Module) -> None:
+    """From now on `load_state_dict` of a submodule takes plain tensors, as that of a planned model does."""
+    for module in model.modules():
+        if module is not model:
+            module.register_load_state_dict_pre_hook(deal_out_state)
 
 
 @functools.cache

@@ -13,8 +13,7 @@ from torch import nn
 
 from autopar.errors import InputError
 from autopar.runtime.ambient import ambient_kept
-from autopar.runtime.loaded_states import check_own_shards
-from autopar.runtime.parameters import dealt_out
+from autopar.runtime.loaded_states import deal_out_state
 from autopar.runtime.structure import refuse_transforms
 
 ATTRIBUTE = "_autopar"
@@ -101,11 +100,7 @@ def _load(user_class: type[nn.Module]) -> Callable[..., None]:
 
     @functools.wraps(user_class._load_from_state_dict)
     def load(self: nn.Module, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        parameters = dict(self.named_parameters(remove_duplicate=False))
-        check_own_shards((state_dict.get(prefix + name), parameter) for name, parameter in parameters.items())
-        for name, parameter in parameters.items():
-            if (value := state_dict.get(prefix + name)) is not None:
-                state_dict[prefix + name] = dealt_out(value, parameter)
+        deal_out_state(self, state_dict, prefix)
         user_class._load_from_state_dict(self, state_dict, prefix, *args, **kwargs)
 
     return load

@@ -1,4 +1,4 @@
-"""The submodules of a planned model, whose parameters are shards: not to be called on their own, but to be loaded."""
+"""The submodules of a planned model, which are not to be called on their own: their parameters are shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
-from autopar.runtime.parameters import dealt_out
 
 
 def refuse_calls(model: nn.Module) -> None:
@@ -23,20 +22,6 @@ def refuse_calls(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module is not model:
             module.register_forward_pre_hook(partial(_check, name), with_kwargs=True)
-
-
-def load_plain(model: nn.Module) -> None:
-    """From now on `load_state_dict` of a submodule takes plain tensors, as that of the model does."""
-    for module in model.modules():
-        if module is not model:
-            module.register_load_state_dict_pre_hook(_deal_out)
-
-
-def _deal_out(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name, parameter in module.named_parameters(recurse=False):
-        value = state_dict.get(prefix + name)
-        if isinstance(value, torch.Tensor):
-            state_dict[prefix + name] = dealt_out(value, parameter)
 
 
 def _check(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

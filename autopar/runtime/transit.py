@@ -266,9 +266,7 @@ class Transit:
             self._reductions = [one for one in self._reductions if one.holds_more]
         moves = not self._held and self._accumulation.moves()  # asked in any case: it counts passes
         if moves and self._accumulation.waits_for(name):
-            rest = self._accumulation.take_rest(name, self._parameters[place])
-            for stage, gradient in rest.items():
-                found += Flight([gradient], [stage.backward], reduction_dtype=stage.reduction_dtype).finish()
+            found += self._accumulation.take_rest(name)
         return found
 
 

@@ -156,3 +156,10 @@ def _cases(worker: str) -> Mapping[str, Any]:
     spec.loader.exec_module(module)
     cases: Mapping[str, Any] = module.CASES[dist.get_world_size()]
     return cases
+
+
+def values(ranks: list[dict[str, Any]], case: str) -> list[Any]:
+    """What a case returned on each rank; fails where it raised."""
+    for rank in ranks:
+        assert "error" not in rank[case], rank[case]["traceback"]
+    return [rank[case]["value"] for rank in ranks]

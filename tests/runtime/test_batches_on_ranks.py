@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from batch_cases import PRESETS, RUNS
-from launch import launch
+from launch import launch, values
 
 from autopar.runtime.batches import PartSampler
 
@@ -21,12 +21,6 @@ def two() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def four() -> list[dict[str, Any]]:
     return launch("batch_cases.py", 4)
-
-
-def values(ranks: list[dict[str, Any]], case: str) -> list[Any]:
-    for rank in ranks:
-        assert "error" not in rank[case], rank[case]["traceback"]
-    return [rank[case]["value"] for rank in ranks]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

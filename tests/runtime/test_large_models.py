@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from large_cases import CASES, MODELS, PRESETS
-from launch import launch, needed
+from launch import launch, needed, values
 from thinned import thinned
 from torch import nn
 
@@ -19,12 +19,6 @@ from autopar.runtime.parameters import check_values
 def two(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     grid = [f"{name}-{preset}" for name in MODELS for preset in PRESETS]
     return launch("large_cases.py", 2, cases=needed(request, CASES[2], "name", "preset", of=grid))
-
-
-def values(two: list[dict[str, Any]], case: str) -> list[Any]:
-    for rank in two:
-        assert "error" not in rank[case], rank[case]["traceback"]
-    return [rank[case]["value"] for rank in two]
 
 
 @pytest.mark.parametrize(("name", "preset"), thinned(3, list(MODELS), PRESETS))

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, values
 
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     return launch("outside_cases.py", 2)
-
-
-def values(ranks: list[dict[str, Any]], case: str) -> list[Any]:
-    for rank in ranks:
-        assert "error" not in rank[case], rank[case]["traceback"]
-    return [rank[case]["value"] for rank in ranks]
 
 
 def test_a_submodule_loads_plain_tensors(ranks: list[dict[str, Any]]) -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, values
 from precision_cases import DTYPES, OVERFLOWS, PRESETS, SPOILT
 
 
 @pytest.fixture(scope="module")
 def two() -> list[dict[str, Any]]:
     return launch("precision_cases.py", 2)
-
-
-def values(ranks: list[dict[str, Any]], case: str) -> list[Any]:
-    for rank in ranks:
-        assert "error" not in rank[case], rank[case]["traceback"]
-    return [rank[case]["value"] for rank in ranks]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

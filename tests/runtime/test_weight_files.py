@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from launch import launch, needed
+from launch import launch, needed, values
 from thinned import thinned
 from weight_cases import BUILDS, CASES, PRESETS, REFUSED
 
@@ -15,12 +15,6 @@ from weight_cases import BUILDS, CASES, PRESETS, REFUSED
 def two(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     grid = [case for case in CASES[2] if case.startswith("read-")]
     return launch("weight_cases.py", 2, cases=needed(request, CASES[2], "of", "name", "preset", of=grid))
-
-
-def values(two: list[dict[str, Any]], case: str) -> list[Any]:
-    for rank in two:
-        assert "error" not in rank[case], rank[case]["traceback"]
-    return [rank[case]["value"] for rank in two]
 
 
 @pytest.mark.parametrize(("of", "name", "preset"), thinned(3, ["read"], list(BUILDS), PRESETS))
