@@ -22,7 +22,8 @@ def shape(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: Local
 
     A view becomes a reshape: what is contiguous as a whole need not be so in parts.
     """
-    name, local = target.__name__.partition(".")[0], ctx.local_shape()
+    operator = isinstance(target, torch._ops.OpOverload)  # whose name has the overload's behind it
+    name, local = target._opname if operator else target.__name__, ctx.local_shape()
     if name in _RESHAPES:
         return args[0].reshape(local)
     if name in _EXPANDS:
