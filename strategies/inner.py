@@ -114,6 +114,24 @@ def _exchanged(
     return tuple(found)
 
 
+def _swapped(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
+    """Over axes that split the queries: half of them and of the results go to one rank, and in backward the same again,
+    with half of the results' gradients, and half of the queries' gradients back."""
+    query, result, dim = facts[0], facts[-1], 2
+    local = layouts[0].local_shape(query.shape, mesh_shape)
+    half = math.prod(local) // local[dim] * (local[dim] // 2) * query.item_bytes
+    found = []
+    for axis, (placement, n) in enumerate(zip(layouts[0].placements, mesh_shape, strict=True)):
+        if half and n > 1 and placement.is_sharded and placement.dim == dim:
+            # an exchange of so much among all n ranks sends what goes to one here
+            one, three = (-(-halves * half * n // (n - 1)) for halves in (1, 3))
+            back = (three, one) if result.grad else (0, 0)
+            found += [InnerCollective("all_to_all", axis, one, given) for given in back]
+    return tuple(found)
+
+
 def _wide(fact: TensorFact) -> int:
     """Bytes of one statistic: exchanged in float32, or wider if the tensor is."""
     return max(4, fact.item_bytes)
@@ -125,4 +143,5 @@ _INNER: dict[str, Callable[[Bound, Facts, Sequence[Layout], tuple[int, ...]], tu
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
     "experts_exchanged": _exchanged,
+    "sdpa_causal": _swapped,
 }

@@ -60,7 +60,8 @@ class Mode:
     placements: tuple[Placement, ...]
     positions: tuple[Position, ...] = ()
     local: str = ""
-    work: float = 1.0  # in units of the axis' share: idle n, plain 1, double 2
+    work: float = 1.0  # of the device that does most, in units of its share
+    idle: bool = False  # splitting saves no work
 
 
 class Passing(NamedTuple):
@@ -128,8 +129,8 @@ def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:
             placements.append(without)
     name = factor.name if position.outer == 1 else f"{factor.name}@{position.outer}"
     words = factor.note.words
-    work = float("inf") if "idle" in words else 2.0 if "double" in words else 1.0
-    return Mode(name, tuple(placements), (position,), factor.note.local, work)
+    work = 2.0 if "double" in words else 1.0
+    return Mode(name, tuple(placements), (position,), factor.note.local, work, idle="idle" in words)
 
 
 def _split_at_once(bound: Bound, pair: Sequence[Position], note: Note, wanted: Sequence[bool]) -> Mode:
@@ -185,7 +186,7 @@ def combine(
 
 def _work(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> float:
     """The share of the device that does most: of unequal pieces it has the longest."""
-    work = 1.0
+    work, most = 1.0, 1.0
     left = [factor.size for factor in bound.factors]
     for mode, n in zip(choice, mesh_shape, strict=True):
         share = 1 / n
@@ -193,8 +194,9 @@ def _work(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int]) -> fl
             if outer == 1:
                 longest = -(-left[factor] // n)
                 share, left[factor] = max(share, longest / left[factor]), longest
-        work *= min(1.0, mode.work * share) if mode.positions else 1.0
-    return work
+        if mode.positions and n > 1 and not mode.idle:
+            work, most = work * share, max(most, mode.work)
+    return min(1.0, most * work)
 
 
 def _fits(bound: Bound, choice: Sequence[Mode], mesh_shape: Sequence[int], ragged: Container[int]) -> bool:

@@ -24,7 +24,7 @@ whole           the local code, or the op itself, gives the finished output: rep
 plain           the factor splits only into contiguous pieces
 ragged          the factor may be split into unequal pieces, and so may what it meets: see `strategies.ragged`
 idle            splitting the factor saves no work
-double          the split op does twice its share of the work
+double          one of the devices does up to twice its share of the work, over however many axes
 linear          (op) linear in all floating inputs together: partial values pass through it
 linear:1        (op) linear in input 1 while the others are fixed; `linear:1+2`: in inputs 1 and 2 together
 affine          (op) as `linear`, but for partial gradients only

@@ -1,7 +1,8 @@
 """Temporaries of ops beside what is kept: as measured, or of the code that stands for an op where it is split.
 
 Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
-float32 at least; the ops themselves make a second one, that of the logarithms.
+float32 at least; the ops themselves make a second one, that of the logarithms. Where causal queries lie on several,
+halves of them are on their way and results are joined.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
         return 0
     if _splits_classes(node, strategy, mesh_shape):
         return _of_classes(node, strategy, mesh_shape)
+    if strategy.local == "sdpa_causal" and cost.work is not None and cost.work.attention:
+        return _of_halves(node, strategy, mesh_shape, backward=backward)
     return round((cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes) * strategy.work)
 
 
@@ -52,3 +55,21 @@ def _of_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) 
         return values
     rows = math.prod(length for dim, length in enumerate(local) if dim != _class_dim(node))
     return values + _NUMBERS_A_ROW * rows * wide.itemsize
+
+
+def _of_halves(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], *, backward: bool) -> int:
+    """What `autopar.runtime.local.causal` makes of half the queries, and in backward of the keys before them.
+
+    Forward the queries that came, their results for each of two parts of the keys, and the sum of these; backward
+    gradients, queries and results that came beside two gradients of queries and those of keys and values, or beside
+    what is sent.
+    """
+    query, key = (tensor_of(ref) for ref in tensor_inputs(node)[:2])
+    local = strategy.inputs[0].local_shape(tuple(query.shape), mesh_shape)
+    half = math.prod(local[:-2]) * (local[-2] // 2) * local[-1] * query.element_size()
+    if not backward:
+        statistics = 3 * math.prod(local[:-1]) * max(4, query.element_size())
+        return (4 if query.element_size() >= 4 else 6) * half + statistics
+    keys = math.prod(strategy.inputs[1].local_shape(tuple(key.shape), mesh_shape)) * key.element_size()
+    before = keys - keys // key.shape[-2] * (local[-2] // 2)
+    return max(6 * half, 5 * half + 2 * before)

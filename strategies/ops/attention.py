@@ -10,7 +10,8 @@ from autopar.strategies.arguments import Writer, argument, tensors
 def attention(node: fx.Node) -> str:
     """`scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)`.
 
-    Causal attention on a part of the "q" needs a mask by global position and loses the causal kernel's saving.
+    Causal attention on a part of the "q" shares the work evenly (`autopar.runtime.local.causal`) where fused kernels
+    take it. Elsewhere it needs a mask by global position and loses the causal kernel's saving.
     """
     query, key, val, *mask = tensors(node)
     lead = [f"b{k}" for k in range(query.dim() - 3)] + (["h"] if query.dim() > 2 else [])
@@ -24,7 +25,10 @@ def attention(node: fx.Node) -> str:
     text = f"{', '.join(map(' '.join, operands))} -> {' '.join((*heads, 'q', value_dim))}"
     if random:
         return f"{text} | @sdpa_dropout always"
-    return f"{text} | q @sdpa_causal double" if argument(node, "is_causal", 5, False) else text
+    if not argument(node, "is_causal", 5, False):
+        return text
+    fused = query.dim() == 4 and query.shape[-1] == val.shape[-1] and query.shape[-2] == key.shape[-2]
+    return f"{text} | q @{'sdpa_causal plain' if fused else 'sdpa_causal_mask plain double'}"
 
 
 RULES: dict[str, str | Writer] = {

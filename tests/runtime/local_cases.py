@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -202,6 +203,7 @@ def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:
     causal = {"is_causal": True}
     attention = F.scaled_dot_product_attention
     yield Case("causal queries", "sdpa_causal", attention, heads, layouts, layouts[:1], (), causal)
+    yield from _causal(mesh, heads)
     heads_only = _on(mesh, "S1" if mesh[0] == 2 else "R", "S0")
     for kwargs in ({}, causal, {"scale": 0.2}):
         name, inputs = f"attention without dropout {kwargs}", (layouts, (heads_only,) * 3)
@@ -225,3 +227,32 @@ def _attention(mesh: tuple[int, ...]) -> Iterator[Case]:
     yield Case("masked", "sdpa_dropout", attention, masked, (*(heads_only,) * 3, whole), (heads_only,))
     added = (*heads, torch.where(seen, numbers(1, 1, 8, 8), -torch.inf))
     yield Case("bias", "sdpa_dropout", attention, added, (*(heads_only,) * 3, whole), (heads_only,), frozen=(3,))
+
+
+def _causal(mesh: tuple[int, ...], heads: tuple[torch.Tensor, ...]) -> Iterator[Case]:
+    """Queries split over all axes: halves of even and odd length, single queries, and what no fused kernel takes."""
+    whole = _on(mesh, "R+", "R+")
+    layouts = (_on(mesh, "S2", f"S2@{mesh[0]}"), whole, whole)
+    odd = 3 * math.prod(mesh)
+    few, uneven = (tuple(numbers(2, 4, length, 5) + i for i in range(3)) for length in (math.prod(mesh), odd))
+    turned = tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in heads)
+    tensors = {
+        "all axes": heads,
+        "one each": few,
+        "odd": uneven,
+        "grouped": (heads[0], heads[1][:, :2], heads[2][:, 2:]),
+        "heads swapped in": turned,
+        "strided": tuple(t.mT.contiguous().mT for t in heads),
+        "more keys": (heads[0], numbers(2, 4, 12, 5), numbers(2, 4, 12, 5) - 1),
+        "fewer keys": (heads[0], numbers(2, 4, 6, 5), numbers(2, 4, 6, 5) - 1),
+        "wide values": (*heads[:2], numbers(2, 4, 8, 7)),
+        "no heads": tuple(t[:, 0] for t in heads),
+    }
+    masked = {"more keys", "fewer keys", "wide values", "no heads"}
+    for name, given in tensors.items():
+        dim = given[0].dim() - 2
+        lie = tuple(layout.replace("S2", f"S{dim}") for layout in layouts)
+        kwargs = {"is_causal": True, "enable_gqa": name == "grouped"} | ({"scale": 0.3} if name == "odd" else {})
+        function = F.scaled_dot_product_attention
+        local = "sdpa_causal_mask" if name in masked else "sdpa_causal"
+        yield Case(f"causal queries, {name}", local, function, given, lie, lie[:1], (), kwargs)

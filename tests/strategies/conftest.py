@@ -21,7 +21,7 @@ from autopar.strategies.check import LocalRun
 from autopar.strategies.examples import callable_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "instance_norm", "experts_exchanged"}
+EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "instance_norm", "experts_exchanged", "sdpa_causal"}
 Coordinate = tuple[int, ...]
 
 
@@ -53,6 +53,10 @@ class Simulated:
         with ThreadPoolExecutor(len(work)) as pool:
             for done in [pool.submit(one, coordinate) for coordinate in work]:
                 done.result()
+        if strategy.local == "sdpa_causal":  # all goes to one rank: what an exchange of more would send it is announced
+            self.moves = {
+                where: [_as_exchanged(move, mesh_shape) for move in moves] for where, moves in self.moves.items()
+            }
         announced = [(i.axis, size) for i in strategy.inner for size in (i.forward_bytes, i.backward_bytes) if size]
         if (
             strategy.local == "experts_exchanged"
@@ -106,6 +110,11 @@ class Simulated:
         self.barriers[group].wait()
         assert [len(part) for part in parts] == received
         return torch.cat(parts)
+
+
+def _as_exchanged(move: tuple[int, int], mesh_shape: tuple[int, ...]) -> tuple[int, int]:
+    axis, size = move
+    return axis, -(-size * mesh_shape[axis] // (mesh_shape[axis] - 1))
 
 
 def _group(coordinate: Coordinate, axis: int) -> str:

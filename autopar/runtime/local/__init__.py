@@ -21,7 +21,8 @@ drawn             other random numbers, from such a counter or seeded by the ste
 recurrent_dropout recurrent layers with such masks between them
 experts           experts of a mixture that lie on several ranks (output P)
 experts_exchanged tokens sent to the ranks of their experts, and back
-sdpa_causal       causal attention on a part of the queries
+sdpa_causal       causal attention on a part of the queries: halves are swapped so that all have equally much to do
+sdpa_causal_mask  the same by a mask: what no fused kernel takes
 ================  ==========================================================================================
 """
 
@@ -32,7 +33,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.local import classes, draws, experts, losses, masks, norms, recurrent, shapes, vocabulary
+from autopar.runtime.local import causal, classes, draws, experts, losses, masks, norms, recurrent, shapes, vocabulary
 from autopar.runtime.local.context import LocalContext, LocalOp
 
 LOCAL_OPS: Mapping[str, LocalOp] = {
@@ -53,7 +54,8 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "recurrent_dropout": recurrent.recurrent_dropout,
     "experts": experts.experts,
     "experts_exchanged": experts.exchanged,
-    "sdpa_causal": masks.causal_attention,
+    "sdpa_causal": causal.swapped_attention,
+    "sdpa_causal_mask": masks.causal_attention,
 }
 NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn", "recurrent_dropout"})
 """Their code is handed the random key of the step."""

@@ -55,14 +55,15 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
         ctx.route = received, sent, group
-        return _moved(rows, sent, received, group)
+        return moved(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _moved(gradient, *ctx.route), None, None, None
+        return moved(gradient, *ctx.route), None, None, None
 
 
-def _moved(rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
+def moved(rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
+    """What `exchange` makes of them; not differentiable."""
     width = math.prod(rows.shape[1:])
     counts = [[count * width for count in counts] for counts in (sent, received)]
     return collectives.all_to_all(rows.flatten(), counts[0], counts[1], group).view(sum(received), *rows.shape[1:])
@@ -70,5 +71,5 @@ def _moved(rows: torch.Tensor, sent: list[int], received: list[int], group: str)
 
 def exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
     """Rows in the order of the ranks they go to, `sent[r]` to rank r, become those that came, in the ranks' order."""
-    moved: torch.Tensor = _Exchanged.apply(rows, sent, received, group)
-    return moved
+    arrived: torch.Tensor = _Exchanged.apply(rows, sent, received, group)
+    return arrived

@@ -83,7 +83,7 @@ def _attention_dropout(
 
 
 def causal_attention(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
-    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries: the mask knows where they stand."""
+    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries: a mask knows where they stand."""
     return _causal_attention(ctx, *args, **kwargs)
 
 

@@ -1,0 +1,225 @@
+"""Causal attention on a part of the queries, of which every rank has equally much to do.
+
+A rank holds queries of one stretch of positions, and all keys. Queries of the last stretch see twice as many keys as
+the mean does, and all would wait for their rank. So each rank swaps the second half of its queries with the rank that
+is as far from the other end (the "zigzag" of Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2; of p
+stretches of two halves, rank r takes the halves r and 2 p - 1 - r): the keys that its two halves see sum up to the same
+on all.
+
+No mask is formed. A half's queries attend to the keys before it, all of which they see, and causally to those at the
+same positions; the fused kernels give the log-sum-exp with each result, by which two are joined, and their backward is
+right for a part of the keys when handed result and log-sum-exp of all (ring attention, arXiv:2310.01889). What is kept
+is what the op itself keeps: query, key, value, result and log-sum-exp; halves are swapped again in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.local.context import LocalContext
+from autopar.runtime.local.exchange import moved
+from autopar.runtime.local.masks import causal_attention
+
+_aten = torch.ops.aten
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Swap(NamedTuple):
+    """An axis along which halves are swapped: `group`, its size, and this rank's coordinate in it."""
+
+    group: str
+    ranks: int
+    rank: int
+
+
+class Stretch(NamedTuple):
+    """This rank's queries of `length` from `start` on, of `whole`; one swap for each axis that splits them."""
+
+    start: int
+    length: int
+    whole: int
+    swaps: tuple[Swap, ...]
+
+    @staticmethod
+    def of(ctx: LocalContext) -> Stretch:
+        """That of a node whose first input is the query; raises LayoutError where it lies strided."""
+        dim, layout = len(ctx.input_shapes[0]) - 2, ctx.inputs[0]
+        whole, mesh = ctx.input_shapes[0][dim], ctx.mesh
+        axes = ctx.axes_that_shard(layout, dim)
+        swaps = tuple(Swap(mesh.groups[axis], mesh.shape[axis], mesh.coordinate[axis]) for axis in axes)
+        return Stretch(*ctx.stretch(layout, dim, whole), whole, swaps)
+
+    @property
+    def kept(self) -> int:
+        """How many queries stay: the first half, and that in the middle of an odd number."""
+        return self.length - self.length // 2
+
+    def halves(self) -> tuple[tuple[slice, int], ...]:
+        """The queries of the half that stays and of the one that came, each with the position of its first."""
+        return (slice(0, self.kept), self.start), (slice(self.kept, None), self.whole - self.start - self.length // 2)
+
+
+def swapped_attention(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, rng_key: object
+) -> Any:
+    """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries; masked if no kernel takes it."""
+    query, key, value, scale, grouped = _tensors(*args, **kwargs)
+    stretch = Stretch.of(ctx)
+    if stretch.length > 1 and _fused(query, key, value, grouped=grouped):
+        return _Swapped.apply(query, key, value, scale, stretch)
+    return causal_attention(target, args, kwargs, ctx, rng_key)
+
+
+def _tensors(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float | None, bool]:
+    return query, key, value, scale, enable_gqa
+
+
+def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, grouped: bool) -> bool:
+    """Whether one of the kernels takes these: flash attention, on a GPU or a CPU."""
+    if not query.numel() or (not grouped and query.shape[:-2] != key.shape[:-2]):
+        return False
+    if query.device.type == "cpu":
+        return query.is_floating_point()
+    if query.device.type != "cuda" or query.shape[-1] % 8:
+        return False
+    from torch.backends.cuda import SDPAParams, can_use_flash_attention
+
+    return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, True, grouped))
+
+
+class _Swapped(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, stretch: Stretch
+    ) -> torch.Tensor:
+        query, key, value = map(_in_rows, (query, key, value))
+        (own, start), (other, begin) = stretch.halves()
+        part, statistics = _attend(query[..., own, :], key, value, start, scale)
+        result = _like(part, stretch.length)
+        result[..., own, :] = part
+        (part,) = _swap([query[..., other, :]], stretch)
+        part, others = _attend(part, key, value, begin, scale)
+        (result[..., other, :],) = _swap([part], stretch)
+        ctx.save_for_backward(query, key, value, result, torch.cat((statistics, others), -1))
+        ctx.scale, ctx.stretch = scale, stretch
+        return as_output(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, result, statistics = ctx.saved_tensors
+        stretch, gradient = ctx.stretch, _in_rows(gradient)
+        (own, start), (other, begin) = stretch.halves()
+        found = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
+        part = [t[..., own, :] for t in (gradient, query, result)]
+        found[0][..., own, :] = _add_gradients(part, key, value, statistics[..., own], start, ctx.scale, found[1:])
+        part = _swap([t[..., other, :] for t in (gradient, query, result)], stretch)
+        part = [_add_gradients(part, key, value, statistics[..., other], begin, ctx.scale, found[1:])]
+        (found[0][..., other, :],) = _swap(part, stretch)
+        return *found, None, None
+
+
+def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _like(part: torch.Tensor, length: int) -> torch.Tensor:
+    """An empty tensor of so many queries, whose dims lie in memory as those of `part`."""
+    order = sorted(range(part.dim()), key=part.stride, reverse=True)
+    shape = (*part.shape[:-2], length, part.shape[-1])
+    return torch.empty_permuted(shape, order, dtype=part.dtype, device=part.device)
+
+
+def _swap(tensors: Sequence[torch.Tensor], stretch: Stretch) -> list[torch.Tensor]:
+    """Each half as the rank at the mirrored place has it, over all axes in turn, in one exchange an axis."""
+    rows = torch.stack(list(tensors))
+    for swap in stretch.swaps:
+        mirror = [int(rank == swap.ranks - 1 - swap.rank) for rank in range(swap.ranks)]
+        rows = moved(rows.unsqueeze(0), mirror, mirror, swap.group).squeeze(0)
+    return list(rows.unbind())
+
+
+def _parts(start: int, length: int) -> Iterator[tuple[slice, bool]]:
+    """The keys that queries see: all before them, if there are any, and causally those at their positions."""
+    yield slice(start, start + length), True
+    if start:
+        yield slice(0, start), False
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, scale: float | None) -> _Pair:
+    """Result and log-sum-exp of queries from position `start` on."""
+    found: _Pair | None = None
+    for seen, causal in _parts(start, query.shape[-2]):
+        part = _forward(query, key[..., seen, :], value[..., seen, :], causal, scale)
+        found = part if found is None else _joined(*found, *part)
+    assert found is not None
+    return found
+
+
+def _joined(one: torch.Tensor, its_sum: torch.Tensor, other: torch.Tensor, other_sum: torch.Tensor) -> _Pair:
+    """Of two results, for some of the keys each, that for both."""
+    together = torch.logaddexp(its_sum, other_sum)
+    weights = [(part - together).exp().unsqueeze(-1) for part in (its_sum, other_sum)]
+    return (one * weights[0]).addcmul_(other, weights[1]).to(one.dtype), together
+
+
+def _add_gradients(
+    tensors: Sequence[torch.Tensor],
+    key: torch.Tensor,
+    value: torch.Tensor,
+    statistics: torch.Tensor,
+    start: int,
+    scale: float | None,
+    totals: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """The gradient of queries from position `start` on, by that of their results, the queries and the results; those of
+    the keys and values that they see are added to `totals`."""
+    total: torch.Tensor | None = None
+    for seen, causal in _parts(start, tensors[0].shape[-2]):
+        some = key[..., seen, :], value[..., seen, :]
+        found, *others = _backward(tensors, *some, statistics, causal, scale)
+        for sum_of, other in zip(totals, others, strict=True):
+            sum_of[..., seen, :] += other
+        total = found if total is None else total.add_(found)
+        del found, others, other  # beside the next ones they would be twice what is needed
+    assert total is not None
+    return total
+
+
+def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None) -> _Pair:
+    if query.device.type == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    result, statistics, *_ = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+    return result, statistics
+
+
+def _backward(
+    tensors: Sequence[torch.Tensor],
+    key: torch.Tensor,
+    value: torch.Tensor,
+    statistics: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gradient, query, result = tensors
+    handed = gradient, query, key, value, result, statistics
+    if query.device.type == "cpu":
+        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*handed, 0.0, causal, scale=scale)
+    # no sequences of various lengths, and no dropout, whose generator these would be
+    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    lengths = query.shape[-2], key.shape[-2]
+    return _aten._scaled_dot_product_flash_attention_backward(
+        *handed, None, None, *lengths, 0.0, causal, seed, torch.zeros_like(seed), scale=scale
+    )
