@@ -49,7 +49,7 @@ class Conversions:
                 scope.converted[ref, layout] = scope.given(self.value(ref, layout, scope.parent, position))
                 return scope.converted[ref, layout]
             steps = self._recipe(ref, layout)
-            if ref.node.op == "get_attr" and moves(steps):
+            if self._is_parameter(ref) and moves(steps):
                 self._bucket(ref, layout, scope, position)
             elif ref.node.op == "get_attr" and self._is_made_again(str(ref.node.target), scope) and copies(steps):
                 self._put([(ref, layout)], [steps], scope, position)
@@ -63,7 +63,11 @@ class Conversions:
     def moves(self, node: fx.Node) -> bool:
         """Whether some parameter has to be moved for a node."""
         pairs = zip(tensor_inputs(node), self.plans[node].inputs, strict=True) if node in self.plans else ()
-        return any(ref.node.op == "get_attr" and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
+        return any(self._is_parameter(ref) and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
+
+    def _is_parameter(self, ref: TensorRef) -> bool:
+        """Whether the transit brings a tensor's gradient: not of what a model holds unregistered."""
+        return ref.node.op == "get_attr" and str(ref.node.target) in self._parameters
 
     def wanted(self, ref: TensorRef, layout: Layout) -> Layout:
         """A layout as it matters for a tensor: that of the gradient does where there is one."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import InputError
+from autopar.held import Held
 from autopar.runtime.agreement import agree
 from autopar.runtime.carried import planned_of
 from autopar.runtime.materialising import set_value, tensor_at
@@ -48,6 +49,7 @@ def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     error: Exception | None = None
     read_bytes, seen = 0, ""
     with ExitStack() as stack:
+        stack.callback(Held(model).update)
         try:
             files = stack.enter_context(weight_files(path))
             seen = repr([(name, stored.shape, stored.dtype) for name, stored in sorted(files.tensors.items())])

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.errors import InputError
+from autopar.held import Held
 from autopar.runtime.agreement import agree
 from autopar.runtime.carried import planned_of
 from autopar.runtime.meeting import meet
@@ -51,7 +52,7 @@ def materialise(
     meet("materialise")
     home = planned.rank.device
     drawn_on = torch.device(device) if device is not None else home
-    missing = set(without_values(model))
+    missing, held = set(without_values(model)), Held(model)
     error: Exception | None = None
     digest = ""
     try:
@@ -74,7 +75,10 @@ def materialise(
             _give(model, planned, groups[name], replay.tensor(views[name]))
 
     try:
-        with _generator_of_rank_zero(drawn_on, home) if steps.draws else ExitStack():
+        with ExitStack() as stack:
+            stack.callback(held.update)
+            if steps.draws:
+                stack.enter_context(_generator_of_rank_zero(drawn_on, home))
             Replay(tape, by_storage, drawn_on).run(steps, place)
     except Exception as problem:
         error = problem

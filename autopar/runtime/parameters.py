@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from autopar.errors import InputError
+from autopar.held import Held
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.own_gradients import own
@@ -62,6 +63,8 @@ def distribute_state(
     references to the parameters that were replaced.
     """
     replaced: list[weakref.ref[nn.Parameter]] = []
+    held = Held(model)
+    held.drop()
     with torch.no_grad():
         for buffer in model.buffers():
             if buffer.is_meta:
@@ -83,6 +86,7 @@ def distribute_state(
             replaced.append(weakref.ref(old))
             replace_parameter(model, names, new)
             del old, value  # one whole parameter at a time
+    held.update()
     return replaced
 
 
@@ -231,14 +235,17 @@ def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
 def plain_parameters(model: nn.Module, device: str = "meta") -> Iterator[None]:
     """For the duration, the model's parameters are data-free and of their global shapes: it can be traced."""
     groups = [(names, _registered(model, names[0])) for names in tied_names(model)]
+    held = Held(model)
     try:
         for names, parameter in groups:
             plain = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             replace_parameter(model, names, nn.Parameter(plain, requires_grad=parameter.requires_grad))
+        held.update()
         yield
     finally:
         for names, parameter in groups:
             replace_parameter(model, names, parameter)
+        held.update()
 
 
 def _registered(model: nn.Module, name: str) -> nn.Parameter:

@@ -1,8 +1,8 @@
 """The model's tensors while it is traced: parameters and buffers are data-free, and named.
 
-They are swapped inside the modules' own dictionaries and put back afterwards, also after an error. Tied
-tensors keep one identity and get one name, the first. A tensor that hangs on a module without being
-registered, or that a closure holds, becomes a constant of the trace.
+They are swapped inside the modules' own dictionaries, and where lists and dicts of modules hold them besides, and put
+back afterwards, also after an error. Tied tensors keep one identity and get one name, the first. A tensor that hangs on
+a module without being registered, or that a closure holds, becomes a constant of the trace.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from autopar.collecting import all_are_old, collection_paused
+from autopar.held import Held
 
 _DICTS = (dict, collections.OrderedDict)
 _FEW = 16  # elements of a buffer whose contents are known
@@ -46,13 +47,19 @@ class Attributes:
     def find(self, tensor: torch.Tensor) -> Attribute | None:
         """The attribute this tensor is; None for a tensor that was made, unseen, during the trace."""
         found = self._by_id.get(id(tensor))
-        if found is None and not _is_new(tensor):
-            name = f"_constant_{len(self.constants)}"
-            self.constants[name] = tensor
-            known = tensor if tensor.device.type != "meta" and not tensor.requires_grad else None
-            found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), tensor, known)
-            self._by_id[id(found.data_free)] = found
-            self._alive.append(tensor)
+        return self._constant(tensor) if found is None and not _is_new(tensor) else found
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a real tensor that was made during the trace, of numbers that no tensor held."""
+        return self._constant(tensor).data_free
+
+    def _constant(self, tensor: torch.Tensor) -> Attribute:
+        name = f"_constant_{len(self.constants)}"
+        self.constants[name] = tensor
+        known = tensor if tensor.device.type != "meta" and not tensor.requires_grad else None
+        found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), tensor, known)
+        self._by_id[id(found.data_free)] = found
+        self._alive.append(tensor)
         return found
 
     def is_unseen(self, tensor: torch.Tensor) -> bool:
@@ -90,6 +97,7 @@ class Attributes:
         trace would start from what the one before it left.
         """
         saved: list[tuple[Any, dict[str, Any]]] = []
+        held = Held(self.model)
         stand_ins: dict[int, torch.Tensor] = {}
         for path, module in list(self.model.named_modules()):
             own = vars(module)
@@ -109,6 +117,7 @@ class Attributes:
                         known = _number(tensor) if kind == "_buffers" else None
                         self._by_id[id(stand_in)] = Attribute(full, stand_in, tensor, known)
                     tensors[name] = stand_ins[id(tensor)]
+        held.update()
         all_are_old()  # see _is_new
         try:
             with collection_paused():
@@ -117,6 +126,7 @@ class Attributes:
             for tensors, before in saved:
                 tensors.clear()
                 tensors.update(before)
+            held.update()
 
 
 def _number(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ loss function's; values are looked up after the trace, when all that forward its
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
 import operator
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,14 +24,15 @@ from autopar.tracing.loss_owners import Enclosed, owners_of
 from autopar.tracing.patching import attributes_set
 
 _TOLD_BY_IDENTITY = FunctionType, BuiltinFunctionType, type
-_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, *_TOLD_BY_IDENTITY)
+_NUMBERS = bool, int, float, complex, np.generic
+_SCALARS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, *_TOLD_BY_IDENTITY)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_PLAIN = (*_SCALARS, *_CONTAINERS, torch.Tensor)
+_PLAIN = (*_SCALARS, *_CONTAINERS, np.ndarray, torch.Tensor)
 _KINDS = frozenset(_PLAIN)
 _OTHERS = (nn.Module, torch.Tensor, MethodType, ModuleType)  # looked at elsewhere, or nothing
 _MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
 _LARGE = 256
-"""Containers of more elements are not compared: tables, which loops do not change from step to step."""
+"""Containers of more elements are compared by identity and length: tables, which loops do not write into."""
 _UNKNOWN = object()
 
 Place = tuple[str, tuple[str, ...]]
@@ -60,7 +63,14 @@ class PlainReads:
                 note(value, path, (name,))
             return value
 
-        with self._patches, attributes_set(nn.Module, __getattribute__=read):
+        def read_registered(module: nn.Module, name: str) -> Any:
+            value = registered(module, name)
+            if value is None and name in module._buffers and (path := modules.get(id(module))) is not None:
+                note(value, path, (name,))
+            return value
+
+        registered: Any = nn.Module.__getattr__
+        with self._patches, attributes_set(nn.Module, __getattribute__=read, __getattr__=read_registered):
             for path, owner in self._of_loss.items():
                 if isinstance(owner, Enclosed):
                     for name, value in owner.items():
@@ -74,7 +84,7 @@ class PlainReads:
     def _note(self, value: Any, path: str, names: tuple[str, ...]) -> None:
         if type(value) in _KINDS or isinstance(value, _PLAIN):
             self._places[path, names] = None
-        elif not isinstance(value, _OTHERS) and id(value) not in self._objects and hasattr(value, "__dict__"):
+        elif not isinstance(value, _OTHERS) and id(value) not in self._objects and _has_attributes(value):
             self._objects[id(value)] = value, (path, names)
             self._follow(type(value))
 
@@ -126,10 +136,10 @@ class PlainValues:
         for (path, names), value in self._values.items():
             if names[0] in vars(modules[path]) and isinstance(value, _SCALARS) and len(names) == 1:
                 quick.setdefault(path, {})[names[0]] = value
-        looks = [  # each name twice, as an itemgetter of one name gives no tuple
-            (vars(modules[path]), operator.itemgetter(*values, *values), (*values.values(), *values.values()))
-            for path, values in quick.items()
-        ]
+        looks = []
+        for path, values in quick.items():
+            twice = (*values.values(), *values.values())  # as an itemgetter of one name gives no tuple
+            looks.append((vars(modules[path]), operator.itemgetter(*values, *values), twice, [*map(type, twice)]))
         others = [
             (modules[path], names, value)
             for (path, names), value in self._values.items()
@@ -138,8 +148,10 @@ class PlainValues:
 
         def are_alike() -> bool:
             try:
-                if not all(get(own) == values for own, get, values in looks):
-                    return False
+                for own, get, values, kinds in looks:
+                    now = get(own)
+                    if now != values or [*map(type, now)] != kinds:  # 1 is no 1.0
+                        return False
             except Exception:  # gone, or now something that cannot be compared
                 return False
             return all(_same(_frozen(_value(module, names)), value) for module, names, value in others)
@@ -158,13 +170,13 @@ class PlainValues:
 
 
 class _Identity:
-    """A tensor, equal to itself alone."""
+    """A tensor or a large container, equal to itself alone."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, value: Any, length: int = 0) -> None:
+        self.value, self.length = value, length
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.tensor is self.tensor
+        return isinstance(other, _Identity) and other.value is self.value and other.length == self.length
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -176,13 +188,20 @@ def _same(now: Any, before: Any) -> bool:
 def _is_kept(module: nn.Module, names: tuple[str, ...], *, of_loss: bool) -> bool:
     """Whether a value is the model's own to change: no tensor that it registers, property or function of a class.
 
-    A tensor that the loss registers is a constant of the graph, so that another in its place is a change.
+    A buffer that is None is: one that comes in its place is read from then on. And a tensor that the loss registers is
+    a constant of the graph, so that another in its place is a change.
     """
     owner = module if len(names) == 1 else _value(module, names[:-1])
-    if not of_loss and isinstance(owner, nn.Module) and (names[-1] in owner._parameters or names[-1] in owner._buffers):
-        return False
     kind: type = type(owner)
-    return not _is_of_class(kind, names[-1])
+    if _is_of_class(kind, names[-1]):
+        return False
+    if of_loss or not isinstance(owner, nn.Module):
+        return True
+    return names[-1] not in owner._parameters and owner._buffers.get(names[-1]) is None
+
+
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
 @functools.cache
@@ -198,12 +217,18 @@ def _value(module: nn.Module, names: tuple[str, ...]) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """A value that later ones are compared with; `_UNKNOWN` for what is not plain, or large."""
+    """A value that later ones are compared with; `_UNKNOWN` for what is not plain."""
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, torch.Tensor):
         return _UNKNOWN if isinstance(value, nn.Parameter) else _Identity(value)
-    if isinstance(value, _CONTAINERS) and len(value) <= _LARGE:
+    if isinstance(value, np.ndarray):
+        if value.size > _LARGE or value.dtype.hasobject:
+            return _Identity(value)
+        return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, _CONTAINERS):
+        if len(value) > _LARGE:
+            return _Identity(value, len(value))
         elements = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         pairs = value.items() if isinstance(value, dict) else enumerate(elements)
         return type(value), [(key, inner) for key, one in pairs if (inner := _frozen(one)) is not _UNKNOWN]

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL, storage_of
 from autopar.on_copies import without
-from autopar.tracing import autocasting, bias, places
+from autopar.tracing import arrays, autocasting, bias, places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asking import guard_shapes
 from autopar.tracing.attributes import Attributes
@@ -85,6 +85,10 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return self.unrecorded(func(*args, **kwargs)) if self.paused else func(*args, **kwargs)
         if self.is_below:
             return func(*args, **({**kwargs, "device": META} if func in FACTORIES else kwargs))
+        if arrays.any_in(args) or arrays.any_in(kwargs):
+            if arrays.makes(func, args, kwargs):
+                return arrays.made(self, func, args, kwargs)
+            args, kwargs = arrays.as_torch(self, args), arrays.as_torch(self, kwargs)
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs)

@@ -235,3 +235,23 @@ def test_numbers_are_spread_as_the_op_says() -> None:
     assert uniform.min() >= 0 and uniform.max() < 1 and low.max() < 1
     assert abs(torch.corrcoef(torch.stack([uniform.flatten(), normal.flatten()]))[0, 1]) < 0.02
     assert set(chance.unique().tolist()) == {0.0, 1.0}
+
+
+def test_complex_numbers_have_both_parts() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            normal, uniform = torch.randn_like(x), torch.rand_like(x)
+            return normal, torch.empty_like(x).normal_(3.0, std=0.5), uniform, normal + uniform
+
+    x = torch.zeros(200, 500, dtype=torch.complex64)
+    model = Noise()
+    traced = trace(model, {"x": x})
+    plan = replace(random_plan(traced.graph, model, (1,), random.Random(0)), recompute=())
+    lowered = lower(traced.graph, plan, Rank(LocalMesh((1,), (0,), ("0:",)), torch.device("cpu"), {}))
+    found = lowered.module(x, None, torch.tensor(7))
+    torch.manual_seed(0)
+    for numbers, own in zip(found, model(x), strict=True):
+        assert numbers.dtype == own.dtype
+        for part, expected in ((numbers.real, own.real), (numbers.imag, own.imag)):
+            assert abs(part.mean() - expected.mean()) < 0.01 and abs(part.std() - expected.std()) < 0.01
+        assert abs(torch.corrcoef(torch.stack([numbers.real.flatten(), numbers.imag.flatten()]))[0, 1]) < 0.02

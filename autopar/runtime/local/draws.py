@@ -40,12 +40,15 @@ def drawn(
     if name == "bernoulli":
         found = _uniform(ctx, key, 32) < option(1, "p", 0.5 if in_place else like)
     elif name in ("randn", "randn_like", "normal"):
-        found = _normal(ctx, key) * option(2, "std", 1.0) + option(1, "mean", 0.0)
+        each = 1 + 1j if dtype.is_complex else 1  # `normal_` gives both parts the mean
+        found = _normal(ctx, key, dtype) * option(2, "std", 1.0) + option(1, "mean", 0.0) * each
     elif name == "exponential":
         found = (-torch.log1p(-_uniform(ctx, key, 32))).clamp_(min=_LEAST) / option(1, "lambd", 1.0)
     else:
         low, high = option(1, "from", 0.0), option(2, "to", 1.0)
-        found = _uniform(ctx, key, _MANTISSA_BITS.get(dtype, 32)) * (high - low) + low
+        digits, parts = _MANTISSA_BITS.get(dtype.to_real(), 32), (2,) * dtype.is_complex
+        found = _uniform(ctx, key, digits, *parts) * (high - low) + low
+        found = torch.view_as_complex(found) if dtype.is_complex else found
     return found.to(device=like.device, dtype=dtype).requires_grad_(bool(kwargs.get("requires_grad")))
 
 
@@ -58,10 +61,11 @@ def _uniform(ctx: LocalContext, key: torch.Tensor, digits: int, *more: int) -> t
     return (numbers * 2.0 ** (digits - 32)).floor() * 2.0**-digits
 
 
-def _normal(ctx: LocalContext, key: torch.Tensor) -> torch.Tensor:
-    """Normal numbers from pairs of uniform ones (Box and Muller, 1958)."""
+def _normal(ctx: LocalContext, key: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Normal numbers from pairs of uniform ones (Box and Muller, 1958); complex ones of variance 1 take both."""
     first, second = _uniform(ctx, key, 32, 2).unbind(-1)
-    return torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
+    length, angle = torch.sqrt(-2 * torch.log1p(-first)), 2 * math.pi * second
+    return torch.polar(length / math.sqrt(2), angle) if dtype.is_complex else length * torch.cos(angle)
 
 
 def _seeded(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor) -> Any:

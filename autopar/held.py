@@ -1,0 +1,86 @@
+"""Parameters and buffers that a model also holds in plain lists, dicts and attributes, which modules do not look into.
+
+`self.weights = [self.embedding.weight]`, `self.__dict__["weight"] = self.projection.weight`: read in forward, they are
+the registered ones. Whoever puts other tensors in a model's place of those (a trace its data-free ones, a plan its
+parts) puts them there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_MOST = 10_000  # elements of a container that is looked through: what is longer holds data
+
+
+class _Place(NamedTuple):
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+class Held:
+    """Where a model holds its registered tensors besides."""
+
+    def __init__(self, model: nn.Module) -> None:
+        registered: dict[int, tuple[dict[str, Any], str]] = {}
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        registered.setdefault(id(tensor), (tensors, name))
+        self._places = [
+            (place, registered[id(place.get())])
+            for module in model.modules()
+            for place in _tensors(module)
+            if id(place.get()) in registered
+        ]
+
+    def update(self) -> None:
+        """Put there what is registered now."""
+        for place, (tensors, name) in self._places:
+            place.put(tensors[name])
+
+    def drop(self) -> None:
+        """Hold none of them until the next `update`, as others are made in their place."""
+        for place, _ in self._places:
+            place.put(None)
+
+
+def _tensors(module: nn.Module) -> Iterator[_Place]:
+    own, seen = vars(module), {id(module)}
+    for name in list(own):
+        if name not in _REGISTERED:
+            yield from _inside(_item(own, name), seen)
+
+
+def _inside(place: _Place, seen: set[int]) -> Iterator[_Place]:
+    """The tensors in a place, in a container there, and in those inside it."""
+    value = place.get()
+    if isinstance(value, torch.Tensor):
+        yield place
+    elif isinstance(value, (list, tuple, dict)) and id(value) not in seen and 0 < len(value) <= _MOST:
+        seen.add(id(value))
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield from _inside(_part(place, key) if isinstance(value, tuple) else _item(value, key), seen)
+
+
+def _item(container: Any, key: Any) -> _Place:
+    def put(value: Any) -> None:
+        container[key] = value
+
+    return _Place(lambda: container[key], put)
+
+
+def _part(whole: _Place, index: int) -> _Place:
+    """An element of a tuple: another tuple takes that one's place."""
+
+    def put(value: Any) -> None:
+        before = whole.get()
+        parts = [*before[:index], value, *before[index + 1 :]]
+        whole.put(type(before)(*parts) if hasattr(before, "_fields") else type(before)(parts))
+
+    return _Place(lambda: whole.get()[index], put)
