@@ -6,7 +6,8 @@ sum of the parts, as with data parallelism, and so are gradients: those of the m
 
 A planned model moves its gradients itself. What would be done to it a second time is kept off by two marks:
 
-- accelerate wraps no model in DDP (nor moves it, nor puts autocast around it) that says it is prepared already;
+- accelerate wraps no model in DDP (nor moves it, nor puts autocast around it) that says it is prepared already: the
+  precision that it is asked for must be the plan's;
 - the Trainer multiplies the loss by the number of processes, for DDP to divide it, unless the model takes no loss
   arguments; a planned model's loss is the global mean already.
 """
@@ -34,10 +35,10 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from autopar.errors import InputError
+from autopar.integrations.accelerate_precision import check_precision, let_accelerate_keep_precision
 from autopar.integrations.accelerate_states import let_accelerate_keep_states, whole_state
 from autopar.runtime.carried import plan_of, planned_of
 from autopar.runtime.checkpoints.together import Together
-from autopar.runtime.conversions import dtype_named
 from autopar.runtime.model_class import ATTRIBUTE
 from autopar.user_warnings import warn
 
@@ -48,8 +49,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def adopt(model: Model) -> Model:
     """Let accelerate and the Trainer leave a planned model as it is; the model itself is returned.
 
-    accelerate's own checkpoints then hold whole tensors (`autopar.integrations.accelerate_states`). What the model
-    returns has the rows that the process has passed: without gradients always, with them where nothing is sent for it
+    accelerate's own checkpoints then hold whole tensors (`autopar.integrations.accelerate_states`), and its
+    `mixed_precision` has to be the plan's (`autopar.integrations.accelerate_precision`). What the model returns has
+    the rows that the process has passed: without gradients always, with them where nothing is sent for it
     (`autopar.own_rows` does that).
     """
     if not hasattr(model, ATTRIBUTE):
@@ -58,6 +60,7 @@ def adopt(model: Model) -> Model:
         )
     planned_of(model).returns_own_rows = True
     let_accelerate_keep_states()
+    let_accelerate_keep_precision()
     model._is_accelerate_prepared = True  # type: ignore[assignment]
     for one in model.modules():  # of a model of peft the Trainer asks the one inside
         if one is model or hasattr(one, "accepts_loss_kwargs") or isinstance(one, PreTrainedModel):
@@ -107,7 +110,9 @@ class PlannedTrainer(Trainer):
                 "neftune_noise_alpha adds noise in a hook of the embedding, and calls run the plan, not the modules: "
                 "add the noise in forward"
             )
-        _check_precision(model, args)
+        for name in ("bf16", "fp16"):
+            if getattr(args, name):
+                check_precision(model, name, f"the Trainer has {name}=True")
         if args.load_best_model_at_end and args.save_only_model:
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         if args.label_names is None and (names := _labels_of(model)):
@@ -224,19 +229,6 @@ def _by_name(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, tuple | list):
         return {str(i): value for i, value in enumerate(outputs)}
     return {"logits": outputs}
-
-
-def _check_precision(model: nn.Module, args: TrainingArguments) -> None:
-    """Raise InputError where the Trainer is asked for another precision than the plan's; it would not be used."""
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        if getattr(args, name):
-            planned = dtype_named(plan_of(model).precision.get("compute"))
-            used = {planned} if planned is not None else {p.dtype for p in model.parameters()}
-            if used != {dtype}:
-                raise InputError(
-                    f"the Trainer has {name}=True, and precision is part of the plan: give autoparallelize "
-                    f"precision={name!r}"
-                )
 
 
 def _parts_of(folder: str) -> Path:

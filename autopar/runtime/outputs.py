@@ -42,6 +42,21 @@ def is_loss(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.ndim and value.requires_grad
 
 
+def as_float32(value: Any) -> Any:
+    """An output of half precision as float32, anything else as it is."""
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+def own_part(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    """This rank's rows of an output, along a dim, or the whole without one; with gradients if nothing is sent."""
+    if torch.is_grad_enabled() and not are_here(value, dim):
+        return value
+    if dim >= 0:
+        return rows_of_rank(value, device_mesh, dim)
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh, dim: int = 0) -> torch.Tensor:
     """This rank's rows, along a dim, of a tensor that all have, or of a DTensor."""
     if not isinstance(value, DTensor):

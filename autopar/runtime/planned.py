@@ -29,7 +29,7 @@ from autopar.runtime.first_writes import write_first
 from autopar.runtime.local_rows import check_rows
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
-from autopar.runtime.outputs import are_here, for_user, is_loss, rows_of_rank
+from autopar.runtime.outputs import as_float32, for_user, is_loss, own_part
 from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
@@ -68,6 +68,7 @@ class Planned:
         self.built_dtypes: Mapping[str, torch.dtype] = {}  # of parameters as the user built them
         self._outputs_whole = False
         self.returns_own_rows = False  # as loops expect in which each process has rows of its own
+        self.returns_float32 = False  # of what is computed in half precision, as loops with autocast expect
         self.trained = Trained()
         self._sizes: dict[Hashable, CallSize] = {}
         self._group = group_of_all()
@@ -136,18 +137,12 @@ class Planned:
         if self.returns_own_rows and program.plan.batch_dims:
             dims = iter(program.plan.batch_dims)
             given = [
-                value if at is None else self._own(value, next(dims))
+                value if at is None else own_part(value, self.device_mesh, next(dims))
                 for value, at in zip(given, lowered.outputs, strict=True)
             ]
+        if self.returns_float32:
+            given = [as_float32(value) for value in given]
         return program.traced.rebuild(given)
-
-    def _own(self, value: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's rows of an output, along a dim, or the whole without one; with gradients if nothing is sent."""
-        if torch.is_grad_enabled() and not are_here(value, dim):
-            return value
-        if dim >= 0:
-            return rows_of_rank(value, self.device_mesh, dim)
-        return value.full_tensor() if isinstance(value, DTensor) else value
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from small import BATCH, STEPS, Bytes, mesh_of_all, processes, small_model, whole_batch
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
-from autopar import autoparallelize, own_rows
+from autopar import InputError, autoparallelize, own_rows
 from autopar.integrations.huggingface import adopt
 
 
@@ -36,11 +37,14 @@ def tied(seed: int, dropout: float) -> LlamaForCausalLM:
 class Run:
     """A model in training; with a `seed` of its own its values are others until they are loaded."""
 
-    def __init__(self, accelerator: Accelerator, seed: int, preset: str, dropout: float = 0.0) -> None:
+    def __init__(
+        self, accelerator: Accelerator, seed: int, preset: str, dropout: float = 0.0, precision: str | None = None
+    ) -> None:
         self.accelerator, model = accelerator, tied(seed, dropout)
         if processes() > 1:
             mesh = mesh_of_all()
-            model = adopt(autoparallelize(model, whole_batch(), mesh, inputs="local", constraints=preset))
+            options: Any = {"inputs": "local", "constraints": preset, "precision": precision}
+            model = adopt(autoparallelize(model, whole_batch(), mesh, **options))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
         loader = DataLoader(Bytes(), batch_size=BATCH // processes())
@@ -60,8 +64,8 @@ class Run:
         return found
 
 
-def accelerate() -> Accelerator:
-    return Accelerator(cpu=True, step_scheduler_with_optimizer=False)  # else it steps once for each process
+def accelerate(**options: Any) -> Accelerator:
+    return Accelerator(cpu=True, step_scheduler_with_optimizer=False, **options)  # else it steps once for each process
 
 
 def resumed(folder: Path, preset: str, dropout: float = 0.0) -> list[float]:
@@ -136,6 +140,23 @@ def outside(preset: str) -> tuple[list[float], list[int]]:
     return losses, predicted
 
 
+def half(preset: str) -> tuple[list[float], list[str], str]:
+    """Losses under `mixed_precision="bf16"`, dtypes of what the model returns, and why a plan without it is refused."""
+    AcceleratorState._reset_state(reset_partial_state=False)
+    accelerator = accelerate(mixed_precision="bf16")
+    refused = ""
+    if processes() > 1:
+        try:
+            Run(accelerator, 0, preset)
+        except InputError as error:
+            refused = str(error)
+    run = Run(accelerator, 0, preset, precision="bf16")
+    with torch.no_grad():
+        returned = run.model(**next(iter(run.loader)))
+    dtypes = [str(value.dtype) for value in (returned.loss, returned.logits, *run.model.parameters())]
+    return run.losses(0, STEPS), sorted(set(dtypes)), refused
+
+
 def main() -> None:
     folder, others = Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
     found: dict[str, Any] = {}
@@ -151,6 +172,7 @@ def main() -> None:
         found["of another run"] = resumed(other / "ddp-True", "fsdp")
     found["hooks"] = loaded_by_hooks(folder / "hooks")
     found["weights"] = files_of_weights(folder / "weights")
+    found["half"] = half("fsdp")
     if int(os.environ.get("RANK", 0)) == 0:
         (folder / "cases.json").write_text(json.dumps(found))
 

@@ -17,6 +17,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     again = run_cases("accelerate_cases.py", tmp_path / "three", tmp_path / "two")
     for case in ("weights", "hooks"):
         assert one.pop(case) and two.pop(case), case
+    half, planned_half = one.pop("half"), two.pop("half")
     losses, predicted = one.pop("outside-ddp")
     again.pop("outside-ddp")
     for preset in ("ddp", "fsdp", "tp"):
@@ -32,3 +33,6 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     for losses in others:
         assert losses == pytest.approx(right, rel=1e-5)
     assert masks[1] == pytest.approx(masks[0], rel=1e-6) != pytest.approx(right, rel=1e-4)
+    assert planned_half[0] == pytest.approx(half[0], rel=2e-3)
+    assert planned_half[1] == half[1] == ["torch.float32"]
+    assert "mixed_precision='bf16', and precision is part of the plan: give autoparallelize" in planned_half[2]

@@ -1,0 +1,51 @@
+"""`Accelerator(mixed_precision=...)` around planned models: precision is part of the plan, so the two must agree.
+
+accelerate puts autocast around a model that it prepares, and makes what it returns float32. A planned model it leaves
+as it is: calls run in the plan's dtypes, which autocast would change unseen. What they return is made float32 here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.runtime.carried import plan_of, planned_of
+from autopar.runtime.conversions import dtype_named
+from autopar.runtime.model_class import ATTRIBUTE
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_precision(model: nn.Module, name: str, said: str) -> None:
+    """Raise InputError where a loop is asked (`said`) for another precision than the plan's; it would not be used."""
+    planned = dtype_named(plan_of(model).precision.get("compute"))
+    used = {planned} if planned is not None else {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if name not in _DTYPES:
+        raise InputError(f"{said}, which no plan has: leave it out, or write one of {', '.join(_DTYPES)}")
+    if used != {_DTYPES[name]}:
+        raise InputError(f"{said}, and precision is part of the plan: give autoparallelize precision={name!r}")
+
+
+@functools.cache
+def let_accelerate_keep_precision() -> None:
+    """From now on accelerate refuses planned models of another precision than its own. Once a process."""
+    owner: Any = Accelerator
+    owner.prepare_model = _preparing(owner.prepare_model)
+
+
+def _preparing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def prepare_model(accelerator: Accelerator, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(model, ATTRIBUTE) and accelerator.native_amp:
+            name = accelerator.mixed_precision
+            check_precision(model, name, f"the Accelerator has mixed_precision={name!r}")
+            planned_of(model).returns_float32 = True
+        return plain(accelerator, model, *args, **kwargs)
+
+    return prepare_model
