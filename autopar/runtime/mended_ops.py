@@ -3,7 +3,7 @@
 `F.mse_loss(student(x), teacher(x))` of two planned models: the gradient of a mean is divided by the number of this
 rank's elements, so that it is too large by as many as there are parts. Torch runs these ops as they are on the parts,
 as their decompositions would allow, where sizes are constants. `fill_` of a tensor whose parts are summands, which
-`F.cosine_embedding_loss` does, writes the whole number into each part.
+`F.cosine_embedding_loss` does, writes the whole number into each part. And those that it fails at (`compared_ops`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial
+
+from autopar.runtime.compared_ops import ALLCLOSE, EQUAL, compared
 
 _aten = torch.ops.aten
 _GRADIENTS_OF_MEANS = (
@@ -36,6 +38,8 @@ def mend_ops() -> None:
     for op in _GRADIENTS_OF_MEANS:
         handlers.setdefault(op, _decomposed)
     handlers.setdefault(_aten.fill_.Scalar, _filled)
+    for op in (EQUAL, ALLCLOSE):
+        handlers.setdefault(op, compared)
 
 
 def _decomposed(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -15,7 +15,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, Callback, ModelCheckpoint
 from small import STEPS, processes, whole_batch
 from with_lightning import Losses, Module
 
@@ -23,7 +23,7 @@ from autopar.integrations.lightning import PlannedStrategy
 
 
 def fit(
-    folder: Path, resume: Path | None = None, *, meta: bool = False, parts: bool = False, **words: Any
+    folder: Path, resume: Path | None = None, *others: Callback, meta: bool = False, parts: bool = False, **words: Any
 ) -> list[float]:
     """The losses of a run that saves after its third step."""
     if processes() > 1:
@@ -37,7 +37,7 @@ def fit(
         max_steps=STEPS,
         num_sanity_val_steps=0,
         limit_val_batches=0,
-        callbacks=[losses, saves],
+        callbacks=[losses, saves, *others],
         **quiet,
         **words,
     )
@@ -46,6 +46,17 @@ def fit(
     torch.manual_seed(0)  # as the constructor does: values for what is on meta are drawn in `fit`
     trainer.fit(module, ckpt_path=resume)
     return losses.seen
+
+
+class Thawing(BaseFinetuning):
+    """The blocks are trained from the second epoch on."""
+
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.model.model.layers)
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.model.model.layers, optimizer)
 
 
 def main() -> None:
@@ -57,6 +68,7 @@ def main() -> None:
         "built on meta": fit(folder / "meta", meta=True),
         "in parts": fit(folder / "parts", parts=True),
         "resumed": fit(folder / "again", saved),
+        "thawed": fit(folder / "thawed", None, Thawing(), limit_train_batches=3),
     }
     if processes() > 1:
         losses["resumed from parts"] = fit(folder / "again", folder / "parts" / "step=3.ckpt", parts=True)

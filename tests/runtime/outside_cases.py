@@ -6,10 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from habit_cases import planned
 from large_cases import refusal
 from loop_cases import ROWS, Net, whole
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import autopar
 
 
 def submodule_loaded() -> float:
@@ -51,6 +56,26 @@ def formatted() -> list[str]:
     return [f"{norm.item():.3f}", f"{norm:.3f}", refusal(lambda: f"{part:.3f}"), f"{part}"]
 
 
+def compared() -> list[bool]:
+    """`torch.equal` and `torch.allclose` of tensors that lie otherwise, are plain, or are others on one rank."""
+    mesh, whole = init_device_mesh("cpu", (2,)), torch.arange(35.0).view(7, 5)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5))
+    model[0].weight.data = whole.clone()
+    model = autopar.autoparallelize(model, {"input": torch.randn(4, 5)}, mesh, constraints="fsdp")
+    weight, *others = model.parameters()
+    rows, columns = (distribute_tensor(whole, mesh, [Shard(dim)]) for dim in (0, 1))
+    mine = whole + dist.get_rank()
+    return [
+        *(torch.equal(weight, other) for other in (weight, rows, columns, whole)),
+        *(torch.allclose(other, weight) for other in (rows, columns, whole)),
+        torch.allclose(weight, whole + 0.5, atol=1.0),
+        torch.allclose(torch.ones(1), distribute_tensor(torch.ones(3), mesh, [Shard(0)])),
+        *(not torch.equal(weight, other) for other in (rows + 1, columns + 1, mine, *others)),
+        *(not torch.allclose(weight, other) for other in (rows + 1, columns + 1, mine)),
+        not torch.equal(weight, DTensor.from_local(mine, mesh, [Replicate()], run_check=False)),
+    ]
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {case.__name__: case for case in (submodule_loaded, tied_outside, formatted)}
+    2: {case.__name__: case for case in (submodule_loaded, tied_outside, formatted, compared)}
 }

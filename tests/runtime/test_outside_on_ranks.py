@@ -28,3 +28,8 @@ def test_numbers_are_formatted_or_told_how(ranks: list[dict[str, Any]]) -> None:
         assert norm == number or "read it before, on every rank" in norm
         assert "read it before, on every rank" in part
         assert text.startswith("DTensor(")
+
+
+def test_tensors_that_lie_otherwise_are_compared_as_wholes(ranks: list[dict[str, Any]]) -> None:
+    for answers in values(ranks, "compared"):
+        assert all(answers), answers

@@ -1,0 +1,44 @@
+"""`torch.equal` and `torch.allclose` of a DTensor with one of another layout or shape, or with a plain tensor.
+
+Torch has no rule for `allclose`, and for `equal` one that fails where the two are not laid out alike, as any two
+parameters of a planned model may be (Lightning's BaseFinetuning looks a parameter up so). A plain tensor stands for the
+whole. The answer is the same on all ranks, also where one of them has another value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+EQUAL, ALLCLOSE = torch.ops.aten.equal.default, torch.ops.aten.allclose.default
+
+
+def compared(op_call: OpOverload[..., object], args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
+    """Whether the op holds of whole tensors; every rank must ask."""
+    one, other, *options = args
+    if op_call is EQUAL and one.shape != other.shape:
+        return False
+    first: DTensor = one if isinstance(one, DTensor) else other
+    mesh, to = first.device_mesh, tuple(first.placements)
+    if one.shape != other.shape or any(type(placement) not in (Shard, Replicate) for placement in to):
+        to = (Replicate(),) * mesh.ndim
+    with torch.no_grad():
+        parts = _part(one, mesh, to), _part(other, mesh, to)
+        holds = torch.tensor(int(bool(op_call(*parts, *options, **kwargs))), device=first.device)
+    for axis in range(mesh.ndim):
+        dist.all_reduce(holds, dist.ReduceOp.MIN, group=mesh.get_group(axis))
+    return bool(holds.item())
+
+
+def _part(tensor: torch.Tensor, mesh: DeviceMesh, to: tuple[Placement, ...]) -> torch.Tensor:
+    if isinstance(tensor, DTensor) and tensor.device_mesh != mesh:
+        tensor = tensor.full_tensor()
+    if not isinstance(tensor, DTensor):
+        tensor = DTensor.from_local(tensor, mesh, (Replicate(),) * mesh.ndim, run_check=False)
+    return tensor.redistribute(placements=to).to_local()
