@@ -14,13 +14,25 @@ from autopar.tracing.places import raised_at
 
 
 def as_untraceable(error: Exception, model: nn.Module, compute: torch.dtype | None) -> UntraceableError:
-    """The error that names the line; `compute`: the dtype in which the model was traced, None for its own."""
+    """The error that names module and line; `compute`: the dtype in which the model was traced, None for its own."""
     return UntraceableError(
         f"the model's forward raised {type(error).__name__} on data-free copies of the examples: {error}"
         + _about_dtypes(str(error), compute)
         + _about_caches(error, model),
-        where=raised_at(error, _homes(model)),
+        where=", ".join(filter(None, [_innermost(error, model), raised_at(error, _homes(model))])),
     )
+
+
+def _innermost(error: Exception, model: nn.Module) -> str:
+    """The module whose code raised it: layers of torch, as in an nn.Sequential, are on no line of the user's."""
+    running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = next((one for one in reversed(running) if isinstance(one, nn.Module)), None)
+    if module is None:
+        return ""
+    paths = [path for path, one in model.named_modules(remove_duplicate=False) if one is module]  # it may be shared
+    if "" in paths:
+        return "the root module"
+    return f"{' or '.join(paths[:3])} ({type(module).__name__})" if paths else type(module).__name__
 
 
 def _about_dtypes(message: str, compute: torch.dtype | None) -> str:

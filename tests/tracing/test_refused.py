@@ -125,6 +125,31 @@ def test_the_line_and_what_to_write(way: Callable[..., torch.Tensor], words: str
     assert any(n in own for n in lines), f"{lines} are not in {own}: {text}"
 
 
+def _shared() -> nn.Module:
+    linear = nn.Linear(16, 16)
+    return nn.Sequential(linear, nn.Linear(16, 8), nn.Sequential(linear))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "where"),
+    [
+        (nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(8, 4)), None, r"2 \(Linear\)"),
+        (nn.Sequential(nn.Sequential(nn.Linear(12, 4))), None, r"0\.0 \(Linear\)"),
+        (_shared(), None, r"0 or 2\.0 \(Linear\)"),
+        (nn.Linear(12, 4), None, "the root module"),
+        (Net(lambda net, x, ids: net.linear(x[..., 1:])), None, r"linear \(Linear\), .*test_refused\.py:\d+"),
+        (Net(lambda net, x, ids: x @ x), None, r"the root module, .*test_refused\.py:\d+"),
+        (nn.Linear(16, 4), lambda out: nn.MSELoss()(out, X), r"MSELoss, .*test_refused\.py:\d+"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_where_shapes_do_not_fit(model: nn.Module, loss: Callable[..., torch.Tensor] | None, where: str) -> None:
+    """Layers of torch are on no line of the user's."""
+    examples = {"x": X, "ids": IDS} if isinstance(model, Net) else {"input": X}
+    with pytest.raises(UntraceableError, match=rf"the model's forward raised RuntimeError.* \[at {where}\]$"):
+        plan(model, examples, Cluster.preset("cpu", shape=(2,)), loss_fn=loss)
+
+
 def test_hooks_that_calls_do_not_run_are_told() -> None:
     """Those of the user's own code; pruning is a hook of an installed package."""
     net, seen = Net(lambda net, x, ids: x), list[torch.Tensor]()
