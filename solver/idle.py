@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.cost.memory import StepMemory
-from autopar.solver.pins import Spoken, read_pin, spoken_of, told
+from autopar.solver.pins import Spoken, asked_of_inputs, read_pin, spoken_of, told
 from autopar.solver.restricted import Strategies
 from autopar.user_warnings import AutoparWarning, warn
 
@@ -43,4 +43,5 @@ def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory)
     known = list(dict.fromkeys(str(s) for node, one in ways if node is first for s in spoken.layouts(node, one)))
     more = f" or in {len(known) - _FEW} other ways" if len(known) > _FEW else ""
     nor = "; nor has any other that it names" if others else ""
-    return f"{told(memory, first)} has no way to lie so, only as {' or '.join(known[:_FEW])}{more}{nor}"
+    only = f"{' or '.join(known[:_FEW])}{more}{asked_of_inputs(first)}"
+    return f"{told(memory, first)} has no way to lie so, only as {only}{nor}"

@@ -227,7 +227,12 @@ def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequen
 def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
     """How it can lie, where that is soon told."""
     known = dict.fromkeys(str(layout) for one in strategies for layout in spoken.layouts(node, one))
-    return f", only as {' or '.join(known)}" if len(known) <= _FEW else ""
+    return f", only as {' or '.join(known)}{asked_of_inputs(node)}" if len(known) <= _FEW else ""
+
+
+def asked_of_inputs(node: fx.Node) -> str:
+    """Of an input, what decides how it lies; nothing of other nodes."""
+    return ': inputs="local" has each rank pass its rows, inputs="global" the whole' if node.op == "placeholder" else ""
 
 
 def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
@@ -274,10 +279,8 @@ def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
 
 def told(memory: StepMemory, node: fx.Node) -> str:
     """A node as the user knows it."""
-    if memory.is_parameter(node):
+    if memory.is_parameter(node) or node.op in ("placeholder", "output"):  # not the graph's own name, as `input_1`
         return f"'{node.target}'"
-    if node.op in ("placeholder", "output"):
-        return f"'{node.name}'"
     source = node.args[0] if is_getitem(node) else node
     scope = node.meta.get(SCOPE, ())
     return f"{target_name(source)} of '{scope[-1][0] if scope else 'the model'}'"  # type: ignore[arg-type]

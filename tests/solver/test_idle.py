@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 from toys import Beside, Random, cluster, on_meta, planned, stack, toy
 
+from autopar import plan
 from autopar.errors import InfeasibleError, InputError
 from autopar.solver.idle import ConstraintWarning
 
@@ -19,8 +22,8 @@ from autopar.solver.idle import ConstraintWarning
         ("param:blocks.* != P", r"'blocks.0.up.weight' has .*; nor has any other that it names$"),
         ("param:head.weight ~ S1@7", "'head.weight' has no way to lie so"),
         ("param:head.weight != S1@7", "'head.weight' has no way to lie so"),
-        ("input:* ~ S0", "has no way to lie so, only as R$"),
-        ("input:* != S0", "has no way to lie so, only as R$"),
+        ("input:* ~ S0", 'has no way to lie so, only as R: inputs="local" has each rank pass its rows, .* the whole$'),
+        ("input:* != S0", "has no way to lie so, only as R: "),
         ("output:* ~ P", "'output' has no way to lie so"),
         ("activation:blocks.0.norm != S1@3", "of 'blocks.0.norm' has no way to lie so"),
         ("param:* = *", "it leaves every axis free"),
@@ -68,6 +71,16 @@ def test_axes_that_the_mesh_lacks_are_refused_by_the_names_of_those_it_has(sign:
 def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
     with pytest.raises(InfeasibleError, match=r"'head\.weight' has no way to lie so"):
         planned(stack(2), "param:head.weight = P")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text", "only"), [("global", "S0", "R"), ("local", "R", "S0"), ("local", "S1", "S0")]
+)
+def test_an_input_is_called_as_the_user_calls_it(inputs: Literal["global", "local"], text: str, only: str) -> None:
+    """A graph has no node of the name `input`, which the layers of torch take."""
+    words = rf"'input:in\* = {text}' cannot hold: 'input' has no way to lie so, only as {only}: inputs="
+    with pytest.raises(InfeasibleError, match=words):
+        plan(nn.Linear(8, 8), {"input": torch.ones(8, 8)}, cluster(2), inputs=inputs, constraints=f"input:in* = {text}")
 
 
 def test_a_loss_beside_what_is_returned_is_passed_over() -> None:
