@@ -97,7 +97,8 @@ def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, group
         return False
     from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-    return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, True, grouped))
+    some = slice(query.shape[-2])  # causal are calls on as many keys as queries
+    return can_use_flash_attention(SDPAParams(query, key[..., some, :], value[..., some, :], None, 0.0, True, grouped))
 
 
 class _Swapped(torch.autograd.Function):
@@ -214,7 +215,7 @@ def _backward(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     gradient, query, result = tensors
-    handed = gradient, query, key, value, result, statistics
+    handed = gradient, query, key, value, result, statistics.contiguous()  # CUDA's kernel does not ask how they lie
     if query.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(*handed, 0.0, causal, scale=scale)
     # no sequences of various lengths, and no dropout, whose generator these would be
