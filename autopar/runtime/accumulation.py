@@ -3,8 +3,9 @@
 Gradients move once per optimizer step: at every backward outside `no_sync`, once that was used, and otherwise
 at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
 `.grad` never holds a part of a sum. Those of parameters that the pass which moves does not come to (another task's
-head) are reduced at its end. An optimizer that steps while some wait would miss them: that is an error. Zeroing
-gradients, by the model or by the optimizer that has their parameters, drops what waits: it is a part of them.
+head) are reduced at its end. `torch.autograd.grad` moves its own at once, and leaves these. An optimizer that steps
+while some wait would miss them: that is an error. Zeroing gradients, by the model or by the optimizer that has their
+parameters, drops what waits: it is a part of them.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 from autopar.errors import PlanMismatchError
 from autopar.runtime.convert import Recipe, Stage, convert
 from autopar.runtime.flights import COLLECTIVES, Flight
+from autopar.runtime.passes import fills_gradients
 
 if TYPE_CHECKING:
     from autopar.runtime.transit import Transit
@@ -112,5 +113,6 @@ class _Exchange(torch.autograd.Function):
         # pass through this call, and be added to what that one brings
         taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
         pairs = zip(gradients, taken, strict=True)
-        ctx.transit.reduce(ctx.bucket, [gradient if takes else None for gradient, takes in pairs])
+        given = [gradient if takes else None for gradient, takes in pairs]
+        ctx.transit.reduce(ctx.bucket, given, fills=fills_gradients(ctx))
         return (None, None, *(None for _ in gradients))

@@ -21,6 +21,7 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.own_gradients import own
 from autopar.runtime.parameter_hooks import wait_for_gradients
+from autopar.runtime.passes import fills_gradients
 from autopar.runtime.transit import Transit
 
 _FIRST = torch.iinfo(torch.int64).max  # autograd runs what is ready by these numbers, the largest first
@@ -129,7 +130,7 @@ class _Local(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
         spec, transit, place, name = ctx.given
         gradient = None if gradient is None else own(gradient)
-        for arrived in transit.arrived(place, name):
+        for arrived in transit.arrived(place, name, fills=fills_gradients(ctx)):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:
             return None, None, None, None

@@ -223,11 +223,14 @@ class Transit:
 
     # -- reductions --------------------------------------------------------------------------------
 
-    def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Begin to reduce the gradients of a bucket (None: none came), or keep them where this pass moves none."""
+    def reduce(self, bucket: Bucket, gradients: Sequence[torch.Tensor | None], *, fills: bool) -> None:
+        """Begin to reduce the gradients of a bucket (None: none came), or keep them where this pass moves none.
+
+        `fills`: the pass adds to `.grad`. One that does not is nothing to those that wait.
+        """
         accumulation = self._accumulation
         given = list(gradients) if bucket.reduces else [one if one is None else own(one) for one in gradients]
-        if bucket.reduces:
+        if bucket.reduces and fills:
             holds = self._held or not accumulation.moves()
             for i, (name, stage) in enumerate(zip(bucket.names, bucket.stages, strict=True)):
                 gradient = given[i]
@@ -258,13 +261,13 @@ class Transit:
         """Whether gradients of the parameter at a place come this way, or else from ops alone."""
         return place in self._route.places
 
-    def arrived(self, place: int, name: str) -> list[torch.Tensor]:
-        """The reduced gradients of one parameter, waited for."""
+    def arrived(self, place: int, name: str, *, fills: bool) -> list[torch.Tensor]:
+        """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
         if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
             self._reductions = [one for one in self._reductions if one.holds_more]
-        moves = not self._held and self._accumulation.moves()  # asked in any case: it counts passes
+        moves = fills and not self._held and self._accumulation.moves()  # asked in any case: it counts passes
         if moves and self._accumulation.waits_for(name):
             found += self._accumulation.take_rest(name)
         return found

@@ -125,6 +125,35 @@ def hooks(preset: str, when: str) -> dict[str, Any]:
     return {"error": difference(model, alone), "gradient": told.count("gradient"), "behind": told.count("behind")}
 
 
+def asked(preset: str, how: str) -> float:
+    """`autograd.grad` between passes whose gradients wait, and within one: what it gives, and what is summed."""
+    alone, model = built(), planned(preset, 1 if how == "no_sync" else 3)
+    return max(
+        (whole(a) - whole(b)).abs().max().item()
+        for a, b in zip(asked_of(model, by_hand=how == "no_sync"), asked_of(alone, by_hand=False), strict=True)
+    )
+
+
+def asked_of(model: nn.Module, *, by_hand: bool) -> list[torch.Tensor]:
+    names = ("trunk.weight", "trunk.bias", "heads.b.weight")
+    found: list[torch.Tensor] = []
+    for number, task in enumerate("aba"):
+        with model.no_sync() if by_hand and number < 2 else contextlib.nullcontext():
+            loss = model(rows(number), task=task)
+            if task == "b":
+                for some in (names[2:], names[:2], names):
+                    found += torch.autograd.grad(loss, [model.get_parameter(one) for one in some], retain_graph=True)
+            loss.backward()
+        weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
+        halved = {name: value * 0.5 for name, value in weights.items()}
+        loss = torch.func.functional_call(model, halved, (rows(9),), {"task": "a"})
+        found += torch.autograd.grad(loss, [weights["trunk.weight"]])
+        found += torch.autograd.grad(model(rows(8), task="b"), [model.get_parameter("trunk.weight")])
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(one is not None for one in gradients)
+    return found + [one for one in gradients if one is not None]
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         f"{tasks}, {how}, {preset}": functools.partial(in_turn, preset, tasks, how)
@@ -136,5 +165,10 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         f"hooks, {when}, {preset}": functools.partial(hooks, preset, when)
         for preset in PRESETS
         for when in ("before", "behind")
+    }
+    | {
+        f"asked, {how}, {preset}": functools.partial(asked, preset, how)
+        for preset in PRESETS
+        for how in ("no_sync", "counted")
     }
 }

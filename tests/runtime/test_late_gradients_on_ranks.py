@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from late_cases import CASES, STEPS
-from launch import launch
+from launch import launch, values
 
 
 @pytest.fixture(scope="module")
@@ -14,11 +14,16 @@ def ranks() -> list[dict[str, Any]]:
     return launch("late_cases.py", 2)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES[2] if not case.startswith("hooks")])
+@pytest.mark.parametrize("case", [case for case in CASES[2] if not case.startswith(("hooks", "asked"))])
 def test_tasks_in_turn_train_as_in_one_process(ranks: list[dict[str, Any]], case: str) -> None:
     for rank in ranks:
         assert "error" not in rank[case], rank[case]["traceback"]
         assert rank[case]["value"] < 1e-12
+
+
+@pytest.mark.parametrize("case", [case for case in CASES[2] if case.startswith("asked")])
+def test_gradients_asked_for_are_of_one_loss_and_leave_those_that_wait(ranks: list[dict[str, Any]], case: str) -> None:
+    assert max(values(ranks, case)) < 1e-12
 
 
 @pytest.mark.parametrize("case", [case for case in CASES[2] if case.startswith("hooks")])
