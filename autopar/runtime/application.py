@@ -22,6 +22,7 @@ from autopar.runtime.assigned_data import assign_data
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import dtype_named
 from autopar.runtime.copied_gradients import let_gradients_be_copied
+from autopar.runtime.counted_writes import count_writes_into_lists
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
@@ -97,6 +98,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     advise()
     read_whole_numbers()
     mend_ops()
+    count_writes_into_lists()
     find_overflows_everywhere()
     if device.type == "cpu":
         draw_whole()

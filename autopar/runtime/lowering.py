@@ -103,7 +103,7 @@ class _Lowering:
             tuple(self.state),
             self.outer.has_random_key,
             tuple(self.outputs),
-            Route.of(self.conversions.stops),
+            Route.of(self.conversions.stops, self.state),
             writes_of(self.state_nodes),
         )
 

@@ -27,10 +27,11 @@ class Route:
     again: bool = False  # whether any outside segments is gathered again
     longest: int = 0  # the most collectives that one takes
     places: frozenset[int] = frozenset()  # in the state, of all members of buckets that move
+    names: tuple[str, ...] = ()  # of the state
     read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
 
     @staticmethod
-    def of(stops: Sequence[Stop]) -> Route:
+    def of(stops: Sequence[Stop], names: Sequence[str]) -> Route:
         gathering = [stop for stop in stops if stop.bucket.gathers]
         there = [stop.bucket for stop in gathering]
         runs: list[list[Stop]] = []
@@ -49,4 +50,5 @@ class Route:
         longest = max((bucket.gathers for bucket in there), default=0)
         moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
         places = frozenset(place for bucket in moving for place in bucket.places)
-        return Route(dict(itertools.pairwise(there)), dict(itertools.pairwise(back)), again, longest, places)
+        forward, backward = (dict(itertools.pairwise(order)) for order in (there, back))
+        return Route(forward, backward, again, longest, places, tuple(names))

@@ -10,6 +10,7 @@ for sooner (`autopar.cost.reductions`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -27,6 +28,8 @@ from autopar.runtime.flights import Flight
 from autopar.runtime.own_gradients import own
 from autopar.runtime.ranges import named
 from autopar.runtime.route import Route
+from autopar.runtime.saved import Gathered, Kept, Saved
+from autopar.runtime.unwanted import end_those_left, leave
 
 
 class _Gather(NamedTuple):
@@ -35,40 +38,6 @@ class _Gather(NamedTuple):
     bucket: Bucket
     gathers: int
     read_bytes: int
-
-
-class _Gathered(NamedTuple):
-    """Where a gathered copy came from. The weak reference keeps the storage's address from being used again."""
-
-    storage: StorageWeakRef
-    bucket: Bucket
-    member: int
-
-
-class _Saved(NamedTuple):
-    """What is kept in place of a saved view of a gathered copy."""
-
-    transit: Transit
-    bucket: Bucket
-    member: int
-    version: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    conjugate: bool
-    negative: bool
-
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The view, of the member gathered again. It may see numbers of another dtype (`view_as_complex`), and have
-        the conjugate or the negative computed when it is read."""
-        if whole.dtype == self.dtype:
-            view = whole.as_strided(self.size, self.stride, self.offset)
-        else:
-            view = whole.new_empty(0, dtype=self.dtype)
-            view.set_(whole.untyped_storage(), self.offset, self.size, self.stride)
-        view = view.conj() if self.conjugate else view
-        return torch._neg_view(view) if self.negative else view
 
 
 class Transit:
@@ -81,16 +50,18 @@ class Transit:
         parameters: Sequence[torch.Tensor],
         accumulation: Accumulation,
     ) -> None:
+        self._thread = threading.get_ident()
         self._route, self._shards, self._parameters = route, shards, parameters
         self._accumulation, self._held = accumulation, accumulation.held
         self._begun: dict[Bucket, Flight] = {}
-        self._live: dict[int, _Gathered] | None = None
+        self._live: dict[int, Gathered] | None = None
         self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
         self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
         self._unread: dict[Bucket, int] = {}
         self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
         self._reductions: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
+        end_those_left()
 
     def __del__(self) -> None:
         """A pass that ended early (gradients of some parameters alone, an error) leaves collectives under way."""
@@ -98,8 +69,8 @@ class Transit:
             self._abandon()
 
     def _abandon(self) -> None:
-        for flight in (*self._begun.values(), *(one for some in self._arriving.values() for one, _ in some)):
-            flight.abandon()
+        arriving = (flight for some in self._arriving.values() for flight, _ in some)
+        leave((*self._begun.values(), *arriving), self._thread)
         self._begun, self._arriving = {}, {}
 
     # -- gathers -----------------------------------------------------------------------------------
@@ -118,7 +89,7 @@ class Transit:
         for member, (tensor, shard) in enumerate(zip(made, shards, strict=True)):
             storage = StorageWeakRef(tensor.untyped_storage())
             if storage.cdata != shard.untyped_storage()._cdata:
-                self._live[storage.cdata] = _Gathered(storage, bucket, member)
+                self._live[storage.cdata] = Gathered(storage, bucket, member)
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
         """A member that backward needs; kept for as long as others that were saved are not read."""
@@ -203,23 +174,34 @@ class Transit:
         finally:
             self._live = None
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
+    def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
         found = self._live.get(tensor.untyped_storage()._cdata) if self._live else None
         if found is None:  # an op that saved its own result would hold itself: a call without backward would stay
-            return tensor if tensor.grad_fn is None else tensor.detach()
+            return Kept(self, tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
         _, bucket, member = found
         packed = self._packed.setdefault(bucket, {})
         packed[member] = packed.get(member, 0) + 1
         version = self._shards[bucket.places[member]]._version
         size, offset = tuple(tensor.shape), int(tensor.storage_offset())
         looks = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        return _Saved(self, bucket, member, version, size, tensor.stride(), offset, *looks)
+        return Saved(self, bucket, member, version, size, tensor.stride(), offset, *looks)
 
-    def unpack(self, saved: _Saved) -> torch.Tensor:
-        """What was saved, from a copy gathered again."""
-        if self._shards[saved.bucket.places[saved.member]]._version != saved.version:
-            raise RuntimeError("a parameter was changed in place between forward and backward")
-        return saved.of(self.gathered_again(saved.bucket, saved.member))
+    def unpack(self, saved: Kept | Saved) -> torch.Tensor:
+        """What was saved; or, of a copy to be gathered again, from that copy."""
+        held = saved.tensor if isinstance(saved, Kept) else self._shards[saved.bucket.places[saved.member]]
+        if held._version != saved.version:
+            raise RuntimeError(  # as torch raises where it sees it
+                f"{self._named(held)} was written in place (by optimizer.step(), say) between forward and backward, "
+                "and this backward pass needs it as it was: make the pass before the write, or call the model again "
+                "behind it"
+            )
+        return held if isinstance(saved, Kept) else saved.of(self.gathered_again(saved.bucket, saved.member))
+
+    def _named(self, tensor: torch.Tensor) -> str:
+        address = tensor.untyped_storage()._cdata
+        places = (place for place, shard in enumerate(self._shards) if shard.untyped_storage()._cdata == address)
+        place = next(places, None)
+        return f"a tensor of shape {tuple(tensor.shape)}" if place is None else f"'{self._route.names[place]}'"
 
     # -- reductions --------------------------------------------------------------------------------
 
@@ -273,5 +255,5 @@ class Transit:
         return found
 
 
-def _unpack(saved: torch.Tensor | _Saved) -> torch.Tensor:
-    return saved if isinstance(saved, torch.Tensor) else saved.transit.unpack(saved)
+def _unpack(saved: Kept | Saved) -> torch.Tensor:
+    return saved.transit.unpack(saved)
