@@ -4,13 +4,12 @@ Gradients move once per optimizer step: at every backward outside `no_sync`, onc
 at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
 `.grad` never holds a part of a sum. Those of parameters that the pass which moves does not come to (another task's
 head) are reduced at its end. `torch.autograd.grad` moves its own at once, and leaves these. An optimizer that steps
-while some wait would miss them: that is an error. Zeroing gradients, by the model or by the optimizer that has their
-parameters, drops what waits: it is a part of them.
+while some wait would miss them: that is an error. Zeroing
+gradients drops what waits, which is a part of them (`autopar.runtime.dropped_gradients`).
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -38,8 +37,7 @@ class Accumulation:
         self._backwards = 0  # since gradients moved
         self._pass, self._moves = -1, True
         _refuse_early_steps(self)
-        _drop_with_gradients()
-        _every.add(self)
+        every.add(self)
 
     @property
     def waiting(self) -> int:
@@ -104,6 +102,10 @@ class Accumulation:
         if parameters is None or not self._parameters:  # the step's backward passes begin anew
             self._waiting, self._parameters, self._backwards = {}, {}, 0
 
+    def waits(self, parameter: torch.Tensor) -> bool:
+        """Whether gradients of a parameter wait."""
+        return any(one is parameter for one in self._parameters.values())
+
     def _waiting_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
         """The names of those that have gradients waiting."""
         wanted = set(map(id, parameters))
@@ -124,26 +126,7 @@ class Accumulation:
             )
 
 
-_every: weakref.WeakSet[Accumulation] = weakref.WeakSet()
-
-
-@functools.cache
-def _drop_with_gradients() -> None:
-    """From now on `optimizer.zero_grad()` drops what waits of the optimizer's parameters; once a process.
-
-    torch has hooks around `step()` alone. While gradients wait, `.grad` is None before and after: nothing else shows
-    that they were zeroed.
-    """
-    original = torch.optim.Optimizer.zero_grad
-
-    @functools.wraps(original)
-    def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        for accumulation in _every:
-            if accumulation.waiting:
-                accumulation.forget(p for group in self.param_groups for p in group["params"])
-        original(self, *args, **kwargs)
-
-    torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+every: weakref.WeakSet[Accumulation] = weakref.WeakSet()
 
 
 def _refuse_early_steps(accumulation: Accumulation) -> None:

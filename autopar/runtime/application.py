@@ -23,6 +23,7 @@ from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import dtype_named
 from autopar.runtime.copied_gradients import let_gradients_be_copied
 from autopar.runtime.counted_writes import count_writes_into_lists
+from autopar.runtime.dropped_gradients import drop_with_gradients
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
@@ -94,6 +95,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     load_optimizer_states()
     assign_data()
     let_gradients_be_copied()
+    drop_with_gradients()
     hooks_wait_for_gradients()
     advise()
     read_whole_numbers()

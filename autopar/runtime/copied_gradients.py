@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.dropped_gradients import GRADIENT
+
 
 @functools.cache
 def let_gradients_be_copied() -> None:
@@ -24,11 +26,12 @@ def let_gradients_be_copied() -> None:
     @functools.wraps(copied)
     def __deepcopy__(tensor: DTensor, memo: dict[int, Any]) -> Any:
         if isinstance(tensor, nn.Parameter):
-            gradient, tensor.grad = tensor.grad, None
+            gradient = tensor.grad
+            GRADIENT.__set__(tensor, None)  # not `tensor.grad = None`, which drops what waits
             try:
                 return copied(tensor, memo)
             finally:
-                tensor.grad = gradient
+                GRADIENT.__set__(tensor, gradient)
         if not _lies_within(tensor):
             return copied(tensor, memo)
         if id(tensor) not in memo:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from large_cases import refusal
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -154,6 +156,78 @@ def asked_of(model: nn.Module, *, by_hand: bool) -> list[torch.Tensor]:
     return found + [one for one in gradients if one is not None]
 
 
+class Wrapper(nn.Module):
+    """A plain module around a model, with a layer of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.own = model, nn.Linear(2, 2)
+
+
+def set_none(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def set_zeros(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def delete(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        del parameter.grad
+
+
+def set_one_none(model: nn.Module) -> None:
+    model.get_parameter("trunk.weight").grad = None
+
+
+DROPS: dict[str, Callable[[nn.Module], Any]] = {
+    "None": set_none,
+    "zeros": set_zeros,
+    "del": delete,
+    "None of one": set_one_none,
+    "a wrapper": lambda model: Wrapper(model).zero_grad(),
+    "a wrapper, not to None": lambda model: Wrapper(model).zero_grad(set_to_none=False),
+    "a wrapper's optimizer": lambda model: torch.optim.SGD(Wrapper(model).parameters()).zero_grad(),
+    "one layer": lambda model: model.get_submodule("trunk").zero_grad(),
+    "any module": lambda model: nn.Module.zero_grad(model),
+    "nothing, but a copy": copy.deepcopy,
+}
+
+
+def dropped(preset: str) -> dict[str, float]:
+    """Gradients where those of a pass before were dropped while they waited; the largest difference for each way."""
+    model, found = planned(preset, 1), {}
+    for way, drop in DROPS.items():
+        alone = built()
+        model.zero_grad()
+        for one in (alone, model):
+            with model.no_sync():
+                one(rows(1), task="a").backward()
+            drop(one)
+            one(rows(2), task="a").backward()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        got = [(p.grad, q.grad) for p, q in pairs if p.grad is not None or q.grad is not None]
+        found[way] = max((whole(p) - q).abs().max().item() for p, q in got)
+    return found
+
+
+def set_meanwhile() -> list[str]:
+    """What is said where `.grad` is set while gradients wait, and has those of earlier passes."""
+    model = planned("fsdp", 1)
+    weight = model.get_parameter("trunk.weight")
+    told = []
+    for _ in range(2):
+        model(rows(0), task="a").backward()
+        with model.no_sync():
+            model(rows(1), task="a").backward()
+        told.append(refusal(lambda: setattr(weight, "grad", weight.grad * 0.5)))
+        weight.grad = None
+    return told
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         f"{tasks}, {how}, {preset}": functools.partial(in_turn, preset, tasks, how)
@@ -166,6 +240,8 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for preset in PRESETS
         for when in ("before", "behind")
     }
+    | {f"dropped, {preset}": functools.partial(dropped, preset) for preset in PRESETS}
+    | {"set meanwhile": set_meanwhile}
     | {
         f"asked, {how}, {preset}": functools.partial(asked, preset, how)
         for preset in PRESETS
