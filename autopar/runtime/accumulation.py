@@ -13,11 +13,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.autograd import Variable
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autopar.errors import InputError
 from autopar.runtime.convert import Stage
@@ -36,7 +34,6 @@ class Accumulation:
         self._parameters: dict[str, torch.Tensor] = {}  # those that have gradients waiting
         self._backwards = 0  # since gradients moved
         self._pass, self._moves = -1, True
-        _refuse_early_steps(self)
         every.add(self)
 
     @property
@@ -127,31 +124,3 @@ class Accumulation:
 
 
 every: weakref.WeakSet[Accumulation] = weakref.WeakSet()
-
-
-def _refuse_early_steps(accumulation: Accumulation) -> None:
-    """Before every optimizer's step, look whether gradients wait; for as long as `accumulation` lives.
-
-    A step that is given a closure takes its last gradients from it, so there it is looked after the closure has run.
-    """
-    reference = weakref.ref(accumulation)
-
-    def check(optimizer: torch.optim.Optimizer) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.check(optimizer)
-
-    def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
-        if closure is None:
-            return check(optimizer)
-
-        def checked() -> Any:
-            result = closure()
-            check(optimizer)
-            return result
-
-        return (args[0], checked), {name: value for name, value in kwargs.items() if name != "closure"}
-
-    handle = register_optimizer_step_pre_hook(hook)
-    weakref.finalize(accumulation, handle.remove)

@@ -24,6 +24,7 @@ from autopar.runtime.conversions import dtype_named
 from autopar.runtime.copied_gradients import let_gradients_be_copied
 from autopar.runtime.counted_writes import count_writes_into_lists
 from autopar.runtime.dropped_gradients import drop_with_gradients
+from autopar.runtime.early_steps import refuse_early_steps
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
@@ -92,6 +93,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     count_steps()
     let_anomalies_be_found()
     refuse_unfit()
+    refuse_early_steps()
     load_optimizer_states()
     assign_data()
     let_gradients_be_copied()

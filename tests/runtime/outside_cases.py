@@ -76,6 +76,48 @@ def compared() -> list[bool]:
     ]
 
 
+class Given(torch.optim.SGD):
+    """Whose step takes more than torch's, and returns it."""
+
+    def step(self, first: Any = None, *others: Any, **named: Any) -> Any:  # type: ignore[override]
+        return first, others, named
+
+
+def given_to_steps() -> dict[str, list[bool]]:
+    """Whether steps get what they are given: of an optimizer without planned parameters, and of one with them."""
+    model, loss = planned("ddp"), torch.ones(1)
+    optimizers = Given([nn.Parameter(loss)], lr=0.1), Given(model.parameters(), lr=0.1)
+    layer = model.get_submodule("up")
+    closures = [optimizer.step(lambda *x: x, 1, scale=3) for optimizer in optimizers]
+    return {
+        "a tensor": [o.step(loss, 1, 2, scale=3) == (loss, (1, 2), {"scale": 3}) for o in optimizers],
+        "a name": [o.step(closure=loss, scale=3) == (None, (), {"closure": loss, "scale": 3}) for o in optimizers],
+        "nothing": [o.step() == (None, (), {}) for o in optimizers],
+        "a layer": [o.step(layer, 1) == (layer, (1,), {}) for o in optimizers],
+        "a closure": [first(4, 5) == (4, 5) and rest == [(1,), {"scale": 3}] for first, *rest in closures],
+    }
+
+
+def early_steps() -> list[str]:
+    """What steps say while gradients wait: without a closure, and with one whose gradients wait or move."""
+    model = planned("fsdp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def waits() -> None:
+        with model.no_sync():
+            model(ROWS).backward()
+
+    waits()
+    steps = (
+        lambda: optimizer.step(),
+        lambda: optimizer.step(waits),
+        lambda: optimizer.step(closure=waits),
+        lambda: optimizer.step(lambda: model(ROWS).backward()),
+        lambda: optimizer.step(),
+    )
+    return [refusal(step) for step in steps]
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {case.__name__: case for case in (submodule_loaded, tied_outside, formatted, compared)}
+    2: {case.__name__: case for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps)}
 }

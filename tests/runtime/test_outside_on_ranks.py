@@ -33,3 +33,14 @@ def test_numbers_are_formatted_or_told_how(ranks: list[dict[str, Any]]) -> None:
 def test_tensors_that_lie_otherwise_are_compared_as_wholes(ranks: list[dict[str, Any]]) -> None:
     for answers in values(ranks, "compared"):
         assert all(answers), answers
+
+
+def test_steps_get_what_they_are_given(ranks: list[dict[str, Any]]) -> None:
+    for found in values(ranks, "given_to_steps"):
+        assert {what: got for what, got in found.items() if not all(got)} == {}
+
+
+def test_steps_past_gradients_that_wait_are_refused(ranks: list[dict[str, Any]]) -> None:
+    for told in values(ranks, "early_steps"):
+        assert ["not summed over the ranks yet" in one for one in told] == [True, True, True, False, False]
+        assert told[3:] == ["no error", "no error"]
