@@ -1,8 +1,8 @@
 """Hooks of a planned model's parameters run when gradients come, and not in passes that leave these waiting.
 
 In such a pass (`autopar.runtime.accumulation`) autograd comes to the parameter with no gradient, and hands that on: a
-hook would be called with None. Behind it, where gradients move at the end of a pass that did not come to the parameter,
-autograd has no part, and hooks are called here.
+hook would be called with None, and one behind it with the gradient of an earlier pass. Behind it, where gradients move
+at the end of a pass that did not come to the parameter, autograd has no part, and hooks are called here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 Hook = Callable[[Any], Any]
+_before: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that a call had nothing for: their gradients then
 
 
 @functools.cache
@@ -32,6 +34,18 @@ def wait_for_gradients(parameter: torch.Tensor) -> None:
     for hooks, waits in ((_hooks(parameter), _with_gradient), (_hooks_behind(parameter), _of_one_with_gradient)):
         for key, hook in hooks.items():
             hooks[key] = waits(hook)
+
+
+def comes_without_gradient(parameter: torch.Tensor) -> None:
+    """Note that autograd comes to a parameter with nothing of a call: where nothing else comes, no hook is to run."""
+    if _hooks_behind(parameter):
+        _before[parameter] = _gradient_now(parameter)
+
+
+def _gradient_now(parameter: Any) -> tuple[int, ...]:
+    """What another pass, another gradient or one that was added to differs in."""
+    number, gradient = torch._C._current_graph_task_id(), parameter.grad
+    return (number,) if gradient is None else (number, id(gradient), gradient._version)
 
 
 def accumulate(parameter: torch.Tensor, local: torch.Tensor) -> None:
@@ -75,6 +89,7 @@ def _with_gradient(hook: Hook) -> Hook:
 def _of_one_with_gradient(hook: Hook) -> Hook:
     @functools.wraps(hook)
     def called(parameter: Any) -> Any:
-        return None if parameter.grad is None else hook(parameter)
+        without = parameter.grad is None or _before.get(parameter) == _gradient_now(parameter)
+        return None if without else hook(parameter)
 
     return called

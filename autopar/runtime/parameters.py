@@ -20,7 +20,7 @@ from autopar.held import Held
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.own_gradients import own
-from autopar.runtime.parameter_hooks import wait_for_gradients
+from autopar.runtime.parameter_hooks import comes_without_gradient, wait_for_gradients
 from autopar.runtime.passes import fills_gradients
 from autopar.runtime.transit import Transit
 
@@ -133,6 +133,7 @@ class _Local(torch.autograd.Function):
         for arrived in transit.arrived(place, name, fills=fills_gradients(ctx)):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:
+            comes_without_gradient(transit.parameter(place))
             return None, None, None, None
         if gradient.dtype != spec.tensor_meta.dtype:
             gradient = gradient.to(spec.tensor_meta.dtype)

@@ -243,6 +243,10 @@ class Transit:
         """Whether gradients of the parameter at a place come this way, or else from ops alone."""
         return place in self._route.places
 
+    def parameter(self, place: int) -> torch.Tensor:
+        """What the state has at a place."""
+        return self._parameters[place]
+
     def arrived(self, place: int, name: str, *, fills: bool) -> list[torch.Tensor]:
         """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()

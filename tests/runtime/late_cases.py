@@ -127,6 +127,25 @@ def hooks(preset: str, when: str) -> dict[str, Any]:
     return {"error": difference(model, alone), "gradient": told.count("gradient"), "behind": told.count("behind")}
 
 
+def hooks_beside_kept(preset: str) -> list[list[int]]:
+    """In which passes hooks behind a bias run, where gradients are never zeroed: with a penalty in the loss, without.
+
+    Of every two passes the first leaves its gradients waiting; a penalty's are there at once.
+    """
+    found = []
+    for penalty in (0.0, 0.1):
+        model, passes = planned(preset, 1), []
+        bias, number = model.get_parameter("trunk.bias"), 0
+        bias.register_post_accumulate_grad_hook(lambda _: passes.append(number))  # noqa: B023
+        bias.register_post_accumulate_grad_hook(lambda _: passes.append(number))  # noqa: B023
+        for number in range(6):
+            with model.no_sync() if number % 2 == 0 else contextlib.nullcontext():
+                loss = model(rows(number), task="a")
+            (loss + penalty * bias.square().sum() if penalty else loss).backward()
+        found.append(passes)
+    return found
+
+
 def asked(preset: str, how: str) -> float:
     """`autograd.grad` between passes whose gradients wait, and within one: what it gives, and what is summed."""
     alone, model = built(), planned(preset, 1 if how == "no_sync" else 3)
@@ -241,6 +260,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         for when in ("before", "behind")
     }
     | {f"dropped, {preset}": functools.partial(dropped, preset) for preset in PRESETS}
+    | {f"kept, {preset}": functools.partial(hooks_beside_kept, preset) for preset in PRESETS}
     | {"set meanwhile": set_meanwhile}
     | {
         f"asked, {how}, {preset}": functools.partial(asked, preset, how)

@@ -27,6 +27,14 @@ def test_gradients_asked_for_are_of_one_loss_and_leave_those_that_wait(ranks: li
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_hooks_do_not_run_for_gradients_of_earlier_passes(ranks: list[dict[str, Any]], preset: str) -> None:
+    waits = preset != "tp"  # there the sums of a bias come at once
+    for alone, penalised in values(ranks, f"kept, {preset}"):
+        assert alone == [number for number in range(6) for _ in range(2) if number % 2 or not waits]
+        assert penalised == [number for number in range(6) for _ in range(2)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_what_zeroes_gradients_drops_those_that_wait(ranks: list[dict[str, Any]], preset: str) -> None:
     for found in values(ranks, f"dropped, {preset}"):
         assert found.keys() == DROPS.keys()
