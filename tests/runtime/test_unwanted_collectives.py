@@ -1,0 +1,36 @@
+"""Collectives that nobody wants are waited for where calls are made, not by the thread that lets go of them last."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from autopar.runtime.unwanted import end_those_left, leave
+
+
+class Under:
+    """In place of a flight: what ends it."""
+
+    def __init__(self) -> None:
+        self.ended_by: list[int] = []
+
+    def abandon(self) -> None:
+        self.ended_by.append(threading.get_ident())
+
+
+def test_another_thread_leaves_them_to_the_next_call() -> None:
+    flight: Any = Under()
+    here = threading.get_ident()
+    other = threading.Thread(target=leave, args=([flight], here))
+    other.start()
+    other.join()
+    assert flight.ended_by == []
+    end_those_left()
+    end_those_left()
+    assert flight.ended_by == [here]
+
+
+def test_the_thread_of_the_call_ends_them_at_once() -> None:
+    flight: Any = Under()
+    leave([flight], threading.get_ident())
+    assert flight.ended_by == [threading.get_ident()]
