@@ -35,7 +35,7 @@ def _writing_lists() -> list[OpOverload[..., Any]]:
 
 def _counted(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    del handlers[op_call]  # torch's own way, which is taken where there is no handler
+    handlers.pop(op_call, None)  # torch's own way is taken where there is no handler (another thread may be there)
     try:
         result = op_call(*args, **kwargs)
     finally:
