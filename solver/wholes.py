@@ -130,17 +130,17 @@ class Wholes:
                 return False
             margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
 
-    def begin(self, node: Outcome, part: float = 1.0) -> float:
+    def begin(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
         """What solutions of a box cost at least, as HiGHS knows after some nodes; a better one it found is kept.
 
         Each time it may take twice as many, so that it comes to an end where cutting a box makes it no easier.
-        `part`: of the time that is left, what it may take.
+        `part`: of the time that is left, what it may take; `nodes`: instead of those.
         """
         enough, kept, seconds = self.enough(), self.kept(node, self.enough()), part * self.left()
         found = self.program.integrate(
-            self.solver, kept, seconds, self.gap, node.counts, cutoff=enough, nodes=self._nodes
+            self.solver, kept, seconds, self.gap, node.counts, cutoff=enough, nodes=nodes or self._nodes
         )
-        self._nodes *= 2
+        self._nodes *= 1 if nodes else 2
         self._take(found)
         return max(node.objective, min(found.bound, enough))
 
