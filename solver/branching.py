@@ -46,7 +46,7 @@ _SPLITS = 16  # by counts in a program that is not large: if they tell no more, 
 _CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
 
 _WHOLE = 1 / 3, 4_000
-"""Part of the time and nodes in which HiGHS may close a program that is not large, where a good solution is known and the
+"""Part of the time and nodes in which HiGHS may close a program that is not large, where a good solution is known and its
 relaxation is far: the boxes of Llama-3-8B's on one long text took six times as long as all of it together."""
 
 Heap = list[tuple[float, int, Outcome]]

@@ -99,11 +99,14 @@ class Attempt:
 
     def run(self) -> Traced:
         """Trace; whatever happens, nothing that the attempt set up stays."""
-        forget(self.options.left)  # by an attempt that failed, and is not running any more
+        forget(self.options.left, self.model)  # by an attempt that failed, and is not running any more
         try:
-            return self._run()
+            traced = self._run()
+            self.calls.release()
+            return traced
         finally:
             self.attributes.release()
+            self.recorder.unanswered.clear()  # errors have frames, which have tensors, and the recorder
             self.options.left += self.recorder.release()
 
     def _run(self) -> Traced:

@@ -8,12 +8,11 @@ of modules are put back by `Attributes.swapped`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import sys
 import weakref
-from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import _lru_cache_wrapper
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -21,39 +20,49 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-_Cached = type(functools.lru_cache(lambda: None))
+from autopar.tracing.near_caches import DEPTH, DICTS, LINK, take_out
+
 _LIBRARIES = {"einops.einops"}
-_LINK = "_lru_list_elem"  # of a cache of limited size, to what it keeps
-_DICTS = dict, OrderedDict, defaultdict  # others may not let anything be taken out, as outputs of transformers
-_DEPTH = 4  # of tuples around a tensor, and such links
 _MANY = 512  # tensors: more are not looked for, as a failed trace's, which its frames hold
 _ABSENT = object()
-Left = list[weakref.ref[torch.Tensor]]
+Left = list[tuple["weakref.ref[torch.Tensor]", str]]  # with "file:line" of the user's code that made it, if known
 
 
-def forget(left: Left) -> None:
-    """Take tensors that a trace has made, and that are still there, out of caches, dicts and lists."""
-    found: list[Any] = [tensor for one in left if (tensor := one()) is not None]
+def forget(left: Left, model: nn.Module) -> None:
+    """Take tensors that a trace has made, and that are still there, out of caches, dicts and lists.
+
+    Looked for where they most likely are, and then, if some are left, everywhere: who refers to what is asked of every
+    object that there is.
+    """
+    there = _by_identity(left)
+    if 0 < len(there) <= _MANY:
+        take_out(there.keys(), {place.rpartition(":")[0] for place in there.values()}, model)
+    found: list[Any] = [tensor for one, _ in left if (tensor := one()) is not None]
     left.clear()
-    for _ in range(_DEPTH):
+    for _ in range(DEPTH):
         if not found or len(found) > _MANY:
             return
         mine, around, dicts = {id(one) for one in found}, list[Any](), list[dict[Any, Any]]()
         for holder in gc.get_referrers(*found):
             if holder is found or isinstance(holder, FrameType):
                 continue
-            if isinstance(holder, _Cached):
+            if isinstance(holder, _lru_cache_wrapper):
                 holder.cache_clear()
-            elif type(holder) in _DICTS:
+            elif type(holder) in DICTS:
                 dicts.append(holder)
             elif type(holder) is list:
                 holder[:] = [value for value in holder if id(value) not in mine]
-            elif isinstance(holder, tuple) or type(holder).__name__ == _LINK:
+            elif isinstance(holder, tuple) or type(holder).__name__ == LINK:
                 around.append(holder)
         for kept in _no_namespaces(dicts):
             for key in [key for key, value in kept.items() if id(value) in mine]:
                 del kept[key]
         found = around
+
+
+def _by_identity(left: Left) -> dict[int, str]:
+    """Where those were made that are still there; nothing here holds them."""
+    return {id(tensor): place for one, place in left if (tensor := one()) is not None}
 
 
 @contextlib.contextmanager
@@ -64,7 +73,7 @@ def library_caches_empty() -> Iterator[None]:
     def empty() -> None:
         for name in _LIBRARIES & sys.modules.keys():
             for value in vars(sys.modules[name]).values():
-                if isinstance(value, _Cached):
+                if isinstance(value, _lru_cache_wrapper):
                     value.cache_clear()
 
     empty()

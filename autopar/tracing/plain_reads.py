@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -170,13 +171,18 @@ class PlainValues:
 
 
 class _Identity:
-    """A tensor or a large container, equal to itself alone."""
+    """A tensor or what is large, equal to itself alone; a tensor is not held, as a trace may have made it that nobody
+    keeps, and lists cannot but be."""
 
     def __init__(self, value: Any, length: int = 0) -> None:
-        self.value, self.length = value, length
+        self._value: Callable[[], Any] = (lambda: value) if isinstance(value, _CONTAINERS) else weakref.ref(value)
+        self._length = length
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value and other.length == self.length
+        if not isinstance(other, _Identity) or other._length != self._length:
+            return False
+        mine = self._value()
+        return mine is not None and other._value() is mine
 
     __hash__ = None  # type: ignore[assignment]
 

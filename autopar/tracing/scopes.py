@@ -81,6 +81,10 @@ class ModuleCalls:
             module = self.outside[module]
         return module
 
+    def release(self) -> None:
+        """Forget the last error, which may have been caught: its frames have this, in a cycle, and tensors."""
+        self._failed = None
+
     def blame(self, error: BaseException, path: str) -> None:
         """`error` was raised while the module of this path ran; where it has none, the root is taken."""
         named = dict(self.root.named_modules(remove_duplicate=False))

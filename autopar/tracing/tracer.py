@@ -92,7 +92,7 @@ def trace(
     try:
         traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")
     finally:
-        forget(options.left)
+        forget(options.left, root)
     if traced.attributes_set:
         warn(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
@@ -110,11 +110,19 @@ def trace(
 
 def _free_sizes(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> FreeSizes:
     def again(tensors: Mapping[str, Any]) -> fx.Graph:
-        graph = Attempt(root, inputs.with_examples(tensors), options).run().graph
-        forget(options.left)
+        graph = _once(root, inputs.with_examples(tensors), options).graph
+        forget(options.left, root)
         return graph
 
     return prove(traced.graph, {v.name: v.example for v in inputs.leaves if not v.known}, again)
+
+
+def _once(root: nn.Module, inputs: Inputs, options: Options) -> Traced:
+    attempt = Attempt(root, inputs, options)
+    try:
+        return attempt.run()
+    finally:
+        attempt.calls.release()
 
 
 def trace_until_done(
@@ -133,7 +141,10 @@ def trace_until_done(
     """
     broken: Exception | None = None  # what came of leaves' guessed outputs
     innermost: dict[str, NotOneOpError] = {}  # of functions around each other that can be no op, for one reason
+    attempt: Attempt | None = None
     while True:
+        if attempt is not None:
+            attempt.calls.release()
         attempt = Attempt(root, inputs, options)
         try:
             traced = attempt.run()
@@ -150,8 +161,7 @@ def trace_until_done(
                 raise
             _become_leaf(attempt, options, error, functions, error)
         except contained as error:
-            told = innermost.setdefault(error.reason, error) if isinstance(error, NotOneOpError) else error
-            _become_leaf(attempt, options, error, functions, told)
+            _become_leaf(attempt, options, error, functions, _told(error, innermost))
         except Exception as error:
             policy = options.policy
             whole = _whole(root, policy) if functions and (policy.failed or policy.functions) else None
@@ -167,10 +177,14 @@ def trace_until_done(
             raise
 
 
+def _told(error: Exception, innermost: dict[str, NotOneOpError]) -> Exception:
+    return innermost.setdefault(error.reason, error) if isinstance(error, NotOneOpError) else error
+
+
 def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -> Traced:
     """The graph that is right for infinite activations too, if clamps are all that it takes; else a warning."""
     try:
-        mended = Attempt(root, inputs, replace(options, are_finite=False)).run()
+        mended = _once(root, inputs, replace(options, are_finite=False))
     except Exception:  # it is not the way of a healthy step: it may raise, or ask for more data
         mended = traced
     if mended is not traced and differs_by_mends(mended.graph, traced.graph):

@@ -95,18 +95,20 @@ class GraphWriter:
     def unrecorded(self, result: Any) -> Any:
         """Note a result that no node stands for."""
         if isinstance(result, Tensor) and result.is_meta:
-            self._beside.append(weakref.ref(result))
+            self._beside.append((weakref.ref(result), places.current()))
         return result
 
     def release(self) -> Left:
         """Hold no tensor any more; returns those that were made, as far as somebody else holds them."""
-        made = [weakref.ref(t) for t in self.alive if self.nodes[id(t)].op not in ("placeholder", "get_attr")]
+        nodes = [(t, self.nodes[id(t)]) for t in self.alive]
+        made = [(weakref.ref(t), n.meta.get(PLACE, "")) for t, n in nodes if n.op not in ("placeholder", "get_attr")]
+        nodes.clear()
         self.alive.clear()
         self._casts.clear()
         self.known.deferred.clear()
-        there = [one for one in (*made, *self._beside) if one() is not None]
+        there = [(one, place) for one, place in (*made, *self._beside) if one() is not None]
         noted = {id(t) for node in (self.graph.nodes if there else ()) for t in pytree.tree_leaves(node.meta.get(VAL))}
-        return [one for one in there if id(one()) not in noted]
+        return [(one, place) for one, place in there if id(one()) not in noted]
 
     def annotate(self, node: fx.Node, place: bool = False) -> None:
         """The facts that hold for every node made now."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from autopar.tracing import TraceError, trace
+from autopar.tracing import TraceError, caches, trace
 
 Tensor = torch.Tensor
 TABLES: dict[int, Any] = {}
@@ -32,6 +35,34 @@ def unlimited(length: int) -> tuple[Tensor, Tensor]:
     return made(length), made(length).cos()
 
 
+def remembered(function: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    """A decorator of somebody's own, which keeps results in its closure."""
+    results: dict[int, Tensor] = {}
+
+    @functools.wraps(function)
+    def asked(length: int) -> Tensor:
+        if length not in results:
+            results[length] = function(length)
+        return results[length]
+
+    return asked
+
+
+memoised = remembered(made)
+
+
+class Slots:
+    """Of this nothing is known by name."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+
+SLOTS = Slots()
+
+
 class Tables:
     """A plain object that keeps one."""
 
@@ -45,6 +76,12 @@ class Tables:
 
 class Net(nn.Module):
     tables: ClassVar[dict[int, Tensor]] = {}
+
+    @staticmethod
+    @functools.cache
+    def of_length(length: int) -> Tensor:
+        return made(length)
+
     last: ClassVar[Tensor | None] = None
 
     def __init__(self, kind: str) -> None:
@@ -77,10 +114,10 @@ def _global(net: Net, length: int) -> Tensor:
     return LAST
 
 
-def _in_a_list(net: Net, length: int) -> Tensor:
-    if not MANY:
-        MANY.append(made(length))
-    return MANY[-1]
+def _in_a_list(tables: list[Tensor], length: int) -> Tensor:
+    if not tables:
+        tables.append(made(length))
+    return tables[-1]
 
 
 KINDS: dict[str, Callable[[Net, int], Tensor]] = {
@@ -91,16 +128,22 @@ KINDS: dict[str, Callable[[Net, int], Tensor]] = {
     "the class's dict": lambda net, length: _in_a_dict(net.tables, length),
     "an attribute of the class": _of_the_class,
     "a global": _global,
-    "a list": _in_a_list,
+    "a list": lambda net, length: _in_a_list(MANY, length),
+    "a closure": lambda net, length: memoised(length),
+    "a static method": lambda net, length: net.of_length(length),
+    "an object with slots": lambda net, length: _in_a_list(SLOTS.kept, length),
     "a plain object": lambda net, length: net.plain.of(length),
     "failing": lambda net, length: limited(length),
 }
 
 
 @pytest.fixture(autouse=True)
-def _empty() -> None:
-    limited.cache_clear()
-    unlimited.cache_clear()
+def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cached in (limited, unlimited, Net.of_length):
+        cached.cache_clear()
+    for kept in (TABLES, MANY, Net.tables, SLOTS.kept):
+        kept.clear()
+    monkeypatch.setattr(sys.modules[__name__], "memoised", remembered(made))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "failing"])
@@ -112,6 +155,26 @@ def test_the_model_and_the_next_trace_find_none(kind: str) -> None:
     assert not expected.is_meta
     for traced in (first, second, trace(model, {"x": x})):  # the last one with what the model has kept
         torch.testing.assert_close(traced.gm(x), expected)
+
+
+@pytest.mark.parametrize(
+    "kind", ["limited", "unlimited", "a dict", "the class's dict", "a list", "a closure", "a static method"]
+)
+def test_where_caches_are_by_rule_not_every_object_is_looked_at(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes the longer the more a process has made before."""
+    model, x, asked = Net(kind), torch.randn(2, 3, 4), list[tuple[Any, ...]]()
+
+    def referrers(*of: Any) -> list[Any]:
+        asked.append(of)
+        return gc.get_referrers(*of)
+
+    monkeypatch.setattr(caches, "gc", SimpleNamespace(get_referrers=referrers))
+    trace(model, {"x": x})
+    assert not asked
+    assert not KINDS[kind](model, 3).is_meta
+    trace(Net("an object with slots"), {"x": x})
+    assert asked
+    assert not SLOTS.kept
 
 
 def test_nor_behind_a_trace_that_failed() -> None:

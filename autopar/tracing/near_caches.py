@@ -1,0 +1,118 @@
+"""Where code that a trace has run most likely keeps what it makes: a few namespaces, looked through from their names.
+
+Who holds a tensor Python tells by a look at every object that there is, which takes the longer the more of them a
+process has made before. Here nothing is looked at but what the files say that define the model's modules and those that
+made the tensors: their globals, classes, functions and plain objects, and the containers in them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from functools import _lru_cache_wrapper
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+DICTS = dict, OrderedDict, defaultdict  # others may not let anything be taken out, as outputs of transformers
+LINK = "_lru_list_elem"  # of a cache of limited size, to what it keeps
+DEPTH = 4  # of tuples around a tensor, and such links
+_LARGE = 4096  # entries: a container of more is data, not a cache of tables
+_WRAPPERS = staticmethod, classmethod
+_OTHERS = sys.stdlib_module_names | {"torch", "autopar"}  # of these, functions and objects are not looked into
+
+
+def take_out(mine: Collection[int], files: Iterable[str], model: nn.Module) -> None:
+    """Take tensors of these identities out of what is kept beside the modules of `model` and in `files`."""
+    modules = list(model.modules())
+    kinds = {kind for module in modules for kind in type(module).__mro__}
+    names = {kind.__module__ for kind in kinds} | _modules_of(files)
+    spaces = [vars(sys.modules[name]) for name in names if name in sys.modules and not _is_others(name)]
+    spaces += [vars(module) for module in modules]
+    for container in _containers(spaces):
+        _empty(container, mine)
+
+
+def _modules_of(files: Iterable[str]) -> set[str]:
+    wanted = set(files)
+    return {name for name, one in list(sys.modules.items()) if getattr(one, "__file__", None) in wanted}
+
+
+def _is_others(name: Any) -> bool:
+    return str(name).partition(".")[0] in _OTHERS
+
+
+def _containers(spaces: Iterable[dict[str, Any]]) -> Iterator[Any]:
+    """Dicts, lists and caches of functions that are named there, in classes and functions, or by plain objects."""
+    seen = set[int]()
+    waiting = [(value, DEPTH) for space in spaces for value in list(space.values())]
+    while waiting:
+        value, depth = waiting.pop()
+        if not depth or id(value) in seen or issubclass(type(value), (torch.Tensor, nn.Module, ModuleType)):
+            continue
+        seen.add(id(value))
+        if type(value) in DICTS or type(value) is list:
+            if len(value) <= _LARGE:
+                yield value
+                inside = value.values() if isinstance(value, dict) else value
+                waiting += [(one, depth - 1) for one in list(inside) if not isinstance(one, torch.Tensor)]
+        elif type(value) is _lru_cache_wrapper:
+            yield value
+        else:
+            waiting += [(one, depth - 1) for one in _inside(value)]
+
+
+def _inside(value: Any) -> list[Any]:
+    """What a function, a class, a tuple or a plain object holds; nothing is asked of what may stand for another."""
+    kind = type(value)
+    if kind in _WRAPPERS:
+        return [value.__func__]
+    if kind is property:
+        return [value.fget]
+    if kind is tuple:
+        return list(value) if len(value) <= _LARGE else []
+    if kind is FunctionType:
+        return [] if _is_others(value.__module__) else [*_enclosed(value), *vars(value).values()]
+    if issubclass(kind, type):
+        return [] if _is_others(value.__module__) else list(vars(value).values())
+    try:
+        return [] if _is_others(kind.__module__) else list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:  # it has slots, or is of C
+        return []
+
+
+def _enclosed(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+
+
+def _empty(container: Any, mine: Collection[int]) -> None:
+    if type(container) is _lru_cache_wrapper:
+        if any(_has(one, mine) for kept in gc.get_referents(container) for one in _kept(kept)):
+            container.cache_clear()
+    elif isinstance(container, dict):
+        for key in [key for key, value in container.items() if _has(value, mine)]:
+            del container[key]
+    elif any(_has(value, mine) for value in container):
+        container[:] = [value for value in container if not _has(value, mine)]
+
+
+def _kept(of_cache: Any) -> Iterable[Any]:
+    """Results that a cache holds by its dict, by a link or itself."""
+    if type(of_cache) is dict:
+        return [one for value in of_cache.values() for one in _kept(value)]
+    return gc.get_referents(of_cache) if type(of_cache).__name__ == LINK else (of_cache,)
+
+
+def _has(value: Any, mine: Collection[int], depth: int = DEPTH) -> bool:
+    """Whether it is one of the tensors, or tuples around one."""
+    if isinstance(value, tuple) and depth:
+        return any(_has(one, mine, depth - 1) for one in value)
+    return id(value) in mine
