@@ -37,6 +37,11 @@ _ADVICE = {  # by words of the error, the first that fit
         "output.device_mesh, output.placements) of torch.distributed.tensor, or keep outputs whole by "
         'constraints="output:* = R" (one R for each mesh axis)'
     ),
+    "its data is not allocated yet": (
+        "torch made a plain tensor of DTensors, as parameters and gradients of a planned model and their norms are: "
+        "torch.tensor([norm, ...]), which Lightning's grad_norm does. Give it numbers (norm.item(), on every rank); "
+        "torch.nn.utils.get_total_norm takes DTensors"
+    ),
     "in-place operations that require placement changes": (
         "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
         " compute the new value and write it with copy_"

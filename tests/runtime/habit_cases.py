@@ -272,6 +272,7 @@ def advised() -> list[list[str]]:
         (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
         (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
         *([(slice_written, "copy_ or parameter.data")] if torch.__version__ < "2.15" else []),  # no error since
+        (lambda: torch.tensor([parameter.detach().norm()]), "torch.nn.utils.get_total_norm takes DTensors"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
         (scaled_between_micro_batches, "moves gradients in every N-th backward"),
     )
