@@ -7,6 +7,10 @@ import sys
 from types import TracebackType
 
 _ADVICE = {  # by words of the error, the first that fit
+    "aten._fused_": (
+        "this optimizer has no fused kernel for DTensors, as parameters of a planned model are (Adam and AdamW have): "
+        "leave fused=True out"
+    ),
     "aten._foreach_norm": (
         "a list holds parameters of a planned model, which are DTensors, and others, which are not: take a norm of "
         "each kind (torch.nn.utils.get_total_norm, .full_tensor() of the first) and the root of the sum of their "

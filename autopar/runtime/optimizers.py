@@ -11,9 +11,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autopar.errors import InputError
 
-_UNFIT = {  # by module and name: whether parameters that are whole on every rank are updated
-    ("torch.optim", "Adafactor"): True,
-    ("transformers.optimization", "Adafactor"): False,
+_OWN = "take autopar.Adafactor, which has the arguments of torch.optim.Adafactor"
+_UNFIT = {  # by module and name: whether parameters that are whole on every rank are updated, and what to do
+    ("torch.optim", "Adafactor"): (True, _OWN),
+    ("transformers.optimization", "Adafactor"): (False, _OWN),
+    ("torch.optim.rprop", "Rprop"): (
+        True,
+        "take another optimizer, or keep parameters whole by constraints='param:* = R'",
+    ),
 }
 
 
@@ -27,9 +32,7 @@ def _check(optimizer: Optimizer, *_: Any) -> None:
     kind = type(optimizer).__module__, type(optimizer).__name__
     if kind not in _UNFIT:
         return
+    updates_whole, instead = _UNFIT[kind]
     tensors = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, DTensor)]
-    if any(not _UNFIT[kind] or any(placement.is_shard() for placement in p.placements) for p in tensors):
-        raise InputError(
-            f"{kind[0].partition('.')[0]}'s Adafactor cannot update sharded parameters: take autopar.Adafactor, which "
-            "has the arguments of torch.optim.Adafactor"
-        )
+    if any(not updates_whole or any(placement.is_shard() for placement in p.placements) for p in tensors):
+        raise InputError(f"{kind[0].partition('.')[0]}'s {kind[1]} cannot update sharded parameters: {instead}")

@@ -280,6 +280,13 @@ def optimizer_for_plain_tensors(mesh: DeviceMesh) -> None:
     optimizer.step()
 
 
+def optimizer_that_writes_by_masks(mesh: DeviceMesh) -> None:
+    model = autopar.autoparallelize(Net(), {"x": X}, mesh, constraints="fsdp")
+    optimizer = torch.optim.Rprop(model.parameters())
+    model(X).backward()
+    optimizer.step()
+
+
 def submodule_called(mesh: DeviceMesh) -> None:
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
     model.up(X)
@@ -322,6 +329,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     parameter_replaced,
     weights_tied_late,
     optimizer_for_plain_tensors,
+    optimizer_that_writes_by_masks,
     submodule_called,
     model_pickled,
 ]

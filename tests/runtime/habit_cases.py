@@ -260,6 +260,11 @@ def advised() -> list[list[str]]:
         with torch.no_grad():
             parameter[0] = 0.0
 
+    def trained_by(kind: Any, **options: Any) -> None:
+        model = planned("fsdp")
+        model(ROWS).sum().backward()
+        kind(model.parameters(), lr=0.1, **options).step()
+
     def scaled_between_micro_batches() -> None:
         model = planned("fsdp", micro_batches=2)
         optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
@@ -272,6 +277,7 @@ def advised() -> list[list[str]]:
         (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
         (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
         *([(slice_written, "copy_ or parameter.data")] if torch.__version__ < "2.15" else []),  # no error since
+        (lambda: trained_by(torch.optim.SGD, fused=True), "leave fused=True out"),
         (lambda: torch.tensor([parameter.detach().norm()]), "torch.nn.utils.get_total_norm takes DTensors"),
         (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
         (scaled_between_micro_batches, "moves gradients in every N-th backward"),
