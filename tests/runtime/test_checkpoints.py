@@ -10,7 +10,7 @@ import torch
 from checkpoint_cases import ON_RANKS, PLANS, Net, go_on, restored, trained_by
 from launch import launch
 
-from autopar import load_checkpoint, save_checkpoint
+from autopar import InputError, load_checkpoint, save_checkpoint
 
 Ranks = list[dict[str, Any]]
 EXACT = 1e-9  # float64 after several AdamW steps
@@ -173,3 +173,21 @@ def test_one_process_goes_on(tmp_path: Path) -> None:
     optimizer, scheduler = trained_by(again)
     assert load_checkpoint(again, optimizer, path, extra_state={"s": scheduler}) == 6
     assert go_on(again, optimizer, scheduler) == losses
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ("folder model optimizer", "the model of a checkpoint is of (Posix|Windows)Path: "),
+        ("model folder optimizer", "the optimizer of a checkpoint is of (Posix|Windows)Path: "),
+        ("optimizer model folder", "the model of a checkpoint is of SGD: "),
+        ("model model folder", "the optimizer of a checkpoint is of Linear: "),
+    ],
+)
+def test_arguments_in_another_order_are_told(order: str, told: str, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    given: dict[str, Any] = {"model": model, "folder": tmp_path, "optimizer": torch.optim.SGD(model.parameters())}
+    args: list[Any] = [given[name] for name in order.split()]
+    for call in (lambda: save_checkpoint(*args, step=1), lambda: load_checkpoint(*args)):
+        with pytest.raises(InputError, match=f"{told}the arguments are the model, its optimizer"):
+            call()

@@ -23,6 +23,10 @@ from autopar.plans import Plan
 from autopar.runtime.model_class import ATTRIBUTE
 
 OPTIMIZER_FILE = "optimizer.pt"
+_ORDER = (
+    "the arguments are the model, its optimizer (None where there is none, or a list of several) and the checkpoint's "
+    "place, in this order"
+)
 
 
 def rank_file(rank: int) -> str:
@@ -30,16 +34,25 @@ def rank_file(rank: int) -> str:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The model that `torch.compile` was given: names are the same with it and without."""
+    """The model that `torch.compile` was given: names are the same with it and without.
+
+    Raises InputError for what is no model, as where arguments come in another order.
+    """
     inner = getattr(model, "_orig_mod", model)
-    assert isinstance(inner, nn.Module)
+    if not isinstance(inner, nn.Module):
+        raise InputError(f"the model of a checkpoint is of {type(model).__name__}: {_ORDER}")
     return inner
 
 
-def optimizers_of(optimizer: Optimizer | Iterable[Optimizer] | None) -> Sequence[Optimizer]:
+def optimizers_of(optimizer: Any) -> Sequence[Optimizer]:
+    """One or several as a sequence; raises InputError for what is none, as above."""
     if optimizer is None:
         return ()
-    return (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    alone = hasattr(optimizer, "param_groups") or isinstance(optimizer, (str, nn.Module))
+    several = tuple(optimizer) if isinstance(optimizer, Iterable) and not alone else (optimizer,)
+    if others := [type(one).__name__ for one in several if not hasattr(one, "param_groups")]:
+        raise InputError(f"the optimizer of a checkpoint is of {others[0]}: {_ORDER}")
+    return several
 
 
 def plan_of(model: nn.Module) -> Plan | None:

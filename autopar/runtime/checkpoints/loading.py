@@ -59,8 +59,8 @@ def load_checkpoint(
     """
     finish_running()
     together, model = Together("load_checkpoint"), uncompiled(model)
-    path = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint).absolute()
     optimizers, extra = optimizers_of(optimizer), extra_state or {}
+    path = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint).absolute()
 
     def prepare() -> tuple[Checkpoint, dict[str, Any], dict[str, Any], dict[str, Any]]:
         found = read_checkpoint(path, check_files=together.is_first)

@@ -67,11 +67,12 @@ def save_checkpoint(
     if keep is not None and keep < 1:
         raise InputError(f"keep={keep}: at least one checkpoint must stay")
     together = Together("save_checkpoint")
-    model, folder = uncompiled(model), Path(folder).absolute()
+    model, optimizers = uncompiled(model), optimizers_of(optimizer)
+    folder = Path(folder).absolute()
 
     def gather() -> tuple[dict[str, Any], dict[str, bytes]]:
         check_between_steps(model)
-        tensors, listed = named_state(model, optimizers_of(optimizer))
+        tensors, listed = named_state(model, optimizers)
         rest, parts = parted(extra_state or {})
         own = {"random": random_states(model), "extra": rest}
         files = {rank_file(together.rank): packed("extra_state", own)}
