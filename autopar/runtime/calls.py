@@ -163,7 +163,7 @@ def description(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     words: list[object] = [torch.is_grad_enabled(), model.training, str(spec)]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            words.append((tuple(leaf.shape), str(leaf.dtype)))
+            words.append((tuple(leaf.shape), str(leaf.dtype), leaf.requires_grad))
         else:
             words.append(leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf).__name__)
     return repr(words)

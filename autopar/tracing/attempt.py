@@ -110,7 +110,7 @@ class Attempt:
             self.options.left += self.recorder.release()
 
     def _run(self) -> Traced:
-        own_key = matching.key(self.inputs, (), self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
+        own_key = matching.key_of(self.inputs, self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
         placeholders = self._placeholders()
         reads = PlainReads(self.model, self.options.loss_fn)
         with self._set_up():

@@ -63,7 +63,11 @@ def key(
     inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any], modules: Sequence[nn.Module] | None = None
 ) -> Hashable:
     """Equal for two calls that take the same trace, as far as Python's side of the call can tell."""
-    named = named_arguments(inputs, args, kwargs)
+    return key_of(inputs, named_arguments(inputs, args, kwargs), modules)
+
+
+def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module] | None = None) -> Hashable:
+    """The same of arguments by name."""
     grad = torch.is_grad_enabled()
     read = modules or inputs.modules
     trainable = tuple([p.requires_grad for m in read for p in m._parameters.values() if p is not None])
@@ -71,16 +75,16 @@ def key(
     for name in sorted(named):
         value = named[name]
         if isinstance(value, torch.Tensor):
-            parts.append((name, value.shape, value.dtype, grad and value.requires_grad))
+            parts.append((name, _kind(value, grad)))
         elif not _equal(value, _default(inputs, name)):  # a default that is given is the same call as one left out
             leaves, spec = pytree.tree_flatten(value)
-            parts.append((name, str(spec), tuple(_kind(v) for v in leaves)))
+            parts.append((name, str(spec), tuple(_kind(v, grad) for v in leaves)))
     return tuple(parts)
 
 
-def _kind(value: Any) -> Hashable:
+def _kind(value: Any, grad: bool) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype)
+        return (value.shape, value.dtype, grad and value.requires_grad)
     try:
         hash(value)
     except TypeError:
