@@ -45,9 +45,9 @@ def planned_class(user_class: type[nn.Module], extra_inputs: Sequence[str]) -> t
     if not hasattr(user_class, "no_sync"):
         members["no_sync"] = no_sync
     members["__reduce_ex__"] = _not_pickled
-    for name, how in (("__deepcopy__", copy.deepcopy), ("__copy__", lambda state, memo: dict(state))):
-        if not hasattr(user_class, name):
-            members[name] = _copied(how)
+    members["__deepcopy__"] = _deep_copied(getattr(user_class, "__deepcopy__", None) or _copied(copy.deepcopy))
+    if not hasattr(user_class, "__copy__"):
+        members["__copy__"] = _copied(lambda state, memo: dict(state))
     members["zero_grad"] = _zero_grad(user_class)
     members["_load_from_state_dict"] = _load(user_class)
     if callable(getattr(user_class, "generate", None)):
@@ -81,6 +81,19 @@ def _copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[..., nn.Modul
         memo[id(self)] = made
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
         made.__setstate__(how(state, memo))
+        return made
+
+    return copied
+
+
+def _deep_copied(how: Callable[[Any, dict[int, Any]], Any]) -> Callable[[nn.Module, dict[int, Any]], nn.Module]:
+    """A deep copy that knows from the start what it is a copy of: loops change copies before they call them."""
+
+    @functools.wraps(how)
+    def copied(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        made: nn.Module = how(self, memo)
+        if (planned := getattr(made, ATTRIBUTE, None)) is not None:
+            planned.belong_to(made, getattr(self, ATTRIBUTE))
         return made
 
     return copied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,15 +12,34 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from autopar.layout import Layout
 from autopar.runtime.parameters import placements
 
+Lies = tuple[Layout, tuple[int, ...]] | None
+"""How an output lies, and its global shape; None for what is no tensor."""
 
-def for_user(
-    value: Any,
-    output: tuple[Layout, tuple[int, ...]] | None,
-    device_mesh: DeviceMesh,
-    *,
-    beside_loss: bool,
-    whole: bool,
-) -> Any:
+
+def returned(values: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, *, whole: bool) -> list[Any]:
+    """What a call has made, for the user."""
+    beside_loss = torch.compiler.is_compiling() and any(map(is_loss, values))
+    pairs = zip(values, lie, strict=True)
+    return [for_user(*pair, device_mesh, beside_loss=beside_loss, whole=whole) for pair in pairs]
+
+
+def own_rows(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
+    """This rank's rows of what is returned: `dims` along which they lie, of each tensor."""
+    along = iter(dims)
+    pairs = zip(given, lie, strict=True)
+    return [value if at is None else _own(value, device_mesh, next(along)) for value, at in pairs]
+
+
+def _own(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    """This rank's rows of an output, along a dim, or the whole without one; with gradients if nothing is sent."""
+    if torch.is_grad_enabled() and not are_here(value, dim):
+        return value
+    if dim >= 0:
+        return rows_of_rank(value, device_mesh, dim)
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: bool, whole: bool) -> Any:
     """A plain tensor where an output is whole or is wanted `whole`, a DTensor where it is sharded.
 
     A compiled graph fixes what kind of gradient each output gets, and wants a DTensor for a DTensor also where none
@@ -46,15 +66,6 @@ def as_float32(value: Any) -> Any:
     """An output of half precision as float32, anything else as it is."""
     is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_half else value
-
-
-def own_part(value: torch.Tensor, device_mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    """This rank's rows of an output, along a dim, or the whole without one; with gradients if nothing is sent."""
-    if torch.is_grad_enabled() and not are_here(value, dim):
-        return value
-    if dim >= 0:
-        return rows_of_rank(value, device_mesh, dim)
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh, dim: int = 0) -> torch.Tensor:

@@ -29,7 +29,7 @@ from autopar.runtime.first_writes import write_first
 from autopar.runtime.local_rows import check_rows
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
-from autopar.runtime.outputs import as_float32, for_user, is_loss, own_part
+from autopar.runtime.outputs import as_float32, own_rows, returned
 from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
@@ -89,11 +89,16 @@ class Planned:
         self._state: dict[int, list[tuple[dict[str, Any], str]]] = {}
         self._calls, self._compared_next = 0, _COMPARED
 
+    def belong_to(self, model: nn.Module, other: Planned) -> None:
+        """Be that of `model`, which was just copied from the one of `other`."""
+        if other.structure is not None:
+            self.structure = other.structure.of_copy(model, self.programs.traces)
+
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the model, on this rank's part."""
         if self.structure is None:
             self.structure = Structure(model)
-        self.structure.check(program.traced for program in self.programs)
+        self.structure.check(self.programs.traces)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs)
         known = self.programs.known(key)
@@ -129,17 +134,9 @@ class Planned:
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, held)
-        beside_loss = torch.compiler.is_compiling() and any(map(is_loss, outputs))
-        given = [
-            for_user(*pair, self.device_mesh, beside_loss=beside_loss, whole=self._outputs_whole)
-            for pair in zip(outputs, lowered.outputs, strict=True)
-        ]
+        given = returned(outputs, lowered.outputs, self.device_mesh, whole=self._outputs_whole)
         if self.returns_own_rows and program.plan.batch_dims:
-            dims = iter(program.plan.batch_dims)
-            given = [
-                value if at is None else own_part(value, self.device_mesh, next(dims))
-                for value, at in zip(given, lowered.outputs, strict=True)
-            ]
+            given = own_rows(given, lowered.outputs, self.device_mesh, program.plan.batch_dims)
         if self.returns_float32:
             given = [as_float32(value) for value in given]
         return program.traced.rebuild(given)

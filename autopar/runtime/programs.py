@@ -77,6 +77,10 @@ class Programs(Sequence[Program]):
         return min(self._kept, key=lambda program: program.number)
 
     @property
+    def traces(self) -> Iterator[Traced]:
+        return (program.traced for program in self._kept)
+
+    @property
     def numbers(self) -> frozenset[int]:
         return frozenset(program.number for program in self._kept)
 

@@ -38,6 +38,16 @@ class Structure:
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
         self._hooks_for_all = HooksForAll()
         self._methods = Methods(dict(model.named_modules()))
+        self._copied_late = ""  # how the model that this one is a copy of was changed before
+
+    def of_copy(self, copied: nn.Module, traces: Iterable[Traced]) -> Structure:
+        """Of a copy, which was just made, of this model: whether it is as planned is told when the copy is called."""
+        made = Structure(copied)
+        try:
+            self.check(traces)
+        except InputError as changed:
+            made._copied_late = changed.message
+        return made
 
     def check(self, traces: Iterable[Traced]) -> None:
         """Raise InputError if a module is not there any more, or one came to a container that forward goes over; others
@@ -46,6 +56,8 @@ class Structure:
         Or if a hook came to a submodule, or went, or its code is another; not in modules that are ops of `traces`,
         whose code runs.
         """
+        if self._copied_late:
+            raise InputError(self._copied_late)
         if not torch.compiler.is_compiling():
             self._hooks_for_all.check()
             if [len(hooks) for _, hooks in self._hooks] != self._hook_counts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -102,9 +103,59 @@ class Growing(Net):
         return self.scaled(super().forward(x)) + sum(bias.sum() for bias in self.biases)
 
 
+class Activated(torch.nn.Module):
+    """Its activation is a module, and so are those in a list; it says itself how it is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.more = torch.nn.Linear(16, 4), torch.nn.ReLU(), torch.nn.ModuleList()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.act(self.up(x))
+        for layer in self.more:
+            x = layer(x)
+        return x.square().mean()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+
+def copies_changed() -> dict[str, list[str]]:
+    """What a deep copy says that was changed before its first call, or whose model was before it was copied, and what
+    the model itself says then."""
+    changes: dict[str, Callable[[Any], Any]] = {
+        "nothing": lambda model: None,
+        "replaced": lambda model: setattr(model, "act", torch.nn.GELU()),
+        "added": lambda model: model.more.append(torch.nn.Sigmoid()),
+        "hook": lambda model: model.up.register_forward_hook(lambda *_: None),
+        "forward": lambda model: setattr(model.act, "forward", torch.sin),
+    }
+    told = {}
+    for name, change in changes.items():
+        model = planned("ddp", Activated().double())
+        copied = copy.deepcopy(model)
+        change(copied)
+        before = refusal(lambda copied=copied: copied(ROWS))
+        untouched = refusal(lambda model=model: model(ROWS))
+        change(model)
+        copied = copy.deepcopy(model)
+        told[name] = [before, untouched, refusal(lambda copied=copied: copied(ROWS))]
+    return told
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         case.__name__: case
-        for case in (hook_registered_late, backward_hook, backward_hook_for_all, hooks_for_all, code_set_late)
+        for case in (
+            hook_registered_late,
+            backward_hook,
+            backward_hook_for_all,
+            hooks_for_all,
+            code_set_late,
+            copies_changed,
+        )
     }
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import launch, needed
+from launch import launch, needed, values
 
 CALLS, LOOPS, SETTINGS, HABITS = "call_cases.py", "loop_cases.py", "setting_cases.py", "habit_cases.py"
 COMPLEX, WRITING, FUNCTIONAL = "complex_cases.py", "writing_cases.py", "functional_cases.py"
@@ -192,6 +192,20 @@ def test_code_that_modules_get_late_is_refused(two: Two) -> None:
         for name, (told, *behind) in rank["code_set_late"]["value"].items():
             assert words[name] in told, name
             assert behind in ([], ["no error"]), name
+
+
+def test_copies_that_are_changed_before_their_first_call_are_refused(two: Two) -> None:
+    words = {
+        "nothing": "no error",
+        "replaced": "the module 'act' was replaced or removed after",
+        "added": "the module 'more.0' was added after",
+        "hook": "a hook was registered on 'up' after",
+        "forward": "the method forward of 'act' is another one",
+    }
+    for found in values(two(HOOKS), "copies_changed"):
+        assert found.keys() == words.keys()
+        for name, (before, untouched, copied_late) in found.items():
+            assert words[name] in before and words[name] in copied_late and untouched == "no error", found
 
 
 def test_hooks_for_all_modules_are_told_of(two: Two) -> None:
