@@ -11,7 +11,6 @@ from torch import nn
 from typing_extensions import Unpack
 
 from autopar.argument_checks import check_names, count_of, module_of
-from autopar.call_arguments import is_without_loss, sorted_arguments
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
 from autopar.collecting import collection_paused
@@ -19,6 +18,7 @@ from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InputError
 from autopar.fingerprint import check_fingerprints, fingerprints
+from autopar.later_calls import plan_that_does, trace_first, trace_later
 from autopar.layout import Layout
 from autopar.leaf_requests import split_requests, warn_of_leaves
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
@@ -249,7 +249,7 @@ def autoparallelize(
         if plan is not None:  # its leaves are part of its graph
             leaves, _ = split_requests(plan.constraints)
             request = replace(request, constraints=tuple(dict.fromkeys((*leaves, *request.constraints))))
-        traced = trace_for(model, meta_args, concrete_args, request, watch)
+        traced = trace_first(model, meta_args, concrete_args, request, watch)
         examples = {"the shapes and dtypes of the examples": description(module_of(model), (), meta_args)}
         digests = examples | fingerprints(model, traced.graph, tuple(device_mesh.shape))
         if plan is not None:
@@ -280,20 +280,20 @@ def autoparallelize(
         kwargs: Mapping[str, Any],
         storage: Mapping[str, Layout],
         trained: Collection[str],
+        earlier: Sequence[tuple[Any, Plan]],
     ) -> tuple[Traced, Plan]:
-        """Another graph key: trace what is called now and plan it around the stored parameters."""
-        readable = {leaf.argument for leaf in traced.inputs.leaves if leaf.known}
-        examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn, readable)
+        """Another graph key: trace what is called now and plan it around the stored parameters; the plan of an earlier
+        trace where that does the same."""
         watch = Stopwatch()
         error: Exception | None = None
         try:
-            alone = is_without_loss(request.loss_fn, {*examples, *constants})
-            again = trace_for(model, examples, constants, request, watch, without_loss=alone, later=True)
+            again = trace_later(model, args, kwargs, traced, request, watch)
             digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}
         agree(device, digests, error)
-        return again, decide(model, again, watch, pinned=storage, trained=trained)
+        known = plan_that_does(again, earlier)
+        return again, known or decide(model, again, watch, pinned=storage, trained=trained)
 
     chosen = plan if plan is not None else decide(model, traced, watch)
     return apply(model, traced, chosen, device_mesh, replan=replan)

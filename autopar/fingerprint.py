@@ -43,20 +43,23 @@ def check_fingerprints(planned: Mapping[str, str], digests: Mapping[str, str]) -
         )
 
 
-def fingerprint(graph: fx.Graph) -> str:
+def fingerprint(graph: fx.Graph, same: Mapping[fx.Node, fx.Node] | None = None) -> str:
     """A digest of the graph's structure, targets, constants, shapes and dtypes; not of names, weights or devices.
 
     Each rank traces on its own device, and a graph runs on the mesh's whichever it names (`runtime.emission.constant`).
     What a node does but for what it reads is put in words once for all nodes that do the same; of every node, the
-    number of its words and the positions of what it reads follow.
+    number of its words and the positions of what it reads follow. `same`: inputs in whose place others are read.
     """
     digest = hashlib.sha256()
-    position = {node: i for i, node in enumerate(graph.nodes)}
+    same = same or {}
+    nodes = [node for node in graph.nodes if node not in same]
+    position = {node: i for i, node in enumerate(nodes)}
+    position |= {node: position[first] for node, first in same.items()}
     told: dict[Hashable, int] = {}  # numbers of words, by what tells nodes apart at a glance
     numbers: dict[str, int] = {}
     rows: list[int] = []
     names: list[str] = []
-    for node in graph.nodes:
+    for node in nodes:
         key = _key(node)
         number = told.get(key)
         if number is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -147,17 +147,21 @@ def trace_for(
     bias_split: bool = True,
     without_loss: bool = False,
     later: bool = False,
+    same_inputs: bool = False,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
     Modules that cannot be traced, and those that the constraints ask for, are leaves.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
     call that leaves out what only the loss needs. `later`: of a call of another kind, which may have other leaves.
+    `same_inputs`: as in `trace`.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
     off, on = torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled())  # not so in inference mode
-    with watch.stage("trace"), off, on, _default_device("cpu"):
+    # a device as a mode would see each question to a tensor
+    cpu = nullcontext() if torch.get_default_device() == torch.device("cpu") else torch.device("cpu")
+    with watch.stage("trace"), off, on, cpu:
         try:
             traced = trace(
                 model,
@@ -169,6 +173,7 @@ def trace_for(
                 parameter_dtype=request.precision.compute,
                 loss_fn=request.loss_fn,
                 without_loss=without_loss,
+                same_inputs=same_inputs,
                 module_leaves=asked_for(model, request.constraints),
                 unsupported="leaf",
             )
@@ -180,11 +185,6 @@ def trace_for(
         check_requests(model, traced.graph, () if later else request.constraints)
         find_splits(traced.graph)
     return traced
-
-
-def _default_device(device: str) -> AbstractContextManager[Any]:
-    """This default device inside; where it is that already, without a mode that would see each question to a tensor."""
-    return nullcontext() if torch.get_default_device() == torch.device(device) else torch.device(device)
 
 
 def _device(model: nn.Module, meta_args: Mapping[str, Any], kind: str) -> torch.device:

@@ -44,12 +44,22 @@ class CallSize:
     digest: int
 
     @staticmethod
-    def of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Mapping[str, str]) -> CallSize:
-        """`changed`: values of the model that were set since it was planned, by name."""
+    def of(
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        changed: Mapping[str, str],
+        *,
+        reads_memory: bool,
+    ) -> CallSize:
+        """`changed`: values of the model that were set since it was planned, by name.
+
+        `reads_memory`: as in `call_key`.
+        """
         tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         rows = next((t.shape[0] for t in tensors if t.ndim), 0)
-        text = (description(model, args, kwargs) + (repr(changed) if changed else "")).encode()
-        digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> (_RANK_BITS + 2)
+        text = description(model, args, kwargs, reads_memory=reads_memory) + (repr(changed) if changed else "")
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (_RANK_BITS + 2)
         return CallSize(int(rows), sum(t.numel() for t in tensors), digest)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import os
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 from autopar.layout import Layout
+from autopar.looks import lie_of, repeated
 from autopar.runtime.traces import Traced
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
@@ -26,24 +28,32 @@ Order = tuple[int | torch.Tensor, ...]
 """Where each placeholder's value stands among the leaves of a call; a tensor that is a default stands for itself."""
 
 
-def call_key(modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
+def call_key(
+    modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads_memory: bool = False
+) -> Hashable | None:
     """Equal for two calls only if they run the same graph; None for a call with nested or unusual arguments.
+
+    `reads_memory`: it may be another one for tensors that lie otherwise.
 
     >>> key = call_key([], (torch.ones(2),), {"flag": True})
     >>> key == call_key([], (torch.zeros(2),), {"flag": True}), key == call_key([], (torch.ones(3),), {"flag": True})
     (True, False)
     """
     kinds: list[Hashable] = []
+    tensors: list[torch.Tensor] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
-            kinds.append((value.shape, value.dtype, value.requires_grad))
-        elif value is None or isinstance(value, (bool, int, float, str)):
+            kinds.append((value.shape, value.dtype, value.requires_grad, lie_of(value) if reads_memory else None))
+            tensors.append(value)
+        elif isinstance(value, float):  # 0.0 is not -0.0, which it equals; and one that is not a number is one
+            kinds.append((type(value), value if value == value else "nan", math.copysign(1.0, value)))
+        elif value is None or isinstance(value, (bool, int, str)):
             kinds.append((type(value), value))
         else:
             return None
     modes = (torch.is_grad_enabled(), *[module.training for module in modules])
     trainable = tuple([p.requires_grad for module in modules for p in module._parameters.values() if p is not None])
-    return modes, trainable, len(args), tuple(kwargs), tuple(kinds)
+    return modes, trainable, len(args), tuple(kwargs), tuple(kinds), repeated(tensors)
 
 
 def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -58,8 +68,12 @@ def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tupl
             'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
             'plan both models with inputs="global", or pass tensor.to_local() where its rows lie as the ranks\' own'
         )
-    whole: tuple[tuple[Any, ...], dict[str, Any]]
-    whole = pytree.tree_map_only(DTensor, lambda tensor: tensor.full_tensor(), (args, kwargs))
+    made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
+
+    def gather(tensor: DTensor) -> torch.Tensor:
+        return made.setdefault(id(tensor), made[id(tensor)] if id(tensor) in made else tensor.full_tensor())
+
+    whole: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(DTensor, gather, (args, kwargs))
     return whole
 
 
@@ -98,9 +112,14 @@ def global_stand_ins(
     `whole`: layout and mesh shape of each input that is sharded, by its name in the graph.
     """
 
+    made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
+
     def stand_in(name: str, part: torch.Tensor) -> torch.Tensor:
-        shape = _global_shape(part, whole.get(name))
-        return torch.empty(shape, dtype=part.dtype, device="meta", requires_grad=part.requires_grad)
+        if id(part) not in made:
+            shape, stride = _global_look(part, whole.get(name))
+            made[id(part)] = torch.empty_strided(shape, stride, dtype=part.dtype, device="meta")
+            made[id(part)].requires_grad_(part.requires_grad)
+        return made[id(part)]
 
     return _replaced(model, args, kwargs, stand_in)
 
@@ -136,14 +155,19 @@ def _replaced(
     return own, {name: replaced(name, value) for name, value in kwargs.items()}
 
 
-def _global_shape(part: torch.Tensor, lies: tuple[Layout, tuple[int, ...]] | None) -> list[int]:
+def _global_look(
+    part: torch.Tensor, lies: tuple[Layout, tuple[int, ...]] | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Shape and strides of a whole of which each rank has such a part; contiguous where that is."""
     shape = list(part.shape)
+    stride = list(lie_of(part) or torch.empty(part.shape, device="meta").stride())
     if lies is not None:
         layout, mesh_shape = lies
         for placement, ranks in zip(layout.placements, mesh_shape, strict=True):
             if placement.is_sharded and placement.dim < len(shape):
                 shape[placement.dim] *= ranks
-    return shape
+                stride = [step * ranks if step > stride[placement.dim] else step for step in stride]
+    return shape, stride
 
 
 def place_of(error: BaseException) -> str:
@@ -157,13 +181,16 @@ def place_of_frames(frames: Sequence[traceback.FrameSummary]) -> str:
     return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
 
 
-def description(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """What a call looks like, in text that is equal on ranks that call alike."""
+def description(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reads_memory: bool = False
+) -> str:
+    """What a call looks like, in text that is equal on ranks that call alike; `reads_memory` as in `call_key`."""
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    words: list[object] = [torch.is_grad_enabled(), model.training, str(spec)]
+    same = repeated([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    words: list[object] = [torch.is_grad_enabled(), model.training, str(spec), same]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            words.append((tuple(leaf.shape), str(leaf.dtype), leaf.requires_grad))
+            words.append((tuple(leaf.shape), str(leaf.dtype), leaf.requires_grad, lie_of(leaf) if reads_memory else ""))
         else:
             words.append(leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf).__name__)
     return repr(words)

@@ -100,7 +100,7 @@ class Planned:
             self.structure = Structure(model)
         self.structure.check(self.programs.traces)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
-        key = call_key(self.structure.modules, args, kwargs)
+        key = call_key(self.structure.modules, args, kwargs, reads_memory=self.programs.read_memory)
         known = self.programs.known(key)
         changed = self._changed(known[0], model) if known is not None else {}
         if not torch.compiler.is_compiling():
@@ -176,7 +176,7 @@ class Planned:
         """Tell the other ranks what kind of call this is."""
         size = self._sizes.get(key) if key is not None and not changed else None
         if size is None:
-            size = CallSize.of(model, args, kwargs, changed)
+            size = CallSize.of(model, args, kwargs, changed, reads_memory=self.programs.read_memory)
             if key is not None and not changed and len(self._sizes) < _MAX_SIZES:
                 self._sizes[key] = size
         self._alike.announce(size)
@@ -195,7 +195,7 @@ class Planned:
         for program in self.programs:
             traced = program.traced
             call = self._whole_call(model, program, args, kwargs)
-            if traced.key(*call, model) != traced.own_key:
+            if not program.runs(traced.key(*call, model)):
                 continue
             if others := self._changed(program, model):
                 changed |= others
@@ -224,16 +224,22 @@ class Planned:
     )
     def _plan_again(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         """Another kind of call than any before: every rank traces and plans it, with parameters stored as they are."""
-        agree(self.rank.device, {"the shapes and arguments of this call": description(model, args, kwargs)})
+        seen = description(model, args, kwargs, reads_memory=self.programs.read_memory)
+        agree(self.rank.device, {"the shapes and arguments of this call": seen})
         planned_class = type(model)
         model.__class__ = self.user_class
         try:
             with plain_parameters(model):
                 call = self._whole_call(model, self.programs[0], args, kwargs, *self.programs[1:])
                 check_rows(self.programs, model, (args, kwargs), call)
-                traced, plan = self.replan(model, *call, self.storage, self.trained.names)
-                first = self.programs.first.traced.root
-                return self.add(traced if model is first else traced.of(first), plan, model)  # a copy may go again
+                earlier = [(program.traced, program.plan) for program in self.programs]
+                traced, plan = self.replan(model, *call, self.storage, self.trained.names, earlier)
+                program = next((one for one in self.programs if one.plan is plan), None)
+                if program is None:
+                    first = self.programs.first.traced.root  # a copy may go again
+                    program = self.add(traced if model is first else traced.of(first), plan, model)
+                program.traced.other_keys.append(program.traced.key(*call, model))
+                return program
         except Exception as error:  # also what the user's code raises for such inputs
             raise self._refused(model, args, kwargs, error) from error
         finally:

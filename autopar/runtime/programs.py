@@ -32,6 +32,10 @@ class Program:
     checked: bool = False
     state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
 
+    def runs(self, key: Hashable) -> bool:
+        """Whether it is for calls of this key (`Traced.key`)."""
+        return key == self.traced.own_key or any(key == other for other in self.traced.other_keys)
+
     @cached_property
     def inputs(self) -> dict[str, tuple[Layout, tuple[int, ...]]]:
         """How each input lies, and its global shape, by its name in the graph."""
@@ -79,6 +83,11 @@ class Programs(Sequence[Program]):
     @property
     def traces(self) -> Iterator[Traced]:
         return (program.traced for program in self._kept)
+
+    @property
+    def read_memory(self) -> bool:
+        """Whether a call may run another one where its tensors lie otherwise."""
+        return any(program.traced.reads_memory for program in self._kept)
 
     @property
     def numbers(self) -> frozenset[int]:

@@ -22,8 +22,9 @@ class Traced(Protocol):
     """A traced model.
 
     `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
-    `own_key` is the key of the traced call, `loss_names` are the inputs of a loss that was traced in,
-    `reads_values` says whether guards look at the values of inputs, `plain_values` are those that modules had.
+    `own_key` is the key of the traced call, `other_keys` are those of calls that do the same, `loss_names` are the
+    inputs of a loss that was traced in, `reads_values` says whether guards look at the values of inputs, `reads_memory`
+    whether forward asks how they lie there (`own_key` has this, too), `plain_values` are those that modules had.
     """
 
     @property
@@ -37,9 +38,13 @@ class Traced(Protocol):
     @property
     def own_key(self) -> Hashable: ...
     @property
+    def other_keys(self) -> list[Hashable]: ...
+    @property
     def loss_names(self) -> tuple[str, ...]: ...
     @property
     def reads_values(self) -> bool: ...
+    @property
+    def reads_memory(self) -> bool: ...
 
     def of(self, model: nn.Module) -> Traced:
         """The trace as one of `model`, a copy of the root, which it does not hold any more."""
@@ -55,7 +60,15 @@ class Traced(Protocol):
 
 
 Replan = Callable[
-    [nn.Module, tuple[Any, ...], Mapping[str, Any], Mapping[str, Layout], Collection[str]], tuple[Traced, Plan]
+    [
+        nn.Module,
+        tuple[Any, ...],
+        Mapping[str, Any],
+        Mapping[str, Layout],
+        Collection[str],
+        Sequence[tuple[Traced, Plan]],
+    ],
+    tuple[Traced, Plan],
 ]
-"""Trace and plan another kind of call of a model or its copy, given its arguments, how parameters are stored, and which
-of them other calls train."""
+"""Trace and plan another kind of call of a model or its copy, given its arguments, how parameters are stored, which of
+them other calls train, and what there is: its plan is returned where the call does the same."""

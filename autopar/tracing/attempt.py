@@ -110,7 +110,8 @@ class Attempt:
             self.options.left += self.recorder.release()
 
     def _run(self) -> Traced:
-        own_key = matching.key_of(self.inputs, self.inputs.values({v.name: v.example for v in self.inputs.leaves}))
+        examples = self.inputs.values({v.name: v.example for v in self.inputs.leaves})
+        own_key = matching.key_of(self.inputs, examples)  # now: forward may set what it reads
         placeholders = self._placeholders()
         reads = PlainReads(self.model, self.options.loss_fn)
         with self._set_up():
@@ -139,6 +140,8 @@ class Attempt:
         remove_dead_nodes(self.graph)
         merge_equal_constants(self.graph)
         place_shared_attributes(self.graph)
+        reads_memory = self.recorder.reads_memory
+        repeats, lie = matching.looks_of(examples, reads_memory=reads_memory)
         return Traced(
             self.graph,
             self.model,
@@ -152,7 +155,8 @@ class Attempt:
             assumptions=tuple(self.recorder.finite.places),
             attributes_set=attributes_set,
             plain_values=reads.values(self.model, [*leaves, *self._module_leaves()]),
-            own_key=own_key,
+            own_key=(own_key, (repeats if self.inputs.same else (), lie)),
+            reads_memory=reads_memory,
         )
 
     def _module_leaves(self) -> list[nn.Module]:

@@ -39,7 +39,10 @@ class Argument:
 
 @dataclass
 class Inputs:
-    """All that a traced call was given. `fixed` are arguments the trace took as they were."""
+    """All that a traced call was given. `fixed` are arguments the trace took as they were. `leaves`: the placeholders'.
+
+    `same`: the leaf, by name, that another one is the same tensor as, which has no placeholder then.
+    """
 
     signature: inspect.Signature
     arguments: dict[str, Argument]
@@ -49,6 +52,7 @@ class Inputs:
     modules: tuple[nn.Module, ...] = ()
     sizes: FreeSizes = field(default_factory=FreeSizes)
     leaves: list[Leaf] = field(default_factory=list)
+    same: dict[str, str] = field(default_factory=dict)
 
     def with_examples(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
         """The same inputs with other examples, by placeholder name; those that are not named keep theirs."""
@@ -62,10 +66,11 @@ class Inputs:
 
     def values(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with `tensors` (by placeholder name) in place of the leaves, and the fixed ones."""
-        made = {
-            a.name: pytree.tree_unflatten([tensors[v.name] if isinstance(v, Leaf) else v for v in a.leaves], a.spec)
-            for a in self.arguments.values()
-        }
+
+        def value(leaf: Any) -> Any:
+            return tensors[self.same.get(leaf.name, leaf.name)] if isinstance(leaf, Leaf) else leaf
+
+        made = {a.name: pytree.tree_unflatten(list(map(value, a.leaves)), a.spec) for a in self.arguments.values()}
         return {**self.fixed, **made}
 
 
@@ -76,10 +81,11 @@ def gather(
     loss_fn: Callable[..., Any] | None,
     *,
     without_loss: bool = False,
+    same_inputs: bool = False,
 ) -> Inputs:
     """Sort the caller's examples and fixed values by the model's signature; ArgumentError names what does not fit.
 
-    `without_loss`: what only the loss needs is not there.
+    `without_loss`: what only the loss needs is not there. `same_inputs`: examples that are one tensor are one input.
     """
     forward = model.forward
     signature = inspect.signature(forward)
@@ -101,7 +107,7 @@ def gather(
         if name in concrete_args:
             inputs.fixed[name] = _concrete(name, concrete_args[name])
         elif name in meta_args:
-            _add(inputs, name, meta_args[name])
+            _add(inputs, name, meta_args[name], same_inputs)
         elif name in parameters:
             parameter = parameters[name]
             if isinstance(parameter.default, torch.Tensor):
@@ -125,13 +131,13 @@ def leaf_names(name: str, value: Any) -> list[str]:
     return [name] if len(tensors) == 1 and tensors[0] is value else [f"{name}_{i}" for i in range(len(tensors))]
 
 
-def _add(inputs: Inputs, name: str, value: Any) -> None:
+def _add(inputs: Inputs, name: str, value: Any, same_inputs: bool = False) -> None:
     leaves, spec = flattened(value, f"argument {name!r}")
     tensors = [v for v in leaves if isinstance(v, (torch.Tensor, Known))]
     if not tensors and (spec.is_leaf() or leaves):
         inputs.fixed[name] = value
         return
-    taken = {leaf.name for leaf in inputs.leaves}
+    taken = {*inputs.same, *(leaf.name for leaf in inputs.leaves)}
     names = iter(leaf_names(name, value))
     found: list[Any] = []
     for value in leaves:
@@ -144,7 +150,11 @@ def _add(inputs: Inputs, name: str, value: Any) -> None:
             if known and leaf.example.device.type == "meta":
                 raise ArgumentError(f"the example of {name!r} is marked known but has no data (meta device)")
             taken.add(leaf_name)
-            inputs.leaves.append(leaf)
+            first = next((v for v in inputs.leaves if v.example is leaf.example and v.known == known), None)
+            if first is not None and same_inputs:
+                inputs.same[leaf_name] = first.name
+            else:
+                inputs.leaves.append(leaf)
             found.append(leaf)
         else:
             found.append(value)

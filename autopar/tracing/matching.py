@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.looks import lie_of, repeated
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.inputs import Inputs, Leaf
@@ -40,7 +41,7 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
     for name, argument in inputs.arguments.items():
         value = named.pop(name, _default(inputs, name))
         if argument.spec.is_leaf():  # a plain tensor, as nearly always
-            values.append(_checked(argument.leaves[0], value, inputs.sizes, found))
+            _bind_one(inputs, argument.leaves[0], value, values, found)
             continue
         leaves, spec = pytree.tree_flatten(value)
         if len(leaves) != len(argument.leaves) or (spec != argument.spec and not _same_kind(spec, argument.spec)):
@@ -49,7 +50,7 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
             )
         for leaf, given in zip(argument.leaves, leaves, strict=True):
             if isinstance(leaf, Leaf):
-                values.append(_checked(leaf, given, inputs.sizes, found))
+                _bind_one(inputs, leaf, given, values, found)
             elif not _equal(leaf, given):
                 raise ArgumentError(f"argument {name!r} was traced with {leaf!r} in it, and now has {given!r}")
     for name, value in named.items():
@@ -60,14 +61,29 @@ def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
 
 
 def key(
-    inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any], modules: Sequence[nn.Module] | None = None
-) -> Hashable:
-    """Equal for two calls that take the same trace, as far as Python's side of the call can tell."""
-    return key_of(inputs, named_arguments(inputs, args, kwargs), modules)
+    inputs: Inputs,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    modules: Sequence[nn.Module],
+    *,
+    reads_memory: bool,
+) -> tuple[Hashable, Hashable]:
+    """Equal for two calls that take the same trace, as far as Python's side of the call can tell.
+
+    First what nearly all models ask for; then which tensors are one, and how they lie where `reads_memory`.
+    """
+    named = named_arguments(inputs, args, kwargs)
+    return key_of(inputs, named, modules), looks_of(named, reads_memory=reads_memory)
+
+
+def looks_of(named: Mapping[str, Any], *, reads_memory: bool) -> tuple[Hashable, Hashable]:
+    """Which tensors among arguments by name are one, and how all of them lie in memory if the trace asked for it."""
+    tensors = [v for name in sorted(named) for v in pytree.tree_leaves(named[name]) if isinstance(v, torch.Tensor)]
+    return repeated(tensors), tuple(map(lie_of, tensors)) if reads_memory else ()
 
 
 def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module] | None = None) -> Hashable:
-    """The same of arguments by name."""
+    """What is alike in calls of one kind, of arguments by name."""
     grad = torch.is_grad_enabled()
     read = modules or inputs.modules
     trainable = tuple([p.requires_grad for m in read for p in m._parameters.values() if p is not None])
@@ -85,11 +101,20 @@ def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module
 def _kind(value: Any, grad: bool) -> Hashable:
     if isinstance(value, torch.Tensor):
         return (value.shape, value.dtype, grad and value.requires_grad)
+    if isinstance(value, (float, complex)):
+        return (type(value), repr(value))  # 0.0 is not -0.0, which it equals; and one that is not a number is one
     try:
         hash(value)
     except TypeError:
         return repr(value)
     return (type(value), value)
+
+
+def _bind_one(inputs: Inputs, leaf: Leaf, value: Any, values: list[torch.Tensor], found: dict[int, int]) -> None:
+    """Add an input that fits to the placeholders' values, but for one that an earlier input is, too."""
+    checked = _checked(leaf, value, inputs.sizes, found)
+    if leaf.name not in inputs.same:
+        values.append(checked)
 
 
 def _checked(leaf: Leaf, value: Any, sizes: FreeSizes, found: dict[int, int]) -> torch.Tensor:
@@ -129,6 +154,8 @@ def _equal(a: Any, b: Any) -> bool:
             and a.shape == b.shape
             and bool(torch.equal(a, b))
         )
+    if isinstance(a, (float, complex)):
+        return _kind(a, False) == _kind(b, False)
     return type(a) is type(b) and bool(a == b)
 
 

@@ -35,7 +35,7 @@ from autopar.tracing.known import MADE_KNOWN
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
-from autopar.tracing.targets import FACTORIES, QUESTIONS, writes_its_first, written_as, written_by_schema
+from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema
 from autopar.tracing.values import META, makes_tensor, with_own_identity
 from autopar.tracing.without_kernel import Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
@@ -71,6 +71,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.paused = False
         self.in_leaf = False
         self.is_below = False
+        self.reads_memory = False  # whether the user's code has asked how a tensor lies in memory
         self.unanswered: list[tuple[UnknownDataError, str]] = []  # and the path of the module that asked
 
     # ---- what the mode sees
@@ -80,6 +81,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
     ) -> Any:
         kwargs = kwargs or {}
         if self.paused or func in QUESTIONS:
+            self.reads_memory |= func in OF_MEMORY and not self.paused and not isinstance(args[0], torch.nn.Parameter)
             if self.in_leaf and func not in QUESTIONS and func not in HANDLERS:
                 return self.runs.run(func, args, kwargs)
             return self.unrecorded(func(*args, **kwargs)) if self.paused else func(*args, **kwargs)

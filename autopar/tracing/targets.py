@@ -103,9 +103,12 @@ def methods(*names: str) -> set[Any]:
     return {f for f in found if callable(f)}
 
 
+# Questions about how a tensor lies in memory.
+OF_MEMORY = methods("is_contiguous", "stride", "storage_offset", "dim_order")
+
 # Questions about a tensor whose answer does not depend on data, asked of the data-free tensor itself.
 QUESTIONS = methods(
-    "dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "stride", "storage_offset", "is_signed",
+    "dim", "ndimension", "is_floating_point", "is_complex", "is_signed",
     "element_size", "is_tensor", "is_inference", "__hash__", "__repr__", "is_shared", "is_pinned", "retain_grad",
     "is_conj", "is_neg", "get_default_dtype", "is_same_size", "__format__", "_is_view", "has_names", "is_distributed",
     "data_ptr", "untyped_storage", "is_set_to", "is_grad_enabled", "result_type", "can_cast",
@@ -117,7 +120,7 @@ QUESTIONS = methods(
               "_backward_hooks", "_base", "grad", "is_mps", "is_xla", "is_vulkan", "is_ipu", "is_maia",
               "is_xpu", "is_mtia", "names", "retains_grad")
     if hasattr(Tensor, n)
-} | {torch._C._set_grad_enabled}  # fmt: skip
+} | {torch._C._set_grad_enabled} | OF_MEMORY  # fmt: skip
 
 # Questions about data.
 DATA_QUESTIONS = methods(

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
+from autopar.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL, write_into
 from autopar.tracing import matching
 from autopar.tracing.guards import Guards
@@ -30,7 +31,8 @@ class Traced:
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
     `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
     that forward has set anew. `plain_values`: those that forward has read of modules. `own_key`: the key of the traced
-    call itself.
+    call itself, `other_keys` those of calls that do the same. `reads_memory`: whether forward has asked how a tensor
+    lies in memory.
     """
 
     graph: fx.Graph
@@ -45,7 +47,9 @@ class Traced:
     assumptions: tuple[str, ...] = ()
     attributes_set: tuple[str, ...] = ()
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
-    own_key: Hashable = None
+    own_key: tuple[Hashable, Hashable] = (None, None)
+    other_keys: list[Hashable] = field(default_factory=list)
+    reads_memory: bool = False
 
     @property
     def loss_names(self) -> tuple[str, ...]:
@@ -65,13 +69,26 @@ class Traced:
 
     def key(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, model: nn.Module | None = None
-    ) -> Hashable:
+    ) -> tuple[Hashable, Hashable]:
         """All that a trace would read from Python for this call: equal keys, equal graphs.
 
         `model`: whose training flags count, a copy of the root (default: the root).
         """
         modules = self.inputs.modules if model is None else tuple(model.modules())
-        return matching.key(self.inputs, args, kwargs or {}, modules)
+        return matching.key(self.inputs, args, kwargs or {}, modules, reads_memory=self.reads_memory)
+
+    def does_as(self, other: Traced) -> bool:
+        """Whether this trace, of a call like `other`'s but for which inputs are one and how they lie, is the same.
+
+        Then `other` runs this call, too.
+        """
+        if self.own_key[0] != other.own_key[0] or self.out_spec != other.out_spec or other.inputs.same:
+            return False
+        if self.reads_values or other.reads_values or not _alike(self.constants, other.constants):
+            return False
+        node_of = {str(n.target): n for n in other.graph.nodes if n.op == "placeholder"}
+        same = {node_of[name]: node_of[first] for name, first in self.inputs.same.items()}
+        return fingerprint(self.graph) == fingerprint(other.graph, same)
 
     @property
     def reads_values(self) -> bool:
@@ -147,6 +164,20 @@ class Traced:
     def under(self, path: str) -> list[fx.Node]:
         """Nodes made inside the module at `path`."""
         return [n for n in self.graph.nodes if any(p == path for p, _ in n.meta[SCOPE])]
+
+
+def _alike(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    return some.keys() == others.keys() and all(
+        value is others[name]
+        or (
+            isinstance(value, torch.Tensor)
+            and isinstance(others[name], torch.Tensor)
+            and value.dtype == others[name].dtype
+            and not value.is_meta
+            and torch.equal(value, others[name])
+        )
+        for name, value in some.items()
+    )
 
 
 def _name(target: Any) -> str:

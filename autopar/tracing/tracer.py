@@ -37,6 +37,7 @@ def trace(
     parameter_dtype: torch.dtype | None = None,
     loss_fn: Callable[..., Any] | None = None,
     without_loss: bool = False,
+    same_inputs: bool = False,
     trace_sizes: bool = True,
     device: torch.device | str | None = None,
     leaf_policy: Literal["flat", "layers"] = "flat",
@@ -57,8 +58,9 @@ def trace(
     them; wrap one in `known` and the trace may read its contents. `concrete_args`: values that are fixed.
     What has a default and is in neither is fixed to its default, unless that is a tensor, which is an input.
     `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
-    loss; not so `without_loss`: then it is of a call that leaves these arguments out. `parameter_dtype`: floating
-    parameters and inputs appear in this dtype. `trace_sizes`: sizes that reach an op are nodes, else constants.
+    loss; not so `without_loss`: then it is of a call that leaves these arguments out. `same_inputs`: examples that
+    are one tensor are one input, by default each is its own. `parameter_dtype`: floating parameters and
+    inputs appear in this dtype. `trace_sizes`: sizes that reach an op are nodes, else constants.
     `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
 
     Leaves: `leaf_policy` "flat" enters every module, "layers" keeps those of torch.nn; `leaf_types` (types or
@@ -77,7 +79,9 @@ def trace(
     root = model if isinstance(model, nn.Module) else FunctionModule(model)
     register_caches()
     with bare_forward(root):
-        inputs = gather(root, meta_args, concrete_args or {}, loss_fn, without_loss=without_loss)
+        inputs = gather(
+            root, meta_args, concrete_args or {}, loss_fn, without_loss=without_loss, same_inputs=same_inputs
+        )
     options = Options(
         LeafPolicy(
             leaf_policy, leaf_types, non_leaf_types=tuple(non_leaf_types), predicates=module_leaves,

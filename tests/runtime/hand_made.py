@@ -62,6 +62,8 @@ class HandTraced:
     loss_names: tuple[str, ...] = ()
 
     reads_values: bool = False
+    reads_memory: bool = False
+    other_keys: list[Hashable] = field(default_factory=list)
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
 
     def key(self, args: Sequence[Any], kwargs: Mapping[str, Any], model: nn.Module) -> Hashable:

@@ -115,7 +115,7 @@ def accumulation_over_shapes() -> float:
     """Micro-batches of another shape are another graph: what waits from one is reduced with the other."""
     alone, small = reference(), {k: v[:4] for k, v in batch(1).items()}
 
-    def replan(called: nn.Module, args: Any, kwargs: Any, storage: Mapping[str, Layout], trained: Any) -> Any:
+    def replan(called: nn.Module, args: Any, kwargs: Any, storage: Mapping[str, Layout], *_: Any) -> Any:
         traced = trace(model, kwargs)
         return traced, plan(traced, (2,), ("dp",))
 

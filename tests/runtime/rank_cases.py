@@ -64,7 +64,7 @@ def other_calls() -> dict[str, Any]:
     """A smaller batch, and eval without gradients: each is traced and planned once, around the stored parameters."""
     alone, calls = reference(), []
 
-    def replan(called: nn.Module, args: Any, kwargs: Any, storage: Mapping[str, Layout], trained: Any) -> Any:
+    def replan(called: nn.Module, args: Any, kwargs: Any, storage: Mapping[str, Layout], *_: Any) -> Any:
         calls.append((type(model) is Net, all(type(p) is nn.Parameter for p in model.parameters())))
         traced = trace(model, kwargs)
         again = plan(traced, (2,), ("fsdp",))

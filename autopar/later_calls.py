@@ -1,0 +1,62 @@
+"""The traces of a model's calls, the planned one and those of another kind, and which do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from autopar.call_arguments import is_without_loss, sorted_arguments
+from autopar.looks import repeated
+from autopar.planning import Request, Stopwatch, trace_for
+from autopar.plans import Plan
+from autopar.tracing import Traced
+
+
+def trace_first(
+    model: nn.Module,
+    examples: Mapping[str, Any],
+    constants: Mapping[str, Any] | None,
+    request: Request,
+    watch: Stopwatch,
+) -> Traced:
+    """The trace of a model, in which each input is a tensor of its own.
+
+    Where examples are one tensor, calls are likely to be like that: whether it is for these, too, is found out now.
+    """
+    traced = trace_for(model, examples, constants, request, watch)
+    if repeated([leaf.example for leaf in traced.inputs.leaves]):
+        together = trace_for(model, examples, constants, request, watch, same_inputs=True)
+        if together.does_as(traced):
+            traced.other_keys.append(together.own_key)
+    return traced
+
+
+def trace_later(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    first: Traced,
+    request: Request,
+    watch: Stopwatch,
+) -> Traced:
+    """The trace of a call of another kind than `first`.
+
+    Where a tensor is passed twice, one in which each input is a tensor of its own, if that does the same: it runs calls
+    of different tensors, too.
+    """
+    readable = {leaf.argument for leaf in first.inputs.leaves if leaf.known}
+    examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn, readable)
+    alone = is_without_loss(request.loss_fn, {*examples, *constants})
+    call = model, examples, constants, request, watch
+    traced = trace_for(*call, without_loss=alone, later=True, same_inputs=True)
+    if not traced.inputs.same:
+        return traced
+    apart = trace_for(*call, without_loss=alone, later=True)
+    return apart if traced.does_as(apart) else traced
+
+
+def plan_that_does(traced: Traced, earlier: Iterable[tuple[Any, Plan]]) -> Plan | None:
+    """The plan of an earlier trace that does what this one does, if there is one."""
+    return next((plan for one, plan in earlier if traced.does_as(one)), None)
