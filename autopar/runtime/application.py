@@ -37,6 +37,7 @@ from autopar.runtime.parameter_hooks import hooks_wait_for_gradients
 from autopar.runtime.parameters import distribute_state, listed, storage_of, tied_names, without_values
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
+from autopar.runtime.shared_memory import refuse_shared_memory
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure, refuse_backward_hooks
 from autopar.runtime.submodules import refuse_calls
@@ -138,6 +139,7 @@ def check_unplanned(model: nn.Module) -> None:
             "DTensor took the place, so they would not be tied any more: plan models that share parameters as one, a "
             "module that holds both and whose forward is the whole step"
         )
+    refuse_shared_memory(model)
 
 
 def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh) -> None:

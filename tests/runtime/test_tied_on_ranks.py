@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from launch import launch
+from launch import launch, values
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +31,10 @@ def test_weights_that_were_parted_are_told(case: str, words: str, two: list[dict
 
 def test_weights_that_were_tied_again_are_loaded(two: list[dict[str, Any]]) -> None:
     assert [rank["loaded_tied"]["value"] for rank in two] == [[], []]
+
+
+def test_parameters_that_share_memory_are_refused(two: list[dict[str, Any]]) -> None:
+    for found in values(two, "shared"):
+        for how in ("one place", "the other way", "in part"):
+            assert "the parameters 'a.weight' and 'b.weight' are two that share memory" in found[how], found
+        assert found["columns"] == found["rows"] == "no error"

@@ -1,0 +1,51 @@
+"""Parameters that are two and lie in one place of memory, as `a.weight.data = b.weight.data` leaves them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.graph import storage_of
+
+
+def refuse_shared_memory(model: nn.Module) -> None:
+    """Raise InputError where trained parameters share elements: steps of one would change the other, and each rank
+    keeps parts of each of its own. Parameters that lie side by side in one memory share none."""
+    by_storage: dict[int | None, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():  # each once: those that are tied are one
+        if parameter.numel() and parameter.layout == torch.strided and not parameter.is_meta:  # what fills those tells
+            by_storage.setdefault(storage_of(parameter), []).append((name, parameter))
+    for several in by_storage.values():
+        under_way: list[tuple[str, nn.Parameter]] = []  # that begin before, and have not ended
+        for name, one in sorted(several, key=lambda pair: _span(pair[1])):
+            under_way = [pair for pair in under_way if _span(pair[1])[1] > _span(one)[0]]
+            for other_name, other in under_way:
+                if (one.requires_grad or other.requires_grad) and _overlap(one, other):
+                    raise InputError(
+                        f"the parameters '{other_name}' and '{name}' are two that share memory (`a.data = b.data` does "
+                        "this), which they would not do once they are dealt out: let them be one parameter "
+                        f"(model.{other_name} = model.{name}), or give each its own (`data = data.clone()`)"
+                    )
+            under_way.append((name, one))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of tensors of one memory."""
+    (start, end), (other_start, other_end) = map(_span, (one, other))
+    if start >= other_end or other_start >= end:
+        return False
+    if one.dtype != other.dtype:
+        return True
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    seen = torch.zeros(max(end, other_end) // one.element_size(), dtype=torch.bool, device="cpu")
+    seen.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(seen.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes between a tensor's first element and its last."""
+    last: int = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    size, start = tensor.element_size(), int(tensor.storage_offset())
+    return start * size, (start + last + 1) * size
