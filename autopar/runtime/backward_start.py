@@ -12,8 +12,10 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import InputError
 
 
-def prepare_backward(outputs: Sequence[Any], state: Sequence[torch.Tensor]) -> None:
+def prepare_backward(outputs: Sequence[Any], inputs: Sequence[Any], state: Sequence[torch.Tensor]) -> None:
     """Of a call's `outputs`, take gradients as the graph wants them; of its `state`, tell autograd what has changed.
+
+    An input that is returned as it is belongs to the loop: its gradients enter no graph of the call.
 
     A loop that adds a penalty on parameters to the loss has a sum of a plain tensor and a DTensor, whose gradient is a
     DTensor: the graph works on plain ones. And ops that write into a DTensor count its versions, not those of its local
@@ -37,5 +39,6 @@ def prepare_backward(outputs: Sequence[Any], state: Sequence[torch.Tensor]) -> N
         return gradient.full_tensor() if isinstance(gradient, DTensor) else None
 
     for output in outputs:
-        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+        is_own = isinstance(output, torch.Tensor) and not any(output is given for given in inputs)
+        if is_own and output.grad_fn is not None:
             output.register_hook(enter)

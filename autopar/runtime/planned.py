@@ -133,7 +133,7 @@ class Planned:
         with named(f"call of {self.user_class.__name__}"), transit.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
-            prepare_backward(outputs, held)
+            prepare_backward(outputs, inputs, held)
         given = returned(outputs, lowered.outputs, self.device_mesh, whole=self._outputs_whole)
         if self.returns_own_rows and program.plan.batch_dims:
             given = own_rows(given, lowered.outputs, self.device_mesh, program.plan.batch_dims)

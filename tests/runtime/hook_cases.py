@@ -146,6 +146,30 @@ def copies_changed() -> dict[str, list[str]]:
     return told
 
 
+class Handing(Net):
+    """Returns what it is given beside its loss."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return x, super().forward(x)
+
+
+def inputs_returned() -> dict[str, Any]:
+    """An input that is computed outside comes back, call after call."""
+    model = planned("tp", Handing().double())
+    start = ROWS.clone().requires_grad_()
+    given = start * start
+    for _ in range(3):
+        back, loss = model(given)
+    [first] = torch.autograd.grad(back.sum(), start, create_graph=True)
+    [second] = torch.autograd.grad(first.sum(), start)
+    return {
+        "same": back is given,
+        "hooks": len(given._backward_hooks or ()),
+        "error": (second - 2).abs().max().item(),
+        "of the loss": refusal(lambda: torch.autograd.grad(loss, start, create_graph=True)),
+    }
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         case.__name__: case
@@ -156,6 +180,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
             hooks_for_all,
             code_set_late,
             copies_changed,
+            inputs_returned,
         )
     }
 }

@@ -208,6 +208,12 @@ def test_copies_that_are_changed_before_their_first_call_are_refused(two: Two) -
             assert words[name] in before and words[name] in copied_late and untouched == "no error", found
 
 
+def test_an_input_that_is_returned_stays_the_loops_own(two: Two) -> None:
+    for found in values(two(HOOKS), "inputs_returned"):
+        assert found["same"] and found["hooks"] == 0 and found["error"] == 0
+        assert "cannot be differentiated again" in found["of the loss"]
+
+
 def test_hooks_for_all_modules_are_told_of(two: Two) -> None:
     for rank in two(HOOKS):
         assert "error" not in rank["hooks_for_all"], rank["hooks_for_all"]["traceback"]
