@@ -257,7 +257,7 @@ class _Moves(torch.autograd.Function):
             value, actions = _cast(tensor, stage.dtype, actions)
         for action in actions:
             value = action.apply(value)
-        return value.view_as(value) if value is tensor else as_output(value)
+        return value.view_as(value) if value is tensor else as_output(value, tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -278,7 +278,7 @@ class _Extremum(torch.autograd.Function):
         value = action.apply(tensor)
         ctx.stage = stage
         ctx.save_for_backward(tensor == value)
-        return as_output(value)
+        return as_output(value, tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
