@@ -39,14 +39,14 @@ class Lowered:
     """A graph for local tensors, and what to call it with.
 
     `module(*values of placeholders, *local tensors of `state`, transit, [random key])` returns the flat outputs
-    as local tensors and constants; `outputs` are their layouts and global shapes, None for what is no tensor.
+    as local tensors and constants; `outputs` are their layouts, global shapes and strides, None for what is no tensor.
     `writes`: what is written into which of `state` before.
     """
 
     module: fx.GraphModule
     state: tuple[str, ...]
     takes_key: bool
-    outputs: tuple[tuple[Layout, tuple[int, ...]] | None, ...]
+    outputs: tuple[tuple[Layout, tuple[int, ...], tuple[int, ...]] | None, ...]
     route: Route
     writes: tuple[tuple[int, Writes], ...]
 
@@ -88,7 +88,7 @@ class _Lowering:
         self.segments = plan.recompute
         self.state_nodes = [node for node in self.nodes if node.op == "get_attr" and output_tensors(node)]
         self.state = [str(node.target) for node in self.state_nodes]
-        self.outputs: list[tuple[Layout, tuple[int, ...]] | None] = []
+        self.outputs: list[tuple[Layout, tuple[int, ...], tuple[int, ...]] | None] = []
 
     def run(self) -> Lowered:
         self._inputs()
@@ -204,7 +204,8 @@ class _Lowering:
         wanted = iter(inputs)
         for refs in tensors:
             layout = next(wanted) if refs else None
-            self.outputs.append((layout, tuple(tensor_of(refs[0]).shape)) if layout is not None else None)
+            value = tensor_of(refs[0]) if refs else None
+            self.outputs.append((layout, tuple(value.shape), value.stride()) if layout and value is not None else None)
             if layout is not None and not layout.is_plain(self.rank.mesh.shape):
                 raise PlanMismatchError(f"an output lies as {layout}; outputs are whole or plain shards: plan again")
         self.outer.graph.output(self._arguments(tuple(leaves), inputs, self.outer))

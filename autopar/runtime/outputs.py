@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from autopar.layout import Layout
 from autopar.runtime.parameters import placements
 
-Lies = tuple[Layout, tuple[int, ...]] | None
-"""How an output lies, and its global shape; None for what is no tensor."""
+Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
+"""How an output lies, its global shape and strides; None for what is no tensor."""
 
 
 def returned(values: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, *, whole: bool) -> list[Any]:
@@ -47,10 +47,11 @@ def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: 
     """
     if output is None or output[0].is_replicated:
         return value
-    layout, shape = output
+    layout, shape, stride = output
     if beside_loss:
         value = value.detach()
-    stride = torch.empty(shape, device="meta").stride()
+    if stride == torch.empty(shape, device="meta").stride():
+        value = value.contiguous()  # so that views are what they are of the whole
     sharded = DTensor.from_local(
         value, device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
     )
