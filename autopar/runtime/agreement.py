@@ -108,7 +108,8 @@ def content_digest(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
         if tensor.numel():
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            plain = tensor.detach().cpu().resolve_conj().resolve_neg()  # as bytes, no view of other values
+            digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

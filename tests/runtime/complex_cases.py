@@ -4,8 +4,11 @@ read. The loops are those of `loop_cases`."""
 from __future__ import annotations
 
 import torch
-from loop_cases import ROWS, in_presets, plainly
+from loop_cases import ROWS, Net, in_presets, plainly
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
 
 
 class Filtered(nn.Module):
@@ -50,10 +53,37 @@ class Spectral(nn.Module):
         return torch.fft.irfft(found, n=x.shape[0], dim=0).pow(2).mean()
 
 
+class Doubled(nn.Module):
+    """Takes complex rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(ROWS.shape[-1], 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x.real).square().mean() + self.up(x.imag).mean()
+
+
+def conjugate_inputs() -> float:
+    """As views that say so of themselves, and so do the negative ones that are their imaginary parts."""
+    pairs = torch.complex(ROWS, ROWS + 1)
+    models: list[nn.Module] = []
+    for kind, x in ((Doubled, pairs), (Net, ROWS)):
+        for plan in (True, False):
+            torch.manual_seed(3)
+            model = kind().double()
+            mesh = init_device_mesh("cpu", (2,))
+            models.append(autopar.autoparallelize(model, {"x": x}, mesh, constraints="ddp") if plan else model)
+    with torch.no_grad():
+        found = [abs(models[0](x).item() - models[1](x).item()) for x in (pairs.conj(), pairs)]
+        return max(*found, *(abs(models[2](x).item() - models[3](x).item()) for x in (pairs.conj().imag, ROWS)))
+
+
 CASES = {
     2: in_presets(
         filter_of_pairs=plainly(Filtered),
         complex_parameters=plainly(Conjugated),
         filter_of_rows=plainly(Spectral),
     )
+    | {"conjugate_inputs": conjugate_inputs}
 }

@@ -240,6 +240,10 @@ def test_functional_calls_that_are_refused(case: str, words: str, two: Two) -> N
         assert words in rank[case]["value"]
 
 
+def test_conjugate_inputs_are_compared(two: Two) -> None:
+    assert all(value < 1e-12 for value in values(two(COMPLEX), "conjugate_inputs"))
+
+
 def test_vectors_over_all_parameters_are_not_loaded(two: Two) -> None:
     for rank in two(STATE):
         assert "start LBFGS anew" in rank["vectors_of_one_process"]["value"], rank["vectors_of_one_process"]
