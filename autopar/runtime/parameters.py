@@ -109,7 +109,9 @@ def dealt_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return value
     if value.shape != parameter.shape or value.is_meta:
         return value
-    here = value.detach().to(parameter.device)
+    # rank 0's values are written into what a rank has whole: not into the caller's tensor
+    is_written = any(placement.is_replicate() for placement in parameter.placements)
+    here = value.detach().to(parameter.device, copy=is_written)
     return distribute_tensor(here, parameter.device_mesh, parameter.placements, src_data_rank=0)
 
 

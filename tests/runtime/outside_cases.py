@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from habit_cases import planned
 from large_cases import refusal
-from loop_cases import ROWS, Net, whole
+from loop_cases import PRESETS, ROWS, Net, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -118,6 +119,37 @@ def early_steps() -> list[str]:
     return [refusal(step) for step in steps]
 
 
+def given_values(preset: str) -> list[str]:
+    """Which tensors of a loop are others than before they were loaded or assigned, where each rank has its own."""
+    model, own = planned(preset), float(dist.get_rank() + 1)
+
+    def filled(like: nn.Module) -> dict[str, torch.Tensor]:
+        return {name: torch.full(value.shape, own, dtype=value.dtype) for name, value in like.state_dict().items()}
+
+    alone = Net().double()
+    optimizers = [torch.optim.Adam(one.parameters()) for one in (model, alone)]
+    for one, optimizer in zip((model, alone), optimizers, strict=True):
+        one(ROWS).backward()
+        optimizer.step()
+    moments = optimizers[1].state_dict()
+    for state in moments["state"].values():
+        state["exp_avg"].fill_(own)
+    whole_state, layer, data = filled(alone), filled(alone.up), torch.full((32, 16), own, dtype=torch.float64)
+    model.load_state_dict(whole_state)
+    model.get_submodule("up").load_state_dict(layer)
+    optimizers[0].load_state_dict(moments)
+    model.get_parameter("up.weight").data = data
+    given = {**whole_state, **layer, "data": data}
+    given |= {f"state {number}": state["exp_avg"] for number, state in moments["state"].items()}
+    taken = [*model.parameters(), *(state["exp_avg"] for state in optimizers[0].state_dict()["state"].values())]
+    assert all((whole(tensor) == 1).all() for tensor in taken), "values are rank 0's"
+    return [name for name, tensor in given.items() if not (tensor == own).all()]
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {case.__name__: case for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps)}
+    2: {
+        case.__name__: case
+        for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps)
+    }
+    | {f"given_values-{preset}": partial(given_values, preset) for preset in PRESETS}
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from launch import launch, values
+from loop_cases import PRESETS
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +45,8 @@ def test_steps_past_gradients_that_wait_are_refused(ranks: list[dict[str, Any]])
     for told in values(ranks, "early_steps"):
         assert ["not summed over the ranks yet" in one for one in told] == [True, True, True, False, False]
         assert told[3:] == ["no error", "no error"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_tensors_that_are_loaded_stay_the_callers_own(preset: str, ranks: list[dict[str, Any]]) -> None:
+    assert values(ranks, f"given_values-{preset}") == [[], []]
