@@ -1,8 +1,8 @@
 """Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`); copies of it have none.
 
-They lie in buckets. Torch (2.13) gives a DTensor the offset of what it is made of, takes one of which that is not 0 for
-a tensor that has memory of its own, and fails at it. A deep copy of a parameter has no gradient, but of one that is a
-DTensor it would have.
+They lie in buckets, the whole of which would be copied and written with each. And torch (2.13) gives a DTensor the
+offset of what it is made of, takes one of which that is not 0 for a tensor that has memory of its own, and fails at it.
+A deep copy of a parameter has no gradient, but of one that is a DTensor it would have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def let_gradients_be_copied() -> None:
 
 def _lies_within(tensor: DTensor) -> bool:
     plain = tensor.is_leaf and not tensor.requires_grad and tensor.grad is None
-    return plain and tensor.storage_offset() != 0
+    local = tensor._local_tensor
+    if not plain or type(local) is not torch.Tensor or local.layout != torch.strided:
+        return False
+    return local.untyped_storage().nbytes() > local.numel() * local.element_size()
 
 
 def _apart(tensor: DTensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -146,10 +148,29 @@ def given_values(preset: str) -> list[str]:
     return [name for name, tensor in given.items() if not (tensor == own).all()]
 
 
+def saved_gradients(preset: str) -> list[str]:
+    """Of which parameters more is written, or copied, than the gradient: those of a layer lie in one memory."""
+    model = planned(preset)
+    model(ROWS).backward()
+
+    def size(value: Any) -> int:
+        torch.save(value, file := io.BytesIO())
+        return len(file.getvalue())
+
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    more = [name for name, grad in grads.items() if size(grad) > size(grad.clone()) + 100]
+    copies = {name: copy.deepcopy(grad).to_local() for name, grad in grads.items()}
+    return more + [name for name, own in copies.items() if own.untyped_storage().nbytes() > own.numel() * 8]
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         case.__name__: case
         for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps)
     }
-    | {f"given_values-{preset}": partial(given_values, preset) for preset in PRESETS}
+    | {
+        f"{case.__name__}-{preset}": partial(case, preset)
+        for case in (given_values, saved_gradients)
+        for preset in PRESETS
+    }
 }

@@ -50,3 +50,8 @@ def test_steps_past_gradients_that_wait_are_refused(ranks: list[dict[str, Any]])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_tensors_that_are_loaded_stay_the_callers_own(preset: str, ranks: list[dict[str, Any]]) -> None:
     assert values(ranks, f"given_values-{preset}") == [[], []]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_more_than_a_gradient_is_saved(preset: str, ranks: list[dict[str, Any]]) -> None:
+    assert values(ranks, f"saved_gradients-{preset}") == [[], []]
