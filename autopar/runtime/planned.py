@@ -119,6 +119,7 @@ class Planned:
         lowered = program.lowered
         if not torch.compiler.is_compiling():
             self._calls += 1
+            self.programs.note(program)
             if not program.checked:
                 self._check_first_call(model, program, inputs)
             elif self._calls >= self._compared_next:

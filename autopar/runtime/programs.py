@@ -18,7 +18,8 @@ from autopar.runtime.traces import Traced
 from autopar.user_warnings import warn
 
 MAX_GRAPHS = 16
-"""How many graphs of one model are kept; the one that was not used for longest goes first."""
+"""How many graphs of one model are kept; the one that was not used for longest goes first, but that of the call that
+the model was planned for stays: samplers deal out batches of its size."""
 
 
 @dataclass(eq=False)
@@ -29,6 +30,7 @@ class Program:
     traced: Traced
     plan: Plan
     lowered: Lowered
+    last_use: int
     checked: bool = False
     state: list[torch.Tensor] = field(default_factory=list)  # that was checked last
 
@@ -55,11 +57,11 @@ class Program:
 
 
 class Programs(Sequence[Program]):
-    """The programs of one model, most recently used first."""
+    """The programs of one model; first those that were looked for last."""
 
     def __init__(self) -> None:
         self._kept: list[Program] = []
-        self._numbers = itertools.count()
+        self._numbers, self._uses = itertools.count(), itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
 
     @overload
@@ -77,7 +79,7 @@ class Programs(Sequence[Program]):
 
     @property
     def first(self) -> Program:
-        """The oldest: of the call that the model was planned for, while that is kept."""
+        """The oldest: of the call that the model was planned for."""
         return min(self._kept, key=lambda program: program.number)
 
     @property
@@ -95,10 +97,11 @@ class Programs(Sequence[Program]):
 
     def add(self, traced: Traced, plan: Plan, lowered: Lowered) -> Program:
         """One more, as the last that was used."""
-        program = Program(next(self._numbers), traced, plan, lowered)
+        program = Program(next(self._numbers), traced, plan, lowered, next(self._uses))
         self._kept.insert(0, program)
         if len(self._kept) > MAX_GRAPHS:
-            dropped = self._kept.pop()
+            dropped = min((one for one in self._kept if one is not self.first), key=lambda one: one.last_use)
+            self._kept.remove(dropped)
             for key in [key for key, (known, _) in self._calls.items() if known is dropped]:
                 del self._calls[key]
             warn(
@@ -111,6 +114,11 @@ class Programs(Sequence[Program]):
         """This one is the last that was used."""
         self._kept.remove(program)
         self._kept.insert(0, program)
+        self.note(program)
+
+    def note(self, program: Program) -> None:
+        """The same where the order in which they are looked at may stay: compiled calls have gone by it."""
+        program.last_use = next(self._uses)
 
     def known(self, key: Hashable | None) -> tuple[Program, Order] | None:
         """What calls of this key run, and in which order their arguments are its inputs."""

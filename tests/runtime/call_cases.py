@@ -225,11 +225,35 @@ def more_kinds_than_are_kept() -> dict[str, Any]:
     }
 
 
+def in_use_all_along() -> dict[str, Any]:
+    """One size comes between more others than are kept: how often it was planned, and whether batches of the planned
+    size are dealt out still."""
+    model, plans = planned("ddp", inputs="local"), []
+    kept = planned_of(model)
+    replan = kept.replan
+
+    def counted(model: nn.Module, *call: Any) -> Any:
+        plans.append(len(call[0][0]))
+        return replan(model, *call)
+
+    kept.replan = counted
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind in range(MAX_GRAPHS + 2):
+            model(rows(4))
+            model(rows(2 * kind + 10))
+    return {"planned": plans.count(8), "batch": autopar.sampler(model, range(16)).batch_size}  # type: ignore[arg-type]
+
+
 def _case(kind: Callable[[str], float], preset: str) -> Callable[[], float]:
     return lambda: kind(preset)
 
 
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{kind.__name__}-{preset}": _case(kind, preset) for kind in KINDS for preset in PRESETS}
-    | {"planned_twice": planned_twice, "more_kinds_than_are_kept": more_kinds_than_are_kept}
+    | {
+        "planned_twice": planned_twice,
+        "more_kinds_than_are_kept": more_kinds_than_are_kept,
+        "in_use_all_along": in_use_all_along,
+    }
 }

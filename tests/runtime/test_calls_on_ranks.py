@@ -118,8 +118,12 @@ def test_a_planned_model_is_not_planned_again(two: Two) -> None:
 def test_of_graphs_that_give_way_nothing_is_kept(two: Two) -> None:
     for rank in two(CALLS):
         found = rank["more_kinds_than_are_kept"]["value"]
-        assert found["kept"] == 16 and found["alive"] == list(range(5, 20))
+        assert found["kept"] == 16 and found["alive"] == list(range(6, 20))  # and that of the first call
         assert found["told"] and found["error"] < 1e-12
+
+
+def test_graphs_in_use_do_not_give_way(two: Two) -> None:
+    assert values(two(CALLS), "in_use_all_along") == [{"planned": 1, "batch": 4}] * 2
 
 
 def test_values_set_back_are_not_planned_again(two: Two) -> None:
