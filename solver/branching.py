@@ -15,7 +15,8 @@ that every box is rounded and cut like this first, and what is left of one is go
 Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all
 that is left after some cuts is then solved at once, if reduced costs leave few variables to it. With more HiGHS tries
 once, if little is left to prove. A box with more is begun by HiGHS, which often finds a better solution in a few nodes
-and proves a better bound, and then cut again.
+and proves a better bound, and then cut again. Where a good solution is known first and the relaxation is far from it,
+all of a small program is tried before: the boxes of Llama-3-8B's on one long text took six times as long.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
@@ -44,10 +45,7 @@ _RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called ri
 _ROUND = 3  # cuts by choices after which a relaxation is rounded again, where that takes long
 _SPLITS = 16  # by counts in a program that is not large: if they tell no more, HiGHS closes all that is left sooner
 _CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
-
-_WHOLE = 1 / 3, 4_000
-"""Part of the time and nodes in which HiGHS may close a program that is not large, where a good solution is known and its
-relaxation is far: the boxes of Llama-3-8B's on one long text took six times as long as all of it together."""
+_WHOLE = 1 / 3, 4_000  # of the time, and nodes in which HiGHS may close a small program with a far relaxation at once
 
 Heap = list[tuple[float, int, Outcome]]
 
@@ -82,7 +80,7 @@ class Branching:
         dived, splits = False, 0
         cut = self.cut
         self._push(root)
-        if not self.slow and self.program.early and wholes.is_far(root.objective) and self._closes(root, *_WHOLE):
+        if not self.slow and self.program.early and wholes.is_far(root.objective) and wholes.closes(root, *_WHOLE):
             heap.clear()
         if self.slow and wholes.best is None and not self._is_done(root):
             dived = True
@@ -139,19 +137,11 @@ class Branching:
         wholes, least = self.wholes, min([node.objective, *self._left()])
         if wholes.is_small(root):
             wholes.solve(root, least=least)
-        elif wholes.best is None or splits != _SPLITS + 1 or wholes.is_far(least) or not self._closes(root, SHARE):
+        elif wholes.best is None or splits != _SPLITS + 1 or wholes.is_far(least) or not wholes.closes(root, SHARE):
             return False
         self.heap.clear()
         self.cut.clear()
         return True
-
-    def _closes(self, root: Outcome, part: float, nodes: int | None = None) -> bool:
-        """Whether HiGHS closed the whole program, in a part of the time."""
-        bound = self.wholes.begin(root, part, nodes)
-        if self.wholes.closed(bound):
-            self.wholes.proven = min(self.wholes.proven, bound)
-            return True
-        return False
 
     def _left(self) -> list[float]:
         """The bounds of the boxes that are left."""

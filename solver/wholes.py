@@ -144,6 +144,14 @@ class Wholes:
         self._take(found)
         return max(node.objective, min(found.bound, enough))
 
+    def closes(self, root: Outcome, part: float, nodes: int | None = None) -> bool:
+        """Whether HiGHS closed all of a box, in a part of the time and as many nodes."""
+        bound = self.begin(root, part, nodes)
+        if self.closed(bound):
+            self.proven = min(self.proven, bound)
+            return True
+        return False
+
     def is_far(self, bound: float) -> bool:
         """Whether the best solution may be so bad that looking near it is worth more than proving."""
         return self.best is not None and self.best.objective - bound > _FAR * abs(self.best.objective)
