@@ -6,14 +6,12 @@ is; that it changes between calls shows where a module keeps it (`autopar.tracin
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from autopar.tracing.patching import attributes_set
 from autopar.tracing.values import PLAIN
 
 if TYPE_CHECKING:
@@ -50,16 +48,12 @@ def makes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return not _has_tensors(given[0] if given else kwargs.get(_MAKERS[func]))
 
 
-@contextlib.contextmanager
-def from_numpy_recorded(recorder: Recorder) -> Iterator[None]:
-    """While inside, `torch.from_numpy` makes what `torch.as_tensor` does: no function mode hears of it."""
-    plain = torch.from_numpy
+def is_array(tensor: torch.Tensor) -> bool:
+    """Whether a tensor looks into memory that is none of torch's, as `torch.from_numpy` makes it.
 
-    def from_numpy(array: Any) -> torch.Tensor:
-        return torch.as_tensor(array) if recorder.is_recording() else plain(array)
-
-    with attributes_set(torch, from_numpy=from_numpy):
-        yield
+    No function mode hears of that; and torch's own functions, put in its place, would stay in what is imported inside.
+    """
+    return tensor.device.type == "cpu" and tensor.is_leaf and not tensor.untyped_storage().resizable()
 
 
 def made(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from torch import fx, nn
 from autopar.graph import EXAMPLE, VAL
 from autopar.one_process import one_process
 from autopar.replaced import overrides_active
-from autopar.tracing import arrays, huggingface, matching, numbers_of_math
+from autopar.tracing import huggingface, matching, numbers_of_math
 from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
@@ -184,7 +184,6 @@ class Attempt:
             stack.enter_context(function_leaves(recorder, self.model, options.policy.functions, self.called))
             stack.enter_context(experts_as_one(recorder))
             stack.enter_context(numbers_of_math.recorded())
-            stack.enter_context(arrays.from_numpy_recorded(recorder))
             stack.enter_context(bodies_recorded(recorder))
             stack.enter_context(transformed_bodies(recorder))
             stack.enter_context(checks_noted(recorder))

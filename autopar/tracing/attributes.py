@@ -19,6 +19,7 @@ from torch import nn
 
 from autopar.collecting import all_are_old, collection_paused
 from autopar.held import Held
+from autopar.tracing.arrays import is_array
 
 _DICTS = (dict, collections.OrderedDict)
 _FEW = 16  # elements of a buffer whose contents are known
@@ -47,17 +48,25 @@ class Attributes:
     def find(self, tensor: torch.Tensor) -> Attribute | None:
         """The attribute this tensor is; None for a tensor that was made, unseen, during the trace."""
         found = self._by_id.get(id(tensor))
-        return self._constant(tensor) if found is None and not _is_new(tensor) else found
+        if found is not None:
+            return found
+        if not _is_new(tensor):
+            return self._constant(tensor)
+        if not is_array(tensor):
+            return None
+        with torch._C.DisableTorchFunction():
+            return self._constant(tensor, tensor.clone())  # whoever has the array may write into it
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor that was made during the trace, of numbers that no tensor held."""
         return self._constant(tensor).data_free
 
-    def _constant(self, tensor: torch.Tensor) -> Attribute:
+    def _constant(self, tensor: torch.Tensor, content: torch.Tensor | None = None) -> Attribute:
+        content = tensor if content is None else content
         name = f"_constant_{len(self.constants)}"
-        self.constants[name] = tensor
-        known = tensor if tensor.device.type != "meta" and not tensor.requires_grad else None
-        found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), tensor, known)
+        self.constants[name] = content
+        known = content if tensor.device.type != "meta" and not tensor.requires_grad else None
+        found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), content, known)
         self._by_id[id(found.data_free)] = found
         self._alive.append(tensor)
         return found
