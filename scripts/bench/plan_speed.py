@@ -50,6 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], int, int, str]] = {  # c
     "llama-3-8b 8x8, 40GiB": (LLAMA_3_8B, (8, 8), 8192, 64, "40GiB"),  # not without recompute
     "llama-3-8b 4x4x4": (LLAMA_3_8B, (4, 4, 4), 8192, 64, "70GiB"),
     "llama-3-8b 1x8": (LLAMA_3_8B, (1, 8), 8192, 1, "70GiB"),
+    "llama-3-8b 8x8, one text": (LLAMA_3_8B, (8, 8), 32768, 1, "70GiB"),
     "llama-3-8b 2048x8": (LLAMA_3_8B, (2048, 8), 8192, 16384, "70GiB"),
     "llama 2 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 2}, (8, 8), 8192, 64, "70GiB"),
     "llama 128 layers 8x8": (LLAMA_3_8B | {"num_hidden_layers": 128}, (8, 8), 8192, 64, "1000GiB"),  # binds as little
