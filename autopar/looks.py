@@ -23,6 +23,6 @@ def repeated(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     >>> repeated([a, b]), repeated([a, b, a])
     ((), (0, 1, 0))
     """
-    places: dict[int, int] = {}
-    first = tuple([places.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)])
-    return first if len(places) < len(first) else ()
+    # not by `id`, which torch.compile would guard: the next batch's tensors have others
+    first = [next(place for place, other in enumerate(tensors) if other is tensor) for tensor in tensors]
+    return tuple(first) if len(set(first)) < len(first) else ()
