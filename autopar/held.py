@@ -8,6 +8,7 @@ parts) puts them there too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -44,10 +45,15 @@ class Held:
         for place, (tensors, name) in self._places:
             place.put(tensors[name])
 
-    def drop(self) -> None:
-        """Hold none of them until the next `update`, as others are made in their place."""
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """While inside, others are registered, one by one: what was is not held here, and in the end they are."""
         for place, _ in self._places:
             place.put(None)
+        try:
+            yield
+        finally:
+            self.update()
 
 
 def _tensors(module: nn.Module) -> Iterator[_Place]:

@@ -4,8 +4,8 @@ Gradients move once per optimizer step: at every backward outside `no_sync`, onc
 at every `micro_batches`-th one. Until then they wait here, unreduced, in the layout in which ops give them;
 `.grad` never holds a part of a sum. Those of parameters that the pass which moves does not come to (another task's
 head) are reduced at its end. `torch.autograd.grad` moves its own at once, and leaves these. An optimizer that steps
-while some wait would miss them: that is an error. Zeroing
-gradients drops what waits, which is a part of them (`autopar.runtime.dropped_gradients`).
+while some wait would miss them: that is an error. Zeroing gradients drops what waits, which is a part of them
+(`autopar.runtime.dropped_gradients`).
 """
 
 from __future__ import annotations

@@ -68,10 +68,12 @@ def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tupl
             'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
             'plan both models with inputs="global", or pass tensor.to_local() where its rows lie as the ranks\' own'
         )
-    made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
+    made: list[tuple[DTensor, torch.Tensor]] = []  # one passed twice is one again; torch.compile guards `id`
 
     def gather(tensor: DTensor) -> torch.Tensor:
-        return made.setdefault(id(tensor), made[id(tensor)] if id(tensor) in made else tensor.full_tensor())
+        if not any(one is tensor for one, _ in made):
+            made.append((tensor, tensor.full_tensor()))
+        return next(whole for one, whole in made if one is tensor)
 
     whole: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(DTensor, gather, (args, kwargs))
     return whole

@@ -23,7 +23,7 @@ def returned(values: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh
     return [for_user(*pair, device_mesh, beside_loss=beside_loss, whole=whole) for pair in pairs]
 
 
-def own_rows(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
+def each_own_rows(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
     """This rank's rows of what is returned: `dims` along which they lie, of each tensor."""
     along = iter(dims)
     pairs = zip(given, lie, strict=True)

@@ -64,9 +64,7 @@ def distribute_state(
     references to the parameters that were replaced.
     """
     replaced: list[weakref.ref[nn.Parameter]] = []
-    held = Held(model)
-    held.drop()
-    with torch.no_grad():
+    with torch.no_grad(), Held(model).replaced():
         for buffer in model.buffers():
             if buffer.is_meta:
                 continue
@@ -87,7 +85,6 @@ def distribute_state(
             replaced.append(weakref.ref(old))
             replace_parameter(model, names, new)
             del old, value  # one whole parameter at a time
-    held.update()
     return replaced
 
 

@@ -29,7 +29,7 @@ from autopar.runtime.first_writes import write_first
 from autopar.runtime.local_rows import check_rows
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
-from autopar.runtime.outputs import as_float32, own_rows, returned
+from autopar.runtime.outputs import as_float32, each_own_rows, returned
 from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
@@ -137,7 +137,7 @@ class Planned:
             prepare_backward(outputs, inputs, held)
         given = returned(outputs, lowered.outputs, self.device_mesh, whole=self._outputs_whole)
         if self.returns_own_rows and program.plan.batch_dims:
-            given = own_rows(given, lowered.outputs, self.device_mesh, program.plan.batch_dims)
+            given = each_own_rows(given, lowered.outputs, self.device_mesh, program.plan.batch_dims)
         if self.returns_float32:
             given = [as_float32(value) for value in given]
         return program.traced.rebuild(given)

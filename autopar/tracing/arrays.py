@@ -51,7 +51,7 @@ def makes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def is_array(tensor: torch.Tensor) -> bool:
     """Whether a tensor looks into memory that is none of torch's, as `torch.from_numpy` makes it.
 
-    No function mode hears of that; and torch's own functions, put in its place, would stay in what is imported inside.
+    No function mode hears of that. A function in its place would: but what is imported during a trace keeps it.
     """
     return tensor.device.type == "cpu" and tensor.is_leaf and not tensor.untyped_storage().resizable()
 

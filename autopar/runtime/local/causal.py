@@ -22,7 +22,7 @@ import torch
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import moved
-from autopar.runtime.local.masks import causal_attention
+from autopar.runtime.local.masks import Attended, causal_attention
 
 _aten = torch.ops.aten
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -67,28 +67,15 @@ def swapped_attention(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, rng_key: object
 ) -> Any:
     """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries; masked if no kernel takes it."""
-    query, key, value, scale, grouped = _tensors(*args, **kwargs)
-    stretch = Stretch.of(ctx)
-    if stretch.length > 1 and _fused(query, key, value, grouped=grouped):
-        return _Swapped.apply(query, key, value, scale, stretch)
+    given, stretch = Attended.of(*args, **kwargs), Stretch.of(ctx)
+    if stretch.length > 1 and _fused(given):
+        return _Swapped.apply(given.query, given.key, given.value, given.scale, stretch)
     return causal_attention(target, args, kwargs, ctx, rng_key)
 
 
-def _tensors(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = True,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float | None, bool]:
-    return query, key, value, scale, enable_gqa
-
-
-def _fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, grouped: bool) -> bool:
+def _fused(given: Attended) -> bool:
     """Whether one of the kernels takes these: flash attention, on a GPU or a CPU."""
+    query, key, value, _, grouped = given
     if not query.numel() or (not grouped and query.shape[:-2] != key.shape[:-2]):
         return False
     if query.device.type == "cpu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -84,22 +84,33 @@ def _attention_dropout(
 
 def causal_attention(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """`F.scaled_dot_product_attention(is_causal=True)` on some of the queries: a mask knows where they stand."""
-    return _causal_attention(ctx, *args, **kwargs)
+    given = Attended.of(*args, **kwargs)
+    mask = causal_mask(ctx, given.query.ndim, given.key.shape[-2], given.query.device)
+    tensors = given.query, given.key, given.value
+    return F.scaled_dot_product_attention(*tensors, mask, scale=given.scale, enable_gqa=given.grouped)
 
 
-def _causal_attention(
-    ctx: LocalContext,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = True,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    mask = causal_mask(ctx, query.ndim, key.shape[-2], query.device)
-    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=enable_gqa)
+class Attended(NamedTuple):
+    """What causal attention reads of its arguments."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float | None
+    grouped: bool
+
+    @staticmethod
+    def of(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = True,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Attended:
+        return Attended(query, key, value, scale, enable_gqa)
 
 
 def causal_mask(ctx: LocalContext, ndim: int, keys: int, device: torch.device) -> torch.Tensor:
