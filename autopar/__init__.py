@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autopar.runtime.batches import local_batch, sampler
     from autopar.runtime.carried import plan_of
     from autopar.runtime.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+    from autopar.runtime.entered import register_forward_method
     from autopar.runtime.exporting import export_full_state
     from autopar.runtime.finite import gradients_are_finite
     from autopar.runtime.loading import load_weights
@@ -72,6 +73,7 @@ __all__ = [
     "own_rows",
     "plan",
     "plan_of",
+    "register_forward_method",
     "sampler",
     "save_checkpoint",
     "search",
@@ -95,6 +97,7 @@ _WHERE = {
     "local_batch": "runtime.batches",
     "own_rows": "runtime.own_rows",
     "plan_of": "runtime.carried",
+    "register_forward_method": "runtime.entered",
     "sampler": "runtime.batches",
 }
 

@@ -16,6 +16,7 @@ from autopar.code_version import code_version
 from autopar.collecting import collection_paused
 from autopar.comparison import alternatives, check_asked
 from autopar.comparison import tradeoff as budget_ladder
+from autopar.entries import Entry
 from autopar.errors import InputError
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.later_calls import plan_that_does, trace_first, trace_later
@@ -281,13 +282,14 @@ def autoparallelize(
         storage: Mapping[str, Layout],
         trained: Collection[str],
         earlier: Sequence[tuple[Any, Plan]],
+        entry: Entry,
     ) -> tuple[Traced, Plan]:
         """Another graph key: trace what is called now and plan it around the stored parameters; the plan of an earlier
         trace where that does the same."""
         watch = Stopwatch()
         error: Exception | None = None
         try:
-            again = trace_later(model, args, kwargs, traced, request, watch)
+            again = trace_later(model, args, kwargs, traced, request, watch, entry)
             digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}

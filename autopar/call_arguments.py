@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.entries import FORWARD, Entry
 from autopar.planning import LossFunction
 from autopar.tracing import known
 from autopar.tracing.inputs import loss_names_of, needed_by_loss
@@ -21,12 +22,13 @@ def sorted_arguments(
     kwargs: Mapping[str, Any],
     loss_fn: LossFunction | None,
     known_names: Collection[str] = (),
+    entry: Entry = FORWARD,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`meta_args` and `concrete_args` of a call, by name: also `loss_fn`'s extra inputs, and nothing left out.
 
     `known_names`: what a trace may read the contents of, where they are there.
     """
-    given = _by_name(model, args, kwargs, loss_fn)
+    given = _by_name(entry.of(model), args, kwargs, loss_fn)
     examples = {name: value for name, value in given.items() if _is_example(value)}
     examples |= {name: pytree.tree_map(_known, examples[name]) for name in known_names if name in examples}
     return examples, {name: value for name, value in given.items() if name not in examples}
@@ -52,11 +54,11 @@ def _is_example(value: Any) -> bool:
 
 
 def _by_name(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
+    called: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
 ) -> dict[str, Any]:
     extra = loss_names_of(loss_fn)
     own = {name: value for name, value in kwargs.items() if name not in extra}
-    forward = inspect.signature(model.forward)
+    forward = inspect.signature(called)
     named: dict[str, Any] = {}
     for name, value in forward.bind(*args, **own).arguments.items():
         parameter = forward.parameters[name]

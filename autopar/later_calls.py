@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from autopar.call_arguments import is_without_loss, sorted_arguments
+from autopar.entries import FORWARD, Entry
 from autopar.looks import repeated
 from autopar.planning import Request, Stopwatch, trace_for
 from autopar.plans import Plan
@@ -40,20 +42,23 @@ def trace_later(
     first: Traced,
     request: Request,
     watch: Stopwatch,
+    entry: Entry = FORWARD,
 ) -> Traced:
-    """The trace of a call of another kind than `first`.
+    """The trace of a call of another kind than `first`, or of another method than the model's forward.
 
     Where a tensor is passed twice, one in which each input is a tensor of its own, if that does the same: it runs calls
     of different tensors, too.
     """
+    if entry != FORWARD:  # what the loss is of, the model returns
+        request = replace(request, loss_fn=None)
     readable = {leaf.argument for leaf in first.inputs.leaves if leaf.known}
-    examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn, readable)
+    examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn, readable, entry)
     alone = is_without_loss(request.loss_fn, {*examples, *constants})
     call = model, examples, constants, request, watch
-    traced = trace_for(*call, without_loss=alone, later=True, same_inputs=True)
+    traced = trace_for(*call, without_loss=alone, later=True, same_inputs=True, entry=entry)
     if not traced.inputs.same:
         return traced
-    apart = trace_for(*call, without_loss=alone, later=True)
+    apart = trace_for(*call, without_loss=alone, later=True, entry=entry)
     return apart if traced.does_as(apart) else traced
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from autopar.argument_checks import count_of, flag_of, loss_of, module_of, seconds_of, solver_of, texts_of
+from autopar.claimed_device import claimed_device
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
+from autopar.entries import FORWARD, Entry
 from autopar.errors import AutoparError, InputError
 from autopar.failed_forward import as_untraceable
 from autopar.fingerprint import fingerprints
@@ -148,13 +149,14 @@ def trace_for(
     without_loss: bool = False,
     later: bool = False,
     same_inputs: bool = False,
+    entry: Entry = FORWARD,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
     Modules that cannot be traced, and those that the constraints ask for, are leaves.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
     call that leaves out what only the loss needs. `later`: of a call of another kind, which may have other leaves.
-    `same_inputs`: as in `trace`.
+    `same_inputs`, `entry`: as in `trace`.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
@@ -167,13 +169,14 @@ def trace_for(
                 model,
                 meta_args,
                 concrete_args=concrete_args,
-                device=_device(model, meta_args, request.cluster.device.kind),
+                device=claimed_device(model, meta_args, request.cluster.device.kind),
                 bias_addition_split=bias_split,
                 remove_inplace=True,
                 parameter_dtype=request.precision.compute,
                 loss_fn=request.loss_fn,
                 without_loss=without_loss,
                 same_inputs=same_inputs,
+                entry=entry,
                 module_leaves=asked_for(model, request.constraints),
                 unsupported="leaf",
             )
@@ -185,14 +188,6 @@ def trace_for(
         check_requests(model, traced.graph, () if later else request.constraints)
         find_splits(traced.graph)
     return traced
-
-
-def _device(model: nn.Module, meta_args: Mapping[str, Any], kind: str) -> torch.device:
-    """What data-free tensors claim to be on, so that a model takes the branches that it takes on the cluster."""
-    examples = list(meta_args.values()) if isinstance(meta_args, Mapping) else []  # what else it is, the trace tells
-    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(examples))
-    devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
-    return next((device for device in devices if device.type not in ("meta", "cpu")), torch.device(kind))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ _ADVICE = {  # by words of the error, the first that fit
         "Where the loss is computed outside of the model, give it as loss_fn=... to autoparallelize, or "
         'keep what the model returns whole by constraints="output:* = R" (one R for each mesh axis); with '
         'inputs="local", autopar.own_rows(model, output) has the rows of this rank. '
-        "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors"
+        "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors. A method of the "
+        'model that reads parameters itself is planned after autopar.register_forward_method(model, "name")'
     ),
     "Operator c10d.": (
         "torch.distributed was called on a DTensor, as DistributedDataParallel around a planned model does. Its "

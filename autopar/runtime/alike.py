@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.entries import FORWARD, Entry
 from autopar.errors import InputError
 from autopar.runtime.calls import description
 from autopar.runtime.failures import told
@@ -49,6 +50,7 @@ class CallSize:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         changed: Mapping[str, str],
+        entry: Entry = FORWARD,
         *,
         reads_memory: bool,
     ) -> CallSize:
@@ -58,7 +60,11 @@ class CallSize:
         """
         tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
         rows = next((t.shape[0] for t in tensors if t.ndim), 0)
-        text = description(model, args, kwargs, reads_memory=reads_memory) + (repr(changed) if changed else "")
+        text = (
+            str(entry)
+            + description(model, args, kwargs, reads_memory=reads_memory)
+            + (repr(changed) if changed else "")
+        )
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (_RANK_BITS + 2)
         return CallSize(int(rows), sum(t.numel() for t in tensors), digest)
 

@@ -25,6 +25,7 @@ from autopar.runtime.copied_gradients import let_gradients_be_copied
 from autopar.runtime.counted_writes import count_writes_into_lists
 from autopar.runtime.dropped_gradients import drop_with_gradients
 from autopar.runtime.early_steps import refuse_early_steps
+from autopar.runtime.entered import let_submodules_be_called
 from autopar.runtime.failures import count_steps, take_over_timeout
 from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
@@ -40,7 +41,6 @@ from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.shared_memory import refuse_shared_memory
 from autopar.runtime.standing import note_from_now_on
 from autopar.runtime.structure import Structure, refuse_backward_hooks
-from autopar.runtime.submodules import refuse_calls
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_draws import draw_whole
 from autopar.runtime.whole_numbers import read_whole_numbers
@@ -86,7 +86,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     planned.replaced = distribute_state(model, storage, precision, device_mesh, device)
     model.__class__ = planned_class(type(model), traced.loss_names)
     setattr(model, ATTRIBUTE, planned)
-    refuse_calls(model)
+    let_submodules_be_called(model)
     load_into_submodules(model)
     planned.structure = Structure(model)
     leave_quietly()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from autopar.entries import FORWARD, Entry
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.looks import lie_of, repeated
@@ -24,12 +25,19 @@ _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional arguments, and those by name."""
+Lies = tuple[Layout, tuple[int, ...]]
+"""The layout of an input, and the shape of the mesh."""
 Order = tuple[int | torch.Tensor, ...]
 """Where each placeholder's value stands among the leaves of a call; a tensor that is a default stands for itself."""
 
 
 def call_key(
-    modules: Sequence[nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any], *, reads_memory: bool = False
+    modules: Sequence[nn.Module],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    entry: Entry = FORWARD,
+    *,
+    reads_memory: bool = False,
 ) -> Hashable | None:
     """Equal for two calls only if they run the same graph; None for a call with nested or unusual arguments.
 
@@ -53,7 +61,7 @@ def call_key(
             return None
     modes = (torch.is_grad_enabled(), *[module.training for module in modules])
     trainable = tuple([p.requires_grad for module in modules for p in module._parameters.values() if p is not None])
-    return modes, trainable, len(args), tuple(kwargs), tuple(kinds), repeated(tensors)
+    return entry, modes, trainable, len(args), tuple(kwargs), tuple(kinds), repeated(tensors)
 
 
 def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -104,43 +112,52 @@ def _place(leaves: Sequence[Any], value: Any) -> Any:
 
 
 def global_stand_ins(
-    model: nn.Module,
-    whole: Mapping[str, tuple[Layout, tuple[int, ...]]],
+    called: Callable[..., Any],
+    known: Mapping[str, Lies],
+    rows: Lies | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Call:
     """A call whose tensors are this rank's parts, with data-free tensors of their global shapes in their place.
 
-    `whole`: layout and mesh shape of each input that is sharded, by its name in the graph.
+    `known`: layout and mesh shape of inputs, by their names in a graph; `rows`: those of inputs that have rows, as an
+    input that is not known has whose first dim is as long as that of those that are, or of the first.
     """
+    tensors = tensors_of_call(called, args, kwargs)
+    length = next((len(t) for name, t in tensors.items() if name in known and not known[name][0].is_replicated), None)
+    if length is None and known.keys().isdisjoint(tensors):
+        length = next((len(tensor) for tensor in tensors.values() if tensor.ndim), None)
 
     made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
 
     def stand_in(name: str, part: torch.Tensor) -> torch.Tensor:
         if id(part) not in made:
-            shape, stride = _global_look(part, whole.get(name))
+            lies = rows if name not in known and part.ndim and len(part) == length else known.get(name)
+            shape, stride = _global_look(part, lies)
             made[id(part)] = torch.empty_strided(shape, stride, dtype=part.dtype, device="meta")
             made[id(part)].requires_grad_(part.requires_grad)
         return made[id(part)]
 
-    return _replaced(model, args, kwargs, stand_in)
+    return _replaced(called, args, kwargs, stand_in)
 
 
-def tensors_of_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def tensors_of_call(
+    called: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     """The tensors of a call, by their names in a graph."""
     found: dict[str, torch.Tensor] = {}
-    _replaced(model, args, kwargs, lambda name, tensor: found.setdefault(name, tensor))
+    _replaced(called, args, kwargs, lambda name, tensor: found.setdefault(name, tensor))
     return found
 
 
 def _replaced(
-    model: nn.Module,
+    called: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     other: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> Call:
     """A call with what `other` gives in the place of each tensor, of its name in the graph and itself."""
-    bound = inspect.signature(model.forward).bind_partial(*args)  # by name there may be what only a loss takes
+    bound = inspect.signature(called).bind_partial(*args)  # by name there may be what only a loss takes
 
     def replaced(name: str, value: Any) -> Any:
         leaves, spec = pytree.tree_flatten(value)
@@ -157,9 +174,7 @@ def _replaced(
     return own, {name: replaced(name, value) for name, value in kwargs.items()}
 
 
-def _global_look(
-    part: torch.Tensor, lies: tuple[Layout, tuple[int, ...]] | None
-) -> tuple[Sequence[int], Sequence[int]]:
+def _global_look(part: torch.Tensor, lies: Lies | None) -> tuple[Sequence[int], Sequence[int]]:
     """Shape and strides of a whole of which each rank has such a part; contiguous where that is."""
     shape = list(part.shape)
     stride = list(lie_of(part) or torch.empty(part.shape, device="meta").stride())

@@ -2,17 +2,45 @@
 
 Rows are dim 0 of every input that is no scalar. Of other data, a batch on dim 1 or a table that all ranks have, calls
 of other shapes would be planned, and their numbers be those of another batch.
+
+What a rank has of its own, rows that it passes and those that it gets back, has the gradients of a loss of its own, as
+under DistributedDataParallel: all ranks' losses together are their mean.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from autopar.errors import InputError
 from autopar.runtime.calls import Call, tensors_of_call
-from autopar.runtime.programs import Programs
+from autopar.runtime.programs import Program, Programs
 from autopar.user_warnings import warn
+
+
+def asked_as_own(inputs: Sequence[Any], program: Program, ranks: int) -> list[Any]:
+    """The inputs of a call; gradients of this rank's rows come back as of its own loss, not as of the mean."""
+    layouts = (layout for layout, _ in program.inputs.values())
+    return [
+        _OfOwnLoss.apply(value, ranks)
+        if isinstance(value, torch.Tensor) and value.requires_grad and not layout.is_replicated
+        else value
+        for value, layout in zip(inputs, layouts, strict=True)
+    ]
+
+
+class _OfOwnLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, ranks: int) -> torch.Tensor:
+        ctx.ranks = ranks
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.ranks, None
 
 
 def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) -> None:
@@ -23,7 +51,8 @@ def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) 
     """
     if programs[0].plan.inputs != "local":
         return
-    given, taken = ({n: tuple(t.shape) for n, t in tensors_of_call(model, *one).items()} for one in (passed, whole))
+    tensors = (tensors_of_call(model.forward, *one) for one in (passed, whole))
+    given, taken = ({name: tuple(tensor.shape) for name, tensor in one.items()} for one in tensors)
     inputs = programs.first.inputs.items()
     planned = {name: shape for name, (layout, shape) in inputs if not layout.is_replicated and name in given}
     entire = [name for name, shape in planned.items() if given[name] == shape != taken[name]]

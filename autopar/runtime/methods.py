@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from autopar.entries import StandIn
 from autopar.errors import InputError
 
 
@@ -63,7 +64,9 @@ class Methods:
         now = {(id(module), name): own[name] for module, own, name in self._set_on_instances()}
         names = {id(module): name for name, module in self._modules}
         for key in before.keys() | now.keys():
-            if before.get(key) is not now.get(key) and not is_within(names[key[0]], leaves):
+            was, there = before.get(key), now.get(key)
+            gives_way = there is None and isinstance(was, StandIn)  # to the user's own, which was planned
+            if was is not there and not gives_way and not is_within(names[key[0]], leaves):
                 raise _replaced(names[key[0]], key[1])
         self._lengths = list(map(len, self._own))
         self._set = [(owner, name, own[name]) for owner, own, name in self._set_on_instances()]

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from autopar.cluster import Cluster
+from autopar.entries import FORWARD
 from autopar.plans import Plan
 from autopar.runtime.carried import planned_of
 from autopar.runtime.collectives import waits
@@ -104,8 +105,9 @@ class Monitor:
         """A call of the model: what it works on, if it trains."""
         if not torch.is_grad_enabled():
             return
-        rows, tokens = work_of(program, inputs, planned.rank.mesh.shape)
-        self._rows, self._tokens = self._rows + rows, self._tokens + tokens
+        if program.traced.entry == FORWARD:  # of what is called beside, the model sees the rows too, or nobody does
+            rows, tokens = work_of(program, inputs, planned.rank.mesh.shape)
+            self._rows, self._tokens = self._rows + rows, self._tokens + tokens
         self._flops += program.plan.predicted.flops // program.plan.micro_batches
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.layout import Layout
+from autopar.runtime.collectives import LocalMesh, all_reduce
 from autopar.runtime.parameters import placements
 
 Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
@@ -21,6 +23,37 @@ def returned(values: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh
     beside_loss = torch.compiler.is_compiling() and any(map(is_loss, values))
     pairs = zip(values, lie, strict=True)
     return [for_user(*pair, device_mesh, beside_loss=beside_loss, whole=whole) for pair in pairs]
+
+
+def each_averaged(given: Sequence[Any], lie: Sequence[Lies], mesh: LocalMesh, dims: Sequence[int] = ()) -> list[Any]:
+    """With rows of its own, each rank may have a loss of its own: what it asks of a tensor that all ranks have counts
+    as under DistributedDataParallel, the mean over the ranks.
+
+    Not of a loss that is all that is returned, of which all ranks ask the same, nor where `dims` say that a tensor is
+    of own rows, which sees to it itself.
+    """
+    trained = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+    if len(trained) == 1 and is_loss(trained[0]):
+        return list(given)
+    along = iter(dims)
+    made = []
+    for value, at in zip(given, lie, strict=True):
+        own = at is not None and next(along, -1) >= 0
+        is_plain = isinstance(value, torch.Tensor) and value.requires_grad and not isinstance(value, DTensor)
+        made.append(_MeanOfRanks.apply(value, mesh) if is_plain and not own else value)
+    return made
+
+
+def rows_or_whole(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
+    """This rank's rows of what has rows, along `dims`, and the whole of what has none, with gradients."""
+    along = iter(dims)
+    made = []
+    for value, at in zip(given, lie, strict=True):
+        dim = -1 if at is None else next(along)
+        if dim >= 0:
+            value = rows_of_rank(value, device_mesh, dim)
+        made.append(value.full_tensor() if isinstance(value, DTensor) else value)
+    return made
 
 
 def each_own_rows(given: Sequence[Any], lie: Sequence[Lies], device_mesh: DeviceMesh, dims: Sequence[int]) -> list[Any]:
@@ -92,3 +125,17 @@ class _Averaged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient / ctx.ranks, None
+
+
+class _MeanOfRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, mesh: LocalMesh) -> torch.Tensor:
+        ctx.mesh = mesh
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        mesh: LocalMesh = ctx.mesh
+        for size, group in zip(mesh.shape, mesh.groups, strict=True):
+            gradient = all_reduce(gradient, "sum", group) if size > 1 else gradient
+        return gradient / math.prod(mesh.shape), None

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from autopar.entries import FORWARD, Entry
 from autopar.errors import AutoparError, InputError
 from autopar.fingerprint import fingerprint
 from autopar.layout import Layout
@@ -23,14 +24,15 @@ from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.agreement import BATCH, agree, content_digest
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import call_key, description, gathered, global_stand_ins, order_of, place_of
+from autopar.runtime.calls import call_key, gathered, global_stand_ins, order_of
 from autopar.runtime.changed_values import Changed, ChangedValues
 from autopar.runtime.first_writes import write_first
-from autopar.runtime.local_rows import check_rows
+from autopar.runtime.local_rows import asked_as_own
 from autopar.runtime.lowering import Lowered, Rank, lower
 from autopar.runtime.outer_autocast import outer_autocast
-from autopar.runtime.outputs import as_float32, each_own_rows, returned
-from autopar.runtime.parameters import check_ready, holder_of, local_of, placements, plain_parameters
+from autopar.runtime.outputs import as_float32, each_averaged, each_own_rows, returned, rows_or_whole
+from autopar.runtime.parameters import check_ready, holder_of, local_of, placements
+from autopar.runtime.planning_anew import plan_anew
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
@@ -94,20 +96,20 @@ class Planned:
         if other.structure is not None:
             self.structure = other.structure.of_copy(model, self.programs.traces)
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of the model, on this rank's part."""
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry = FORWARD) -> Any:
+        """One call of the model, or of what is called there, on this rank's part."""
         if self.structure is None:
             self.structure = Structure(model)
         self.structure.check(self.programs.traces)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
-        key = call_key(self.structure.modules, args, kwargs, reads_memory=self.programs.read_memory)
+        key = call_key(self.structure.modules, args, kwargs, entry, reads_memory=self.programs.read_memory)
         known = self.programs.known(key)
         changed = self._changed(known[0], model) if known is not None else {}
         if not torch.compiler.is_compiling():
-            self._announce(model, key, args, kwargs, changed)
+            self._announce(model, key, args, kwargs, changed, entry)
         if known is None or changed:
-            program = self._program(model, args, kwargs)
-            order = order_of(program.traced, *self._whole_call(model, program, args, kwargs))
+            program = self._program(model, args, kwargs, entry)
+            order = order_of(program.traced, *self.whole_call(model, [program], args, kwargs, entry))
             if key is not None and not program.traced.reads_values:
                 self.programs.remember(key, program, order)
         else:
@@ -129,18 +131,33 @@ class Planned:
         write_first(held, lowered.writes)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
+        if program.plan.inputs == "local" and torch.is_grad_enabled():
+            inputs = asked_as_own(inputs, program, self.device_mesh.size())
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
         watched = transit is not None and lowered.route.again and torch.is_grad_enabled()
-        with named(f"call of {self.user_class.__name__}"), transit.watching() if transit and watched else nullcontext():
+        what = self.user_class.__name__ if entry == FORWARD else str(entry)
+        with named(f"call of {what}"), transit.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, inputs, held)
-        given = returned(outputs, lowered.outputs, self.device_mesh, whole=self._outputs_whole)
-        if self.returns_own_rows and program.plan.batch_dims:
-            given = each_own_rows(given, lowered.outputs, self.device_mesh, program.plan.batch_dims)
+        given = self._returned(program, outputs, entry)
         if self.returns_float32:
             given = [as_float32(value) for value in given]
         return program.traced.rebuild(given)
+
+    def _returned(self, program: Program, outputs: Sequence[Any], entry: Entry) -> list[Any]:
+        """What a call has made, for the loop: of what is called beside the model, plain tensors alone."""
+        plan, lies = program.plan, program.lowered.outputs
+        is_local, is_beside = plan.inputs == "local", entry != FORWARD
+        whole = self._outputs_whole or (is_beside and not is_local)
+        given = returned(outputs, lies, self.device_mesh, whole=whole)
+        if is_local and is_beside:
+            given = rows_or_whole(given, lies, self.device_mesh, plan.batch_dims)
+        if is_local and torch.is_grad_enabled():
+            given = each_averaged(given, lies, self.rank.mesh, plan.batch_dims if is_beside else ())
+        if self.returns_own_rows and plan.batch_dims and not is_beside:
+            given = each_own_rows(given, lies, self.device_mesh, plan.batch_dims)
+        return given
 
     def _transit(self, lowered: Lowered, state: Sequence[torch.Tensor]) -> Transit | None:
         """What moves parameters and gradients of one call; None while compiling: compilers order moves themselves."""
@@ -172,12 +189,18 @@ class Planned:
         return self.programs.add(traced, plan, lower(traced.graph, plan, self.rank))
 
     def _announce(
-        self, model: nn.Module, key: Hashable | None, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Changed
+        self,
+        model: nn.Module,
+        key: Hashable | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        changed: Changed,
+        entry: Entry,
     ) -> None:
         """Tell the other ranks what kind of call this is."""
         size = self._sizes.get(key) if key is not None and not changed else None
         if size is None:
-            size = CallSize.of(model, args, kwargs, changed, reads_memory=self.programs.read_memory)
+            size = CallSize.of(model, args, kwargs, changed, entry, reads_memory=self.programs.read_memory)
             if key is not None and not changed and len(self._sizes) < _MAX_SIZES:
                 self._sizes[key] = size
         self._alike.announce(size)
@@ -190,12 +213,12 @@ class Planned:
 
     # -- which graph ---------------------------------------------------------------------------------
 
-    def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    def _program(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry) -> Program:
         """The program for a call."""
         changed: dict[str, str] = {}
-        for program in self.programs:
+        for program in self.programs.of(entry):
             traced = program.traced
-            call = self._whole_call(model, program, args, kwargs)
+            call = self.whole_call(model, [program], args, kwargs, entry)
             if not program.runs(traced.key(*call, model)):
                 continue
             if others := self._changed(program, model):
@@ -208,57 +231,25 @@ class Planned:
             self.programs.used(program)
             return program
         self._values.tell(changed)
-        return self._plan_again(model, args, kwargs)
+        return plan_anew(self, model, args, kwargs, entry)
 
-    def _whole_call(
-        self, model: nn.Module, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *others: Program
+    def whole_call(
+        self,
+        model: nn.Module,
+        programs: Sequence[Program],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        entry: Entry = FORWARD,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call as the trace saw it: with inputs="local" tensors are parts, as the first that has them says."""
-        if program.plan.inputs == "global":
+        """The call as a trace sees it: with inputs="local" tensors are parts, as the first of `programs` that has them
+        says."""
+        if self.programs[0].plan.inputs == "global":
             return args, kwargs
         shape = self.rank.mesh.shape
-        lies = [{name: (layout, shape) for name, (layout, _) in one.inputs.items()} for one in (program, *others)]
-        return global_stand_ins(model, ChainMap(*lies), args, kwargs)
-
-    @torch.compiler.disable(  # type: ignore[untyped-decorator]
-        reason="autopar traces and plans each new kind of call; make one such call of the model before compiling it"
-    )
-    def _plan_again(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-        """Another kind of call than any before: every rank traces and plans it, with parameters stored as they are."""
-        seen = description(model, args, kwargs, reads_memory=self.programs.read_memory)
-        agree(self.rank.device, {"the shapes and arguments of this call": seen})
-        planned_class = type(model)
-        model.__class__ = self.user_class
-        try:
-            with plain_parameters(model):
-                call = self._whole_call(model, self.programs[0], args, kwargs, *self.programs[1:])
-                check_rows(self.programs, model, (args, kwargs), call)
-                earlier = [(program.traced, program.plan) for program in self.programs]
-                traced, plan = self.replan(model, *call, self.storage, self.trained.names, earlier)
-                program = next((one for one in self.programs if one.plan is plan), None)
-                if program is None:
-                    first = self.programs.first.traced.root  # a copy may go again
-                    program = self.add(traced if model is first else traced.of(first), plan, model)
-                program.traced.other_keys.append(program.traced.key(*call, model))
-                return program
-        except Exception as error:  # also what the user's code raises for such inputs
-            raise self._refused(model, args, kwargs, error) from error
-        finally:
-            model.__class__ = planned_class
-
-    def _refused(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
-        """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
-        try:
-            self.programs[-1].traced.bind(*self._whole_call(model, self.programs[-1], args, kwargs))
-        except InputError as difference:
-            where = error.where if isinstance(error, AutoparError) else place_of(error)
-            reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
-            return InputError(f"{difference.message}; nor can such a call be planned: {reason}", where=where)
-        error.add_note(
-            "This came of a call that is planned for itself: its arguments are like those of an earlier one, but the "
-            "mode (train() or eval(), no_grad), what is trainable, or a value set on a module is another."
-        )
-        return error
+        known = [{name: (layout, shape) for name, (layout, _) in one.inputs.items()} for one in programs]
+        layouts = (layout for layout, _ in self.programs.first.inputs.values() if not layout.is_replicated)
+        rows = next(((layout, shape) for layout in layouts), None)
+        return global_stand_ins(entry.of(model), ChainMap(*known), rows, args, kwargs)
 
     def _check_first_call(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:
         """What would make ranks disagree later is found before the first collective."""

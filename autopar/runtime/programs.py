@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import torch
 
+from autopar.entries import Entry, of_model
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.calls import Order
@@ -18,8 +19,8 @@ from autopar.runtime.traces import Traced
 from autopar.user_warnings import warn
 
 MAX_GRAPHS = 16
-"""How many graphs of one model are kept; the one that was not used for longest goes first, but that of the call that
-the model was planned for stays: samplers deal out batches of its size."""
+"""How many graphs of one model, or of one of its modules that is called, are kept; the one that was not used for
+longest goes first, but that of the call that the model was planned for stays: samplers deal out batches of its size."""
 
 
 @dataclass(eq=False)
@@ -82,6 +83,10 @@ class Programs(Sequence[Program]):
         """The oldest: of the call that the model was planned for."""
         return min(self._kept, key=lambda program: program.number)
 
+    def of(self, entry: Entry) -> list[Program]:
+        """Those of what is called there."""
+        return [program for program in self._kept if program.traced.entry == entry]
+
     @property
     def traces(self) -> Iterator[Traced]:
         return (program.traced for program in self._kept)
@@ -99,14 +104,15 @@ class Programs(Sequence[Program]):
         """One more, as the last that was used."""
         program = Program(next(self._numbers), traced, plan, lowered, next(self._uses))
         self._kept.insert(0, program)
-        if len(self._kept) > MAX_GRAPHS:
-            dropped = min((one for one in self._kept if one is not self.first), key=lambda one: one.last_use)
+        alike = self.of(traced.entry)
+        if len(alike) > MAX_GRAPHS:
+            dropped = min((one for one in alike if one is not self.first), key=lambda one: one.last_use)
             self._kept.remove(dropped)
             for key in [key for key, (known, _) in self._calls.items() if known is dropped]:
                 del self._calls[key]
             warn(
-                f"the model was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and each new one is "
-                "traced and planned: pad the inputs to fewer shapes"
+                f"{of_model(traced.entry)} was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and "
+                "each new one is traced and planned: pad the inputs to fewer shapes"
             )
         return program
 

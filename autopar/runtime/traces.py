@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
+from autopar.entries import Entry
 from autopar.layout import Layout
 from autopar.plans import Plan
 
@@ -24,7 +25,8 @@ class Traced(Protocol):
     `root` is the module that `get_attr` names belong to, `constants` are the trace's own tensors by name,
     `own_key` is the key of the traced call, `other_keys` are those of calls that do the same, `loss_names` are the
     inputs of a loss that was traced in, `reads_values` says whether guards look at the values of inputs, `reads_memory`
-    whether forward asks how they lie there (`own_key` has this, too), `plain_values` are those that modules had.
+    whether forward asks how they lie there (`own_key` has this, too), `plain_values` are those that modules had,
+    `entry` is what was called.
     """
 
     @property
@@ -39,6 +41,8 @@ class Traced(Protocol):
     def own_key(self) -> Hashable: ...
     @property
     def other_keys(self) -> list[Hashable]: ...
+    @property
+    def entry(self) -> Entry: ...
     @property
     def loss_names(self) -> tuple[str, ...]: ...
     @property
@@ -67,8 +71,9 @@ Replan = Callable[
         Mapping[str, Layout],
         Collection[str],
         Sequence[tuple[Traced, Plan]],
+        Entry,
     ],
     tuple[Traced, Plan],
 ]
 """Trace and plan another kind of call of a model or its copy, given its arguments, how parameters are stored, which of
-them other calls train, and what there is: its plan is returned where the call does the same."""
+them other calls train, what there is (its plan is returned where the call does the same), and what is called."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from autopar.entries import FORWARD, Entry
 from autopar.graph import EXAMPLE, VAL
 from autopar.one_process import one_process
 from autopar.replaced import overrides_active
@@ -69,6 +70,7 @@ class Options:
     trace_act_ckpt: bool = True
     one_node: Iterable[Callable[..., Any]] = field(default=())
     dynamic_shapes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    entry: Entry = FORWARD
     are_finite: bool = True  # how checks of activations are answered
     left: Left = field(default_factory=list)  # what attempts have made
 
@@ -157,6 +159,7 @@ class Attempt:
             plain_values=reads.values(self.model, [*leaves, *self._module_leaves()]),
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
             reads_memory=reads_memory,
+            entry=self.options.entry,
         )
 
     def _module_leaves(self) -> list[nn.Module]:
@@ -175,7 +178,6 @@ class Attempt:
             stack.enter_context(library_caches_empty())
             stack.enter_context(namespaces_restored(self.model))
             stack.enter_context(self.attributes.swapped())
-            stack.enter_context(own_hooks_left_out(self.model))
             stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))
             stack.enter_context(custom_functions(recorder))
             stack.enter_context(compiled_functions(recorder))
@@ -227,7 +229,14 @@ class Attempt:
             if kind is inspect.Parameter.VAR_POSITIONAL and name in values:
                 before = [n for n, k in kinds.items() if k is inspect.Parameter.POSITIONAL_OR_KEYWORD and n in values]
                 positional += [values.pop(n) for n in before] + list(values.pop(name))
-        result = self.model(*positional, **{n: v for n, v in values.items() if n in inputs.model_names})
+        named = {n: v for n, v in values.items() if n in inputs.model_names}
+        entry = self.options.entry
+        if entry.method != "forward":
+            result = entry.of(self.model)(*positional, **named)
+        else:
+            module = entry.module(self.model)
+            with own_hooks_left_out(module):
+                result = module(*positional, **named)
         if self.options.loss_fn is None:
             return result
         loss = self.options.loss_fn(result, **{n: values[n] for n in inputs.loss_names if n in values})

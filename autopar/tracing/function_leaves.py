@@ -11,7 +11,7 @@ import contextlib
 import gc
 import inspect
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, TracebackType
@@ -133,9 +133,9 @@ def _may_run(function: FunctionType, frame: FrameType) -> bool:
     return False
 
 
-def whole_forward(root: nn.Module, tried: Mapping[FunctionType, str]) -> FunctionType | None:
+def whole_forward(forward: Callable[..., Any], tried: Mapping[FunctionType, str]) -> FunctionType | None:
     """The root's own forward, if that was not tried yet, with its decorators or without them."""
-    forward = getattr(root.forward, "__func__", root.forward)
+    forward = getattr(forward, "__func__", forward)
     if not isinstance(forward, FunctionType) or forward in tried or inspect.unwrap(forward) in tried:
         return None
     return forward

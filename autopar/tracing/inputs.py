@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.entries import FORWARD, Entry
 from autopar.tracing.containers import flattened
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.free_sizes import FreeSizes
@@ -82,20 +83,20 @@ def gather(
     *,
     without_loss: bool = False,
     same_inputs: bool = False,
+    entry: Entry = FORWARD,
 ) -> Inputs:
     """Sort the caller's examples and fixed values by the model's signature; ArgumentError names what does not fit.
 
     `without_loss`: what only the loss needs is not there. `same_inputs`: examples that are one tensor are one input.
     """
-    forward = model.forward
-    signature = inspect.signature(forward)
+    signature = inspect.signature(entry.of(model))
     parameters = signature.parameters
     loss_names = loss_names_of(loss_fn)
     for kind, given in (("meta_args", meta_args), ("concrete_args", concrete_args)):
         if not isinstance(given, Mapping):
             names = ", ".join(f"{name!r}: ..." for name in list(parameters)[:3])
             raise ArgumentError(f"{kind} is of {type(given).__name__}: give values by name, as in {{{names}}}")
-        check_names(kind, given, model, parameters, loss_names)
+        check_names(kind, given, entry.module(model), parameters, loss_names)
     for name in meta_args.keys() & concrete_args.keys():
         raise ArgumentError(f"{name!r} is both an example (meta_args) and fixed (concrete_args): choose one")
     inputs = Inputs(signature, {}, {}, loss_names, modules=tuple(model.modules()))

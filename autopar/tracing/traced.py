@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
+from autopar.entries import FORWARD, Entry
 from autopar.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL, write_into
 from autopar.tracing import matching
@@ -32,7 +33,7 @@ class Traced:
     `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
     that forward has set anew. `plain_values`: those that forward has read of modules. `own_key`: the key of the traced
     call itself, `other_keys` those of calls that do the same. `reads_memory`: whether forward has asked how a tensor
-    lies in memory.
+    lies in memory. `entry`: what was called.
     """
 
     graph: fx.Graph
@@ -50,6 +51,7 @@ class Traced:
     own_key: tuple[Hashable, Hashable] = (None, None)
     other_keys: list[Hashable] = field(default_factory=list)
     reads_memory: bool = False
+    entry: Entry = FORWARD
 
     @property
     def loss_names(self) -> tuple[str, ...]:

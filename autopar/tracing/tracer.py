@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
+from autopar.entries import FORWARD, Entry
 from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.caches import forget
@@ -38,6 +39,7 @@ def trace(
     loss_fn: Callable[..., Any] | None = None,
     without_loss: bool = False,
     same_inputs: bool = False,
+    entry: Entry = FORWARD,
     trace_sizes: bool = True,
     device: torch.device | str | None = None,
     leaf_policy: Literal["flat", "layers"] = "flat",
@@ -59,7 +61,8 @@ def trace(
     What has a default and is in neither is fixed to its default, unless that is a tensor, which is an input.
     `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
     loss; not so `without_loss`: then it is of a call that leaves these arguments out. `same_inputs`: examples that
-    are one tensor are one input, by default each is its own. `parameter_dtype`: floating parameters and
+    are one tensor are one input, by default each is its own. `entry`: what is called, by default the model itself.
+    `parameter_dtype`: floating parameters and
     inputs appear in this dtype. `trace_sizes`: sizes that reach an op are nodes, else constants.
     `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
 
@@ -80,7 +83,13 @@ def trace(
     register_caches()
     with bare_forward(root):
         inputs = gather(
-            root, meta_args, concrete_args or {}, loss_fn, without_loss=without_loss, same_inputs=same_inputs
+            root,
+            meta_args,
+            concrete_args or {},
+            loss_fn,
+            without_loss=without_loss,
+            same_inputs=same_inputs,
+            entry=entry,
         )
     options = Options(
         LeafPolicy(
@@ -90,7 +99,7 @@ def trace(
         DataFreePaths(always=exporting),
         _device(root, inputs, device),
         bias_addition_split, remove_inplace, parameter_dtype, None if without_loss else loss_fn, trace_sizes,
-        trace_act_ckpt, tuple(autowrap_functions), dynamic_shapes or {},
+        trace_act_ckpt, tuple(autowrap_functions), dynamic_shapes or {}, entry=entry,
     )  # fmt: skip
     contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
     try:
@@ -168,7 +177,7 @@ def trace_until_done(
             _become_leaf(attempt, options, error, functions, _told(error, innermost))
         except Exception as error:
             policy = options.policy
-            whole = _whole(root, policy) if functions and (policy.failed or policy.functions) else None
+            whole = _whole(root, options) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
                 policy.functions[whole] = _reason(error, attempt, policy)
                 broken = error
@@ -210,7 +219,7 @@ def _become_leaf(attempt: Attempt, options: Options, error: Exception, functions
     if module is not None and module is not root and module not in policy.failed:
         policy.failed.update(dict.fromkeys(_alike(root, module), reason))
         return
-    function = function_around(error, policy.functions, attempt.called) or _whole(root, policy) if functions else None
+    function = function_around(error, policy.functions, attempt.called) or _whole(root, options) if functions else None
     if function is None:
         _tell_of_leaves(told, policy)
         raise told
@@ -234,12 +243,13 @@ def _tell_of_leaves(error: Exception, policy: LeafPolicy) -> None:
         error.add_note(note)
 
 
-def _whole(root: nn.Module, policy: LeafPolicy) -> FunctionType | None:
+def _whole(root: nn.Module, options: Options) -> FunctionType | None:
     """The root's own forward as the last leaf, if that was not tried yet.
 
     Not where a loop made the graph too long: to find out what it returns would run all of its loops, more than once.
     """
-    return None if policy.unrolled else whole_forward(root, policy.functions)
+    policy = options.policy
+    return None if policy.unrolled else whole_forward(options.entry.of(root), policy.functions)
 
 
 def _alike(root: nn.Module, module: nn.Module) -> list[nn.Module]:

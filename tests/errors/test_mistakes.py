@@ -51,7 +51,7 @@ EXPECTED = {
     "weights_tied_late": ("InputError", r"'down\.weight' was replaced.*lies as \[Shard\(dim=0\)\].*tie weights before"),
     "optimizer_for_plain_tensors": ("InputError", r"torch's Adafactor cannot update sharded.*autopar\.Adafactor"),
     "optimizer_that_writes_by_masks": ("InputError", r"torch's Rprop cannot update sharded.*'param:\* = R'"),
-    "submodule_called": ("InputError", r"the submodule 'up' of a planned model was called on its own.*call the model"),
+    "submodule_copied": ("InputError", r"a copy of 'up' of a planned model was called.*copy the planned model"),
     "model_pickled": ("InputError", r"cannot be pickled.*export_full_state"),
     "parameter_replaced": ("InputError", r"'down\.bias' was replaced.*copy_"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
 import io
@@ -287,9 +288,9 @@ def optimizer_that_writes_by_masks(mesh: DeviceMesh) -> None:
     optimizer.step()
 
 
-def submodule_called(mesh: DeviceMesh) -> None:
+def submodule_copied(mesh: DeviceMesh) -> None:
     model = autopar.autoparallelize(Net(), {"x": X}, mesh)
-    model.up(X)
+    copy.deepcopy(model.up)(X)
 
 
 def model_pickled(mesh: DeviceMesh) -> None:
@@ -330,7 +331,7 @@ MISTAKES: list[Callable[[DeviceMesh], None]] = [
     weights_tied_late,
     optimizer_for_plain_tensors,
     optimizer_that_writes_by_masks,
-    submodule_called,
+    submodule_copied,
     model_pickled,
 ]
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from autopar.entries import FORWARD, Entry
 from autopar.errors import InputError
 from autopar.fingerprint import fingerprint
 from autopar.graph import BIAS_OF, VAL, output_tensors, target_name, tensor_inputs, tensor_of
@@ -60,6 +61,7 @@ class HandTraced:
     names: tuple[str, ...]
     constants: Mapping[str, Any] = field(default_factory=dict)
     loss_names: tuple[str, ...] = ()
+    entry: Entry = FORWARD
 
     reads_values: bool = False
     reads_memory: bool = False

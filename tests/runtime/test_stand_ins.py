@@ -9,7 +9,7 @@ from autopar.runtime.calls import global_stand_ins
 
 def test_they_need_gradients_where_the_parts_do():
     part = torch.randn(4, 3, requires_grad=True)
-    (whole,), _ = global_stand_ins(nn.Linear(3, 3), {"input": (Layout.parse("S0"), (2,))}, (part,), {})
+    (whole,), _ = global_stand_ins(nn.Linear(3, 3).forward, {"input": (Layout.parse("S0"), (2,))}, None, (part,), {})
     assert (whole.shape, whole.requires_grad) == ((8, 3), True)
-    (whole,), _ = global_stand_ins(nn.Linear(3, 3), {}, (part.detach(),), {})
+    (whole,), _ = global_stand_ins(nn.Linear(3, 3).forward, {}, None, (part.detach(),), {})
     assert (whole.shape, whole.requires_grad) == ((4, 3), False)

@@ -1,0 +1,19 @@
+"""The device that data-free tensors claim to be on while a model is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+def claimed_device(model: nn.Module, meta_args: Mapping[str, Any], kind: str) -> torch.device:
+    """That of the model or its examples, else one of the cluster's `kind`: a model takes the branches that it takes
+    there."""
+    examples = list(meta_args.values()) if isinstance(meta_args, Mapping) else []  # what else it is, the trace tells
+    tensors = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(examples))
+    devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
+    return next((device for device in devices if device.type not in ("meta", "cpu")), torch.device(kind))

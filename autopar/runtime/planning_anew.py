@@ -1,0 +1,78 @@
+"""A call of another kind than any before: every rank traces and plans it, with parameters stored as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autopar.entries import FORWARD, Entry, of_model
+from autopar.errors import AutoparError, InputError
+from autopar.runtime.agreement import agree
+from autopar.runtime.calls import description, place_of
+from autopar.runtime.entered import as_built
+from autopar.runtime.local_rows import check_rows
+from autopar.runtime.parameters import plain_parameters
+from autopar.runtime.programs import Program
+
+if TYPE_CHECKING:
+    from autopar.runtime.planned import Planned
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="autopar traces and plans each new kind of call; make one such call of the model before compiling it"
+)
+def plan_anew(
+    planned: Planned, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry
+) -> Program:
+    """The program of such a call."""
+    programs = planned.programs
+    seen = str(entry) + description(model, args, kwargs, reads_memory=programs.read_memory)
+    agree(planned.rank.device, {"the shapes and arguments of this call": seen})
+    planned_class = type(model)
+    model.__class__ = planned.user_class
+    try:
+        with plain_parameters(model), as_built(model):
+            known = list(programs if entry == FORWARD else programs.of(entry))
+            call = planned.whole_call(model, known, args, kwargs, entry)
+            if entry == FORWARD:
+                check_rows(programs, model, (args, kwargs), call)
+            earlier = [(program.traced, program.plan) for program in programs.of(entry)]
+            traced, plan = planned.replan(model, *call, planned.storage, planned.trained.names, earlier, entry)
+            program = next((one for one in programs if one.plan is plan), None)
+            if program is None:
+                first = programs.first.traced.root  # a copy may go again
+                program = planned.add(traced if model is first else traced.of(first), plan, model)
+            program.traced.other_keys.append(program.traced.key(*call, model))
+            return program
+    except Exception as error:  # also what the user's code raises for such inputs
+        raise _refused(planned, model, args, kwargs, entry, error) from error
+    finally:
+        model.__class__ = planned_class
+
+
+def _refused(
+    planned: Planned,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    entry: Entry,
+    error: Exception,
+) -> Exception:
+    """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
+    earlier = planned.programs.of(entry)
+    if not earlier:
+        error.add_note(f"This came of a call of {of_model(entry)}, which is planned for itself.")
+        return error
+    try:
+        earlier[-1].traced.bind(*planned.whole_call(model, earlier[-1:], args, kwargs, entry))
+    except InputError as difference:
+        where = error.where if isinstance(error, AutoparError) else place_of(error)
+        reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
+        return InputError(f"{difference.message}; nor can such a call be planned: {reason}", where=where)
+    error.add_note(
+        "This came of a call that is planned for itself: its arguments are like those of an earlier one, but the "
+        "mode (train() or eval(), no_grad), what is trainable, or a value set on a module is another."
+    )
+    return error
