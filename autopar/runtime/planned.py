@@ -154,7 +154,8 @@ class Planned:
         if is_local and is_beside:
             given = rows_or_whole(given, lies, self.device_mesh, plan.batch_dims)
         if is_local and torch.is_grad_enabled():
-            given = each_averaged(given, lies, self.rank.mesh, plan.batch_dims if is_beside else ())
+            see_to_it = is_beside or self.returns_own_rows
+            given = each_averaged(given, lies, self.rank.mesh, plan.batch_dims if see_to_it else ())
         if self.returns_own_rows and plan.batch_dims and not is_beside:
             given = each_own_rows(given, lies, self.device_mesh, plan.batch_dims)
         return given
