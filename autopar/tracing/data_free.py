@@ -51,7 +51,8 @@ def _istft(
         hop = n_fft // 4 if hop_length is None else hop_length
         length = n_fft + hop * (input.shape[-1] - 1) - (2 * (n_fft // 2) if center else 0)
     values = input if return_complex else torch.view_as_real(input).sum(-1)
-    return values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
+    made = values.sum((-2, -1)).unsqueeze(-1).expand(*input.shape[:-2], length).contiguous()
+    return made if window is None else made + window.sum().to(made.dtype)  # which may be learned
 
 
 def _like_its_first(function: Function) -> Function:

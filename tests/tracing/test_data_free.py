@@ -44,6 +44,12 @@ def test_signals_of_spectra(options: dict[str, Any], batch: tuple[int, ...]) -> 
     torch.testing.assert_close(found, torch.istft(x, 16, **{**options, "window": window}))
 
 
+def test_a_signal_of_which_only_the_window_is_learned() -> None:
+    window = torch.hann_window(16).requires_grad_()
+    x = torch.randn(3, 9, 12, dtype=torch.complex64)
+    assert looks(lambda x: torch.istft(x, 16, window=window), x).requires_grad
+
+
 QUANTISED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "numbers": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
     "tensors": lambda x: torch.fake_quantize_per_tensor_affine(
