@@ -244,6 +244,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.conv2d, x(6, 4, 5, 5), x(12, 2, 3, 3), None, 1, 1, 1, 2),
         (torch.conv2d, x(2, 12, 5, 5), x(24, 1, 3, 3), {"groups": 12}),
         (torch.conv1d, x(6, 4, 5), x(12, 4, 3), x(12)),
+        (torch.conv1d, x(4, 5), x(12, 2, 3), x(12), 1, 1, 1, 2),
+        (torch.conv_transpose2d, x(12, 3, 3), x(12, 2, 3, 3), {"groups": 12}),
         (torch.conv3d, x(2, 4, 3, 3, 3), x(6, 4, 2, 2, 2)),
         (torch.conv_transpose2d, x(6, 4, 3, 3), x(4, 6, 3, 3)),
         (torch.conv_transpose2d, x(6, 4, 3, 3), x(4, 3, 3, 3), None, 1, 0, 0, 2),

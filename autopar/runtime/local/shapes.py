@@ -136,7 +136,8 @@ def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, 
 
 def groups(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """A grouped convolution on a shard of its channels, which holds its part of the groups."""
-    pieces = ctx.pieces(ctx.outputs[0], 1)
+    channels = 1 + len(ctx.shapes[0]) - max(map(len, ctx.input_shapes))  # a weight has the dims of a batch; 0 without
+    pieces = ctx.pieces(ctx.outputs[0], channels)
     if "groups" in kwargs:
         return target(*args, **{**kwargs, "groups": kwargs["groups"] // pieces})
     place = 6  # of `groups` in the signatures of all convolutions
