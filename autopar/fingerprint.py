@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,8 @@ def _words(node: fx.Node) -> str:
     target = "" if node.op in _NAMED else target_name(node)
     arguments = fx.node.map_aggregate((node.args, node.kwargs), text)
     values = [(tuple(t.shape), str(t.dtype), t.requires_grad) for t in output_tensors(node)]
-    return repr((node.op, target, arguments, values, *node.meta.get(FIRST_WRITES, ())))
+    words = repr((node.op, target, arguments, values, *node.meta.get(FIRST_WRITES, ())))
+    return _ADDRESS.sub("", words)
 
 
 class _Node:
@@ -112,5 +114,6 @@ class _Node:
         return "%"
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object among the arguments: another one in every process
 _NODE = _Node()
 _NAMED = ("placeholder", "get_attr")  # whose target is a name, of which those of parameters count

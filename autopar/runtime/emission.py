@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,18 +89,29 @@ class Modes:
         return bool(node.meta.get(GRAD_MODE, self._ambient)) is not self._ambient
 
 
-def constant(value: Any, device: torch.device) -> Any:
+def constant(value: Any, device: torch.device, held: Callable[[Any], fx.Node]) -> Any:
     """Plain Python values of the trace as arguments in the local graph: traced sizes are ints, devices this rank's.
 
-    >>> constant((torch.Size([2, 3]), slice(None, 4), torch.device("meta")), torch.device("cpu"))
+    Objects that no code could be printed for (of a class of the user's, say, given to an autograd function) are `held`:
+    a node stands for them.
+
+    >>> constant((torch.Size([2, 3]), slice(None, 4), torch.device("meta")), torch.device("cpu"), lambda item: item)
     ((2, 3), slice(None, 4, None), device(type='cpu'))
     """
 
     def leaf(item: Any) -> Any:
         if isinstance(item, torch.device):
             return device
+        if isinstance(item, enum.Enum) or not isinstance(item, _PRINTED):
+            return held(item)
         if isinstance(item, int) and not isinstance(item, bool):
             return int(item)
         return float(item) if isinstance(item, float) else item
 
     return fx.node.map_aggregate(value, leaf)
+
+
+_PRINTED: tuple[type, ...] = (
+    fx.Node, bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, torch.dtype, torch.layout,
+    torch.memory_format, torch._ops.OpOverload, torch._ops.HigherOrderOperator,
+)  # fmt: skip

@@ -154,7 +154,7 @@ class _Lowering:
                 return next(values)
             return pytree.tree_map(lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, whole)
 
-        return constant(fx.node.map_arg(arguments, one), self.rank.device)
+        return constant(fx.node.map_arg(arguments, one), self.rank.device, scope.held)
 
     # -- segments and outputs ----------------------------------------------------------------------
 

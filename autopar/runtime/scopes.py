@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import torch
@@ -97,9 +97,13 @@ class Scope:
     def has_random_key(self) -> bool:
         return self._key is not None
 
-    def attribute(self, name: str, value: Any) -> fx.Node:
+    def held(self, value: Any) -> fx.Node:
+        """The same of any object, which may be equal to another one or have no hash."""
+        return self.attribute("object", value, id(value))
+
+    def attribute(self, name: str, value: Any, identity: Hashable = None) -> fx.Node:
         """A constant that fx cannot print (a recipe, a segment), kept on the module and read by name."""
-        key = (name, value)
+        key = (name, value if identity is None else identity)
         if key not in self._attribute_nodes:
             unique = f"{name}_{len(self._attributes)}"
             self._attributes[unique] = value
