@@ -33,7 +33,7 @@ def write_view(base: Tensor, value: Tensor, view: str, args: Any, kwargs: Any, i
     >>> write_view(torch.zeros(2, 2), torch.ones(2), "diagonal", (), {}).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    result = base.clone()
+    result = base.clone(memory_format=torch.contiguous_format) if "as_strided" in view else base.clone()
     method = (
         operator.attrgetter(view)(torch.ops) if "." in view else getattr(Tensor, view, None) or getattr(torch, view)
     )

@@ -17,6 +17,7 @@ from autopar.tracing.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.legacy_new import new
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.sizes import TracedInt, traced
+from autopar.tracing.strided import as_strided
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.values import value_of
 
@@ -260,6 +261,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(_EMBEDDING_ARGUMENTS, _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),
     **dict.fromkeys(COVARIANCES, covariances),
+    **dict.fromkeys(methods("as_strided", "as_strided_copy"), as_strided),
     torch.nn.functional.one_hot: _one_hot,
     torch._VF._pack_padded_sequence: _packed,
     Tensor.register_hook: gradients.hooked,

@@ -185,6 +185,12 @@ def repeat_interleave(node: fx.Node) -> str | None:
     return f"{_reorder(names, after)}{f', {names[dim]} @shape' if size is not None else ''}"
 
 
+def strided(node: fx.Node) -> str:
+    """`as_strided`: whole, and of a contiguous tensor, as it is in the trace."""
+    before, after = len(input_shape(node)), len(output_shapes(node)[0])
+    return f"{' '.join('_' * before)} -> {' '.join('_' * after)} | linear @strided always"
+
+
 RULES: dict[str, str | Writer] = {
     "view reshape unflatten view_as reshape_as": view("linear @shape"),
     "flatten squeeze unsqueeze ravel": view("linear"),
@@ -199,6 +205,7 @@ RULES: dict[str, str | Writer] = {
     "diagonal": diagonal,
     "repeat tile": repeat,
     "repeat_interleave": repeat_interleave,
+    "as_strided as_strided_copy": strided,
 }
 
 OPERATORS: dict[str, str | Writer] = {"slice_backward select_backward": place_back}

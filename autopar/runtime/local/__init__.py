@@ -6,6 +6,7 @@ A strategy names it (`Strategy.local`), the runtime calls it:
 shape             views, repeats, grids and factories are given the output's local shape
 split             sizes of the parts along a dim that is sharded inside each part
 slice             bounds on a sharded dim, divided by its number of pieces
+strided           `as_strided` of a contiguous tensor
 groups            grouped convolutions: groups divided by the number of pieces of the channels
 masked_scatter    the whole mask tells which elements of the source a part takes
 mean              a mean over a sharded dim: the summand of this rank (output P)
@@ -40,6 +41,7 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "shape": shapes.shape,
     "split": shapes.split,
     "slice": shapes.sliced,
+    "strided": shapes.strided,
     "groups": shapes.groups,
     "masked_scatter": shapes.masked_scatter,
     "mean": losses.mean,

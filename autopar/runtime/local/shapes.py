@@ -134,6 +134,11 @@ def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, 
     return torch.where(mask, source.flatten()[place], input)
 
 
+def strided(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`as_strided` of a tensor that is contiguous in the trace; one that was moved, or made of such, may be not."""
+    return target(args[0].contiguous(), *args[1:], **kwargs)
+
+
 def groups(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """A grouped convolution on a shard of its channels, which holds its part of the groups."""
     channels = 1 + len(ctx.shapes[0]) - max(map(len, ctx.input_shapes))  # a weight has the dims of a batch; 0 without

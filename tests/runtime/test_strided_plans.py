@@ -1,0 +1,49 @@
+"""`as_strided` reads the same elements under any plan, however the plan has moved the tensor before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from deviation import deviation
+from random_plans import random_plan
+from torch import nn
+
+from autopar.tracing import trace
+
+Tensor = torch.Tensor
+X = {"x": torch.rand(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))}
+
+
+def written(y: Tensor) -> Tensor:
+    y = y.view(2, 4, 8).permute(1, 2, 0).relu().permute(2, 0, 1) * 1.0
+    y.as_strided((4, 4), (8, 1), 3).mul_(2.0)
+    return y
+
+
+READ: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda y: y.as_strided((3, 4), (16, 1), 3),
+    "transposed": lambda y: y.t().as_strided((4, 4), (8, 1)),
+    "computed on permuted": lambda y: y.view(2, 4, 8).permute(1, 2, 0).relu().as_strided((4, 4), (8, 1)),
+    "written": written,
+}
+
+
+class Model(nn.Module):
+    def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read, self.weight = read, nn.Parameter(torch.rand(8, 8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(x @ self.weight).tanh().cumsum(0).square().sum()
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_same_elements_under_any_plan(kind: str) -> None:
+    for seed in range(10):
+        model = Model(READ[kind])
+        traced = trace(model, X)
+        plan = random_plan(traced.graph, model, (2,), random.Random(seed))
+        assert deviation(model, X, traced, plan) < 1e-12
