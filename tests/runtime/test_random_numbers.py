@@ -80,6 +80,7 @@ class Drawing(nn.Module):
         h = torch.native_dropout(h, 0.1, True)[0] + torch.feature_dropout(h[..., None], 0.1, True)[..., 0]
         h = h * h.new(h.shape).uniform_(0.9, 1.1) + torch.ops.aten.dropout(h, 0.1, True)
         h = torch.vmap(lambda row: nn.functional.dropout(row, 0.1) * torch.rand(16), randomness="different")(h)
+        h = h + nn.functional.dropout(h.mean(), 0.3) * torch.rand(()) + torch.randn_like(h.sum().detach())
         h = Masked.apply(h) + torch.distributions.Dirichlet(torch.ones_like(h.detach())).sample()
         y = self.second(h)[torch.randperm(8)] + torch.empty_like(x).exponential_()
         y = y + nn.functional.gumbel_softmax(y, tau=0.7, hard=True) * nn.functional.gumbel_softmax(y, dim=0)

@@ -36,7 +36,7 @@ def _dropout(
     dims = input.ndim if name == "dropout" else input.ndim - int(name[-2])
     indices = [ctx.positions(ctx.outputs[0], d, ctx.shapes[0][d], input.device) for d in range(dims)]
     kept = keep(bits(key, ctx.position, indices), p)
-    kept = kept.view(*kept.shape, *(1,) * (input.ndim - dims))
+    kept = kept.view((*kept.shape, *(1,) * (input.ndim - dims)))  # a tuple, for a scalar's is empty
     return torch.where(kept, input * (1 / (1 - p)), 0)
 
 
