@@ -7,6 +7,7 @@ from torch import fx
 from autopar.strategies.arguments import (
     Writer,
     argument,
+    by_name,
     input_shape,
     is_zero,
     letters,
@@ -107,7 +108,25 @@ def filled(node: fx.Node) -> str:
     return f"[]? -> {' '.join(names)}{' | ' + ', '.join(f'{n} @shape' for n in names) if names else ''}"  # of no tensor
 
 
+def searchsorted(node: fx.Node) -> str | None:
+    """`searchsorted(sequence, values, sorter)`: places in one sequence, or in that of the same row."""
+    one = len(input_shape(node)) == 1
+    rows, values = ("n!", "...") if one else ("... n!", "... m")
+    after = values if len(tensors(node)) > 1 and output_shapes(node)[0] else ""
+    return by_name(
+        "sequence values", after, sequence=rows, sorted_sequence=rows, values=values, input=values, sorter=rows
+    )(node)
+
+
+def positions(node: fx.Node) -> str:
+    """`nonzero_static`: the first ones of the whole tensor."""
+    return f"{' '.join('_' * len(input_shape(node)))} -> _ _"
+
+
 RULES: dict[str, str | Writer] = {
+    "searchsorted": searchsorted,
+    "bucketize": by_name("input boundaries", "...", input="...", boundaries="n!"),
+    "nonzero_static": positions,
     "gather": gather,
     "take_along_dim": take_along,
     "index_select": index_select,

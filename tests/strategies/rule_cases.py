@@ -11,6 +11,7 @@ from rule_tensors import DRAWS, const, ids, labels, lstm, mask, positive, single
 
 from autopar.tracing.functional import apply_inplace, write
 
+_WAVES = torch.arange(72.0, dtype=torch.float64).cos().view(6, 12)
 sdpa = F.scaled_dot_product_attention
 
 CASES: dict[str, list[tuple[Any, ...]]] = {
@@ -212,6 +213,12 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.gather, x(6, 12), 1, ids(12, 6, 4)),
         ("gather", x(6, 12), -1, ids(12, 4, 4)),
         (torch.index_select, x(6, 12), 1, ids(12, 4)),
+        (torch.searchsorted, const(6, 12).sort().values, const(6, 4)),
+        (torch.searchsorted, _WAVES, const(6, 4), {"sorter": _WAVES.argsort()}),
+        (torch.searchsorted, _WAVES[0], 0.5, {"sorter": _WAVES[0].argsort()}),
+        (torch.searchsorted, const(12).sort().values, const(6, 4), {"right": True}),
+        (torch.bucketize, const(6, 4), const(12).sort().values),
+        (torch.nonzero_static, _WAVES.relu(), {"size": 8}),
         (torch.scatter, x(6, 12), 1, ids(12, 6, 1), 0.0),
         ("scatter", x(6, 12), 1, ids(12, 6, 1), 1.0),
         (torch.scatter, x(6, 12), 1, torch.stack([torch.randperm(12, generator=DRAWS)[:4] for _ in range(6)]), x(6, 4)),
