@@ -106,8 +106,8 @@ class Pure:
         if name in _NO_TWIN or not hasattr(Tensor, twin):
             return self.function(functional.apply_inplace, name, *args, **kwargs)
         made = self._dtype_of(getattr(Tensor, twin), args, kwargs)
-        if made is None:
-            return self.function(functional.apply_inplace, name, *args, **kwargs)
+        if made is None or (self.value.requires_grad and not (made.is_floating_point or made.is_complex)):
+            return self.function(functional.apply_inplace, name, *args, **kwargs)  # `==` has no gradient
         node = self.method(twin, *args, **kwargs)
         if made != self.value.dtype:
             self._noted(node, made)

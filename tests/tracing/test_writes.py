@@ -152,9 +152,16 @@ def at_steps_beside_other_indices(m, y):
     return z * z, z[m.step], z[..., m.step]
 
 
+def compared(m, y):
+    a, b, c = y.clone(), y.clone(), y * 2
+    c.eq_(m.w).logical_and_(a.gt_(0.1))
+    return a + y, b.logical_not_() * y, c
+
+
 @pytest.mark.parametrize(
     "write",
     [
+        compared,
         at_a_step,
         at_a_step_that_goes_on,
         at_steps_beside_other_indices,
