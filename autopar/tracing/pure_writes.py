@@ -95,10 +95,10 @@ class Pure:
     def _twin(self, name: str, args: Any, kwargs: Any) -> fx.Node | None:
         if name == "zero_":
             return self.function(torch.zeros_like, self.target)
-        if name == "fill_" and not isinstance(args[1], fx.Node):
-            return self.function(torch.full_like, self.target, args[1])
-        if name == "copy_" and isinstance(args[1], fx.Node) and args[1].meta[VAL].shape == self.value.shape:
-            source = args[1]
+        source = args[1] if len(args) > 1 else kwargs.get("value", kwargs.get("other"))  # of `fill_` and `copy_`
+        if name == "fill_" and not isinstance(source, fx.Node):
+            return self.function(torch.full_like, self.target, source)
+        if name == "copy_" and isinstance(source, fx.Node) and source.meta[VAL].shape == self.value.shape:
             return source if source.meta[VAL].dtype == self.value.dtype else self.method("to", source, self.value.dtype)
         twin = _pure_method(name)
         if not hasattr(Tensor, name):

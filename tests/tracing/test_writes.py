@@ -152,6 +152,15 @@ def at_steps_beside_other_indices(m, y):
     return z * z, z[m.step], z[..., m.step]
 
 
+def by_names(m, y):
+    z = y.detach().clone()
+    z[0].copy_(other=y[1] * 2)
+    z[1].fill_(value=3)
+    z[2].fill_(value=m.w.detach().sum())
+    z[3].masked_fill_(mask=y[3] > 0, value=2.0).add_(other=y[0], alpha=2)
+    return z, y
+
+
 def compared(m, y):
     a, b, c = y.clone(), y.clone(), y * 2
     c.eq_(m.w).logical_and_(a.gt_(0.1))
@@ -162,6 +171,7 @@ def compared(m, y):
     "write",
     [
         compared,
+        by_names,
         at_a_step,
         at_a_step_that_goes_on,
         at_steps_beside_other_indices,
