@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -64,4 +65,7 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     assert found.shape == expected.shape, (found.shape, expected.shape)
     if not expected.numel():
         return 0.0
-    return ((found - expected).abs().max() / (1 + expected.abs().max())).item()
+    alike = (found == expected) | (found.isnan() & expected.isnan())  # infinities, and what is no number, too
+    scale = 1 + expected.abs().nan_to_num(0, posinf=0).max()
+    far: float = (torch.where(alike, 0, (found - expected).abs()).max() / scale).item()
+    return math.inf if math.isnan(far) else far  # `max` of numbers passes over a NaN

@@ -90,7 +90,7 @@ def random_plan(
 def _segments(graph: fx.Graph, draw: random.Random) -> tuple[Segment, ...]:
     """Up to three stretches of the graph."""
     inner = [i for i, node in enumerate(graph.nodes) if node.op not in ("placeholder", "output")]
-    cuts = sorted(draw.sample(inner, 2 * draw.choice((0, 1, 3))))
+    cuts = sorted(draw.sample(inner, min(2 * draw.choice((0, 1, 3)), len(inner) // 2 * 2)))
     spans = [(a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=True) if a < b]
     return tuple(Segment(first, last, "", inner=draw.random() < 0.5) for first, last in spans)
 
