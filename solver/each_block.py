@@ -9,6 +9,11 @@ at which each block recomputes left open. The plan of before is one of its plans
   some one way and some the other. Which ones, the relaxation of the problem stated again says (relaxation enforced
   neighbourhood search: Berthold 2014): it is not alike for all blocks, and what it leaves out is left out;
 - with the ways of a plan alone, that of before or the one found so, and all storages of parameters.
+
+Without a budget the first of these is made alone, for any number of blocks: what is left is small, and a relaxation
+that is no dearer than the plan says at once that blocks have no reason to differ. They have one where a block is too
+small to do by itself what pays: of layers of one product each, one splits its columns and the next its rows, so that
+only every second one is followed by a collective (1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -51,15 +56,16 @@ class EachBlock:
     restricted: Restricted
     cluster: Cluster
     repeats: Sequence[Repeat]
-    budget_bytes: float
+    budget_bytes: float | None
     levels: Mapping[tuple[Repeat, int], Levels | None]
 
     def model(self, ways: Ways) -> Model:
-        """Of plans in which ops run in these ways."""
+        """Of plans in which ops run in these ways; without a budget nothing recomputes."""
         again = replace(self.restricted, strategies=dict(ways))
-        problem = build_problem(self.memory, again, self.cluster, self.repeats, fold=False, levels=self.levels)
-        model = Model(problem)
-        Rows(model, self.budget_bytes)
+        given, recompute = (self.memory, again, self.cluster, self.repeats), self.budget_bytes is not None
+        model = Model(build_problem(*given, fold=False, recompute=recompute, levels=self.levels))
+        if self.budget_bytes is not None:
+            Rows(model, self.budget_bytes)
         return model
 
     def storages(self, solution: Solution) -> Ways:
@@ -126,6 +132,28 @@ def refined(
         everything = np.arange(len(model.program.names))
         best = _faster(model, _found(model, everything, best, solver, left, gap, _STORED), best, gap)
     return best
+
+
+def differing(
+    folded: Model,
+    solution: Solution,
+    memory: StepMemory,
+    restricted: Restricted,
+    cluster: Cluster,
+    repeats: Sequence[Repeat],
+    time_limit: float,
+    gap: float,
+    solver: str,
+) -> Solution:
+    """The same without a budget, of a problem in which nothing recomputes."""
+    if max(stage.count for stage in folded.problem.stages) == 1 or time_limit <= 0:
+        return solution
+    relaxed = folded.program.relax(solver, time_limit, {}, time_limit / 2, close=_CLOSE)
+    if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - gap)):
+        return solution
+    blocks = EachBlock(memory, restricted, cluster, repeats, None, {})
+    model = blocks.model(blocks.mixed(folded, relaxed, solution))
+    return _faster(model, _told_apart(model, solution, solver, Clock(time_limit, time_limit), gap), solution, gap)
 
 
 def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:

@@ -22,7 +22,7 @@ from autopar.sizes import show_bytes_up
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
-from autopar.solver.each_block import refined
+from autopar.solver.each_block import differing, refined
 from autopar.solver.engines import engine_of
 from autopar.solver.fast import Fast, Small
 from autopar.solver.idle import warn_of_idle
@@ -190,9 +190,13 @@ def _solve(
         model, outcome = fast.free(problem, time_limit)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
-        told, free = predicted(solution, problem), solution.bound
-        if told[0].peak_bytes <= budget:
-            return problem, solution, told
+        free, left = solution.bound, end - cpu_seconds()
+        apart = differing(model, solution, memory, restricted, cluster, repeats, left, gap, solver)
+        watch.lap("ilp")
+        for one in (apart, solution) if apart is not solution else (solution,):
+            told = predicted(one, problem)
+            if told[0].peak_bytes <= budget:
+                return problem, one, told
     problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
     watch.lap("build")
     usable = budget * (1 - 1e-6)
