@@ -77,8 +77,9 @@ def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> A
 def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     """The best plans under `points` budgets, from the smallest that has a plan to the one that binds no more.
 
-    Without those budgets for which the solver finds no plan in its time, with a warning: what was planned before is not
-    lost for them.
+    Without those budgets for which the solver finds no plan, or none in its time, with a warning: what was planned
+    before is not lost for them. The smallest that it finds may be more than the fastest plan takes: that is then the
+    least.
     """
     constraints = prepared.request.constraints
     free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
@@ -88,12 +89,12 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     except InfeasibleError as error:
         if error.smallest_budget_bytes is None:
             raise
-        least = error.smallest_budget_bytes
+        least = min(error.smallest_budget_bytes, most)
     for i in range(points - 1):
         budget = least + (most - least) * i // (points - 1)
         try:
             made = prepared.solve(memory_budget_bytes=budget, constraints=constraints)
-        except TimeLimitError as error:
+        except (InfeasibleError, TimeLimitError) as error:
             warn(f"the curve of budgets lacks one of {show_bytes(budget)}: {error.message}")
             continue
         yield _point(budget, made)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.errors import TimeLimitError
+from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.fast import Fast
 from autopar.solver.model import Model
@@ -87,10 +87,28 @@ def smallest_budget(
         with suppress(TimeLimitError):
             outcome = _least(model, solver, gap, seconds)
             return None if outcome.status == "infeasible" else _as_smallest(model, outcome, outcome.bound)
-    bound, known = soon(problem, solver, gap, time_limit)
+    known = _of_fastest(problem, fast, seconds)
+    try:
+        bound, least = soon(problem, solver, gap, time_limit)
+    except TimeLimitError:
+        if known is None:
+            raise
+        bound, least = 0.0, None
     if bound == math.inf:
         return None
+    if least is not None and (known is None or least.budget_bytes < known.budget_bytes):
+        known = least
     return _tried(problem, fast, max(bound, too_small) / UNIT, known, seconds)
+
+
+def _of_fastest(problem: Problem, fast: Fast, seconds: _Seconds) -> Smallest | None:
+    """What the choices of the plan that is fastest without a budget need, at what recomputing them takes least; None
+    where that takes too long to find. A plan that costs little memory may be known so where no other is found soon."""
+    with suppress(InfeasibleError, TimeLimitError):
+        model, outcome = fast.free(problem, seconds.each)
+        if len(outcome.values):
+            return _with_choices_of(problem, model, outcome, fast.solver, fast.gap, seconds)
+    return None
 
 
 def soon(problem: Problem, solver: str, gap: float, time_limit: float) -> tuple[float, Smallest | None]:
@@ -132,7 +150,7 @@ def _tried(problem: Problem, fast: Fast, bound: float, known: Smallest | None, s
 def _with_choices_of(
     problem: Problem, bare: Model, found: Outcome, solver: str, gap: float, seconds: _Seconds
 ) -> Smallest | None:
-    """What a plan found as if conversions took no memory needs in truth; None where that takes too long to find."""
+    """What a plan found without all of its memory needs in truth; None where that takes too long to find."""
     model = Model(few(problem, chosen(bare, found, problem)))
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)

@@ -244,6 +244,21 @@ def test_a_budget_whose_plan_is_not_found_in_time_is_left_out_of_the_curve(monke
     assert [point.budget_bytes for point in points] == [asked[2], asked[4], points[-1].peak_bytes]
 
 
+def test_a_smallest_budget_above_the_fastest_plans_begins_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there where the search for a smaller one had no time: budgets fell, and one without a plan ended all."""
+    model, inputs = _problem()
+    [ready] = prepared_for(1, model, inputs, None, request_of(_cluster(2)))
+    solve, most = Prepared.solve, ready.solve(memory_budget_bytes=1 << 40).predicted.peak_bytes
+
+    def unlucky(self: Prepared, **options: int) -> Plan:
+        if options["memory_budget_bytes"] < most:
+            raise InfeasibleError("no plan fits", smallest_budget_bytes=2 * most, budget_lower_bound_bytes=1)
+        return solve(self, memory_budget_bytes=options["memory_budget_bytes"])
+
+    monkeypatch.setattr(Prepared, "solve", unlucky)
+    assert [point.budget_bytes for point in tradeoff(ready, 3)] == [most] * 3
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(InputError, match="the model is of NoneType"):
         autopar.plan(None, {}, _cluster(2))  # type: ignore[arg-type]

@@ -72,3 +72,17 @@ def test_no_plan_in_time_is_an_error(normed: Toy, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(smallest, "_with_choices_of", lambda *_: None)
     with pytest.raises(TimeLimitError, match="no plan of about the least memory"):
         smallest.smallest_budget(normed.problem(), "highs", 1e-4)
+
+
+def test_the_fastest_plan_tells_of_a_budget_where_no_other_is_found_in_time(
+    normed: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal knew of no budget that has a plan, or of one that was larger than what the fastest plan takes."""
+    late = TimeLimitError("late")
+    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
+    monkeypatch.setattr(smallest, "soon", lambda *_: (_ for _ in ()).throw(late))
+    near = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
+    assert near is not None and near.bound_bytes == 0.0
+    assert near.budget_bytes <= normed.predict(normed.solve(1 << 40)).peak_bytes
+    assert normed.predict(normed.solve(near.enough_bytes)).peak_bytes <= near.enough_bytes
