@@ -131,7 +131,7 @@ class Attempt:
             flat = tuple(self._output(output) for output in outputs)
             policy = self.options.policy
             leaves = [self.model] if policy.functions else list(policy.failed)
-            attributes_set = left.attributes(leaves)
+            attributes_set = left.attributes(self.recorder, leaves)
         output = self.graph.output(flat)
         self.recorder.scope, self.recorder.region = (), ()
         self.recorder.annotate(output)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from autopar.graph import VAL
 from autopar.tracing import places
 from autopar.tracing.errors import TraceError, nor_one_op
 from autopar.tracing.leaves import LeafPolicy
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+_OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and its like
 
 
 @dataclass(frozen=True)
@@ -92,26 +94,54 @@ class LeftBehind:
         leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))
         return any(module is inner for leaf in leaves for inner in leaf.modules())
 
-    def attributes(self, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
-        """Names of numbers and tensors that were there before and are others now: a graph has what they were.
+    def attributes(self, recorder: Recorder, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
+        """Names of numbers and tensors that were there before and are others now, and of whatever holds tensors of this
+        call's inputs or parameters now (a loss that the loop reads, a state for the next call): a graph has what they
+        were.
 
         Not those of `leaves`, whose own code runs at each call; nor those of installed packages, which note there what
-        follows from the shapes of a call (a window that fits the image), not what goes on from call to call.
+        follows from the shapes of a call (a window that fits the image), not what goes on from call to call. Nor what
+        is kept of constants and buffers alone, as a mask or a table: that is the same at each call.
         """
         found = []
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
         for one in self._before:
             if id(one.module) in as_they_are or _is_installed(type(one.module)):
                 continue
-            now = {**vars(one.module), **one.module._buffers}
-            for name, old in {**one.own, **one.buffers}.items():
-                new = now.get(name)
+            before, now = {**one.own, **one.buffers}, {**vars(one.module), **one.module._buffers}
+            for name in {**before, **now}:
+                old, new = before.get(name), now.get(name)
                 if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
                     continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
-                tensors = isinstance(old, torch.Tensor) and new is not old
-                if tensors or (type(old) in _PLAIN and (type(new) is not type(old) or new != old)):
+                if isinstance(old, torch.Tensor):
+                    changed = new is not old
+                elif type(old) in _PLAIN:
+                    changed = type(new) is not type(old) or new != old
+                else:
+                    changed = name not in _OF_TORCH and _holds_data(new, recorder)
+                if changed:
                     found.append(f"{one.path}.{name}" if one.path else name)
         return tuple(found)
+
+
+def _holds_data(value: Any, recorder: Recorder) -> bool:
+    """Whether there are tensors in a value that are computed from the inputs' or the parameters' numbers."""
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    waiting = [node for tensor in tensors if (node := recorder.nodes.get(id(tensor))) is not None]
+    met = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or isinstance(node.meta.get(VAL), nn.Parameter):
+            return True
+        sources = [one for one in node.all_input_nodes if one not in met and _has_tensors(one)]
+        met.update(sources)
+        waiting += sources
+    return False
+
+
+def _has_tensors(node: fx.Node) -> bool:
+    """Not a size: what only has the shape of an input has none of its numbers."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta.get(VAL)))
 
 
 def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> str:

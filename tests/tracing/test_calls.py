@@ -230,6 +230,32 @@ def test_numbers_that_forward_sets_are_told():
     assert model.calls == 0
 
 
+class Carrying(nn.Module):
+    """A state for the next call and a loss for the loop, neither there before; it keeps a table and a mask, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.state, self.mask, self.seen = nn.GRU(2, 2, batch_first=True), None, None, None
+        self.outputs: list[torch.Tensor] = []
+        self.register_buffer("rates", torch.rand(2))
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[1], x.shape[1]).tril()
+            self.table = self.rates.cos()
+        output, self.state = self.layer(x * self.table, self.state)
+        self.seen, self.loss = output.shape, output.square().mean()
+        self.outputs.append(output)
+        return self.mask @ output
+
+
+def test_what_forward_leaves_for_the_loop_or_the_next_call_is_told():
+    model = Carrying()
+    with pytest.warns(UserWarning, match=r"forward sets state, outputs, loss, which .* make it a buffer"):
+        trace(model, dict(x=torch.randn(1, 3, 2)))
+    assert model.state is None and not model.outputs and not hasattr(model, "loss")
+
+
 class Opaque:
     def __init__(self, x):
         self.x = x
