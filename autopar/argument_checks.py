@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -56,6 +57,12 @@ def module_of(value: Any) -> nn.Module:
     lazy = [name for name, parameter in value.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise InputError(f"the parameter '{lazy[0]}' of a lazy module has no shape yet: call the model once first")
+    for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+        if tensor.layout != torch.strided:
+            raise InputError(
+                f"'{name}' of the model is in the layout {tensor.layout}, and what a plan keeps of a model is dense: "
+                "pass a sparse tensor as an argument of forward, as to_sparse_coo(), or keep to_dense() of it"
+            )
     return value
 
 

@@ -142,8 +142,10 @@ def _collect(values: Iterable[Any], found: list[fx.Node]) -> None:
 
 
 def storage_of(value: Any) -> int | None:
-    """Identity of the storage behind a data-free value; None for what is no tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    """Identity of the storage behind a data-free value; None for what is no tensor, or has none, as a sparse one."""
+    if isinstance(value, torch.Tensor) and torch._C._has_storage(value):
+        return value.untyped_storage()._cdata
+    return None
 
 
 def write_into(tensor: torch.Tensor, writes: Writes) -> None:

@@ -18,6 +18,18 @@ MESH = Cluster.preset("cpu", (2,), axis_names=("dp",))
 POSITIVE = "no amount of memory: it must be more than zero bytes, like '70GiB' or '80GB'"
 
 
+class _Graph(nn.Module):
+    def __init__(self, adjacency: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", adjacency)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+
+_SPARSE = torch.eye(4).to_sparse()
+
+
 def _asked() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return nn.Linear(8, 8), {"input": torch.empty(4, 8, device="meta")}
 
@@ -64,6 +76,11 @@ def test_what_is_asked_twice_is_asked_once() -> None:
     [
         (lambda: autopar.plan(*_asked(), (2, 4)), r"such as Cluster\.preset\('h100', \(2, 4\)\), not tuple"),  # type: ignore[arg-type]
         (lambda: autopar.plan(*_asked(), MESH, loss_fn=lambda output: None), "loss_fn returned None: it must return"),  # type: ignore[arg-type, return-value]
+        (lambda: autopar.plan(_Graph(), {"x": torch.eye(4).to_mkldnn()}, MESH), "'x' is in the layout torch._mkldnn"),  # type: ignore[arg-type]
+        (
+            lambda: autopar.plan(_Graph(_SPARSE), {"x": torch.empty(4, 4)}, MESH),
+            "'adjacency' of the model is in the layout",
+        ),  # type: ignore[arg-type]
         (lambda: autopar.search(*_asked(), MESH, 2), "cluster preset of Cluster is unknown: use one of a100-80"),  # type: ignore[arg-type]
         (lambda: autopar.search(*_asked(), "cpu", 0), "devices is 0: it must be a whole number, 1 or more"),
         (lambda: autopar.search(*_asked(), "cpu", "8"), "devices is '8'"),  # type: ignore[arg-type]

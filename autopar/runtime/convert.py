@@ -17,7 +17,7 @@ import torch
 
 from autopar.layout import Layout
 from autopar.reshard import Step, steps
-from autopar.runtime import collectives
+from autopar.runtime import collectives, sparse
 from autopar.runtime.collectives import LocalMesh, ReduceOp
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.cuts import Cut, Regrouping
@@ -251,8 +251,9 @@ class _Moves(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
-        ctx.stage, ctx.dtype = stage, tensor.dtype
-        value, actions = tensor, stage.forward
+        ctx.stage, ctx.dtype, value, actions = stage, tensor.dtype, tensor, stage.forward
+        if tensor.layout != torch.strided:
+            return sparse.moved(tensor, stage)
         if stage.dtype not in (None, tensor.dtype):
             value, actions = _cast(tensor, stage.dtype, actions)
         for action in actions:

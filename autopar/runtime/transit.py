@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autopar.cost.ahead import due_ahead
 from autopar.cost.reductions import due
+from autopar.graph import storage_of
 from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.flights import Flight
@@ -175,7 +176,8 @@ class Transit:
             self._live = None
 
     def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
-        found = self._live.get(tensor.untyped_storage()._cdata) if self._live else None
+        storage = storage_of(tensor) if self._live else None
+        found = None if storage is None or self._live is None else self._live.get(storage)
         if found is None:  # an op that saved its own result would hold itself: a call without backward would stay
             return Kept(self, tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
         _, bucket, member = found

@@ -18,6 +18,8 @@ from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.known import Known
 from autopar.tracing.names import check_names
 
+_LAYOUTS = (torch.strided, torch.sparse_coo)
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -148,6 +150,11 @@ def _add(inputs: Inputs, name: str, value: Any, same_inputs: bool = False) -> No
             while leaf_name in taken:
                 leaf_name += "_"
             leaf = Leaf(leaf_name, name, value.tensor if isinstance(value, Known) else value, known)
+            if leaf.example.layout not in _LAYOUTS:
+                raise ArgumentError(
+                    f"the example of {name!r} is in the layout {leaf.example.layout}, which is not planned: pass it "
+                    "as to_sparse_coo() or to_dense(), in every call"
+                )
             if known and leaf.example.device.type == "meta":
                 raise ArgumentError(f"the example of {name!r} is marked known but has no data (meta device)")
             taken.add(leaf_name)

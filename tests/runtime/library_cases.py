@@ -75,5 +75,16 @@ def derivatives_along(prepare: Prepare) -> list[torch.Tensor]:
     return trained(prepare, lambda model: model(ROWS), Pushed)
 
 
-KINDS = (means_over_ranks, derivatives_by_inputs, derivatives_along)
+class Sparse(Net):
+    """As a layer of a graph network, whose adjacency is sparse."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(torch.spmm(x, self.up.weight.t()))).square().mean()
+
+
+def sparse_inputs(prepare: Prepare) -> list[torch.Tensor]:
+    return trained(prepare, lambda model: model(ROWS.relu().to_sparse()), Sparse)
+
+
+KINDS = (means_over_ranks, derivatives_by_inputs, derivatives_along, sparse_inputs)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {2: in_presets(*KINDS)}

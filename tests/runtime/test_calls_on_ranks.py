@@ -75,7 +75,7 @@ KINDS = {
         "written_by_calls",
     ),
     FUNCTIONAL: ("inner_steps",),
-    LIBRARIES: ("means_over_ranks", "derivatives_by_inputs", "derivatives_along"),
+    LIBRARIES: ("means_over_ranks", "derivatives_by_inputs", "derivatives_along", "sparse_inputs"),
     STATE: ("strided_buffers", "written_whole", "gradients_of_some", "one_gradient_of_several", "bound_anew"),
 }
 GRID = [(cases, kind) for cases, kinds in KINDS.items() for kind in kinds]
