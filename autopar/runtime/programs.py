@@ -22,6 +22,8 @@ MAX_GRAPHS = 16
 """How many graphs of one model, or of one of its modules that is called, are kept; the one that was not used for
 longest goes first, but that of the call that the model was planned for stays: samplers deal out batches of its size."""
 
+_CHANGING = 3  # values of a number: two may be a loop's two modes, as in training and evaluation
+
 
 @dataclass(eq=False)
 class Program:
@@ -62,6 +64,7 @@ class Programs(Sequence[Program]):
 
     def __init__(self) -> None:
         self._kept: list[Program] = []
+        self._given: dict[tuple[Entry, str], set[int | float]] = {}  # values of arguments that are numbers
         self._numbers, self._uses = itertools.count(), itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
 
@@ -104,6 +107,7 @@ class Programs(Sequence[Program]):
         """One more, as the last that was used."""
         program = Program(next(self._numbers), traced, plan, lowered, next(self._uses))
         self._kept.insert(0, program)
+        self._tell_numbers(traced)
         alike = self.of(traced.entry)
         if len(alike) > MAX_GRAPHS:
             dropped = min((one for one in alike if one is not self.first), key=lambda one: one.last_use)
@@ -112,9 +116,22 @@ class Programs(Sequence[Program]):
                 del self._calls[key]
             warn(
                 f"{of_model(traced.entry)} was called in more than {MAX_GRAPHS} ways (shapes, arguments, modes), and "
-                "each new one is traced and planned: pad the inputs to fewer shapes"
+                "each new one is traced and planned: pad the inputs to fewer shapes, and pass numbers that change as "
+                "tensors"
             )
         return program
+
+    def _tell_numbers(self, traced: Traced) -> None:
+        """Warn, of each argument once, where it changes from call to call and not between a few modes."""
+        for name, value in traced.numbers.items():
+            given = self._given.setdefault((traced.entry, name), set())
+            before = len(given)
+            given.add(value)
+            if before < len(given) == _CHANGING:
+                warn(
+                    f"the number {name!r} is another one from call to call (now {value!r}), and calls with each value "
+                    "are traced and planned anew: pass a tensor, as torch.tensor(...), with an example in meta_args"
+                )
 
     def used(self, program: Program) -> None:
         """This one is the last that was used."""

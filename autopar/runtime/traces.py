@@ -26,7 +26,7 @@ class Traced(Protocol):
     `own_key` is the key of the traced call, `other_keys` are those of calls that do the same, `loss_names` are the
     inputs of a loss that was traced in, `reads_values` says whether guards look at the values of inputs, `reads_memory`
     whether forward asks how they lie there (`own_key` has this, too), `plain_values` are those that modules had,
-    `entry` is what was called.
+    `entry` is what was called, `numbers` are arguments of the traced call.
     """
 
     @property
@@ -37,6 +37,8 @@ class Traced(Protocol):
     def constants(self) -> Mapping[str, Any]: ...
     @property
     def plain_values(self) -> PlainValues: ...
+    @property
+    def numbers(self) -> Mapping[str, int | float]: ...
     @property
     def own_key(self) -> Hashable: ...
     @property

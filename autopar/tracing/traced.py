@@ -58,6 +58,11 @@ class Traced:
         """Inputs of a loss that was traced in."""
         return self.inputs.loss_names
 
+    @property
+    def numbers(self) -> dict[str, int | float]:
+        """Arguments of the traced call that are numbers: a call with another value is of another kind."""
+        return {name: value for name, value in self.inputs.fixed.items() if type(value) in (int, float)}
+
     def of(self, model: nn.Module) -> Traced:
         """This trace as one of `model`, a copy of the root; it holds the root no more, nor what ran in which order."""
         inputs = replace(self.inputs, modules=tuple(model.modules()))

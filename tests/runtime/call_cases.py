@@ -245,6 +245,30 @@ def in_use_all_along() -> dict[str, Any]:
     return {"planned": plans.count(8), "batch": autopar.sampler(model, range(16)).batch_size}  # type: ignore[arg-type]
 
 
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, tau: float | torch.Tensor = 1.0) -> torch.Tensor:
+        return (self.layer(x) / tau).square().mean()
+
+
+def numbers_that_change() -> dict[str, Any]:
+    """What is told where a number anneals, also in two modes; and of the same number as a tensor."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(Tempered().double(), {"x": rows(8)}, mesh)
+    taus = [0.9**step for step in range(5)]
+    found: dict[str, Any] = {}
+    for name, number in (("modes", lambda tau: round(tau)), ("numbers", float), ("tensors", torch.tensor)):
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            losses = [model(rows(8), tau=number(tau)).item() * number(tau) ** 2 for tau in taus if number(tau) > 0.6]
+        found[name] = sum("'tau' is another one from call to call (now" in str(w.message) for w in told)
+        found["error"] = max(found.get("error", 0.0), max(abs(float(loss) / float(losses[0]) - 1) for loss in losses))
+    return found
+
+
 def _case(kind: Callable[[str], float], preset: str) -> Callable[[], float]:
     return lambda: kind(preset)
 
@@ -255,5 +279,6 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "planned_twice": planned_twice,
         "more_kinds_than_are_kept": more_kinds_than_are_kept,
         "in_use_all_along": in_use_all_along,
+        "numbers_that_change": numbers_that_change,
     }
 }

@@ -122,6 +122,12 @@ def test_of_graphs_that_give_way_nothing_is_kept(two: Two) -> None:
         assert found["told"] and found["error"] < 1e-12
 
 
+def test_a_number_that_changes_is_told_once(two: Two) -> None:
+    for found in values(two(CALLS), "numbers_that_change"):
+        assert (found["modes"], found["numbers"], found["tensors"]) == (0, 1, 0)
+        assert found["error"] < 1e-6
+
+
 def test_graphs_in_use_do_not_give_way(two: Two) -> None:
     assert values(two(CALLS), "in_use_all_along") == [{"planned": 1, "batch": 4}] * 2
 
