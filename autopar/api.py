@@ -284,8 +284,7 @@ def autoparallelize(
         earlier: Sequence[tuple[Any, Plan]],
         entry: Entry,
     ) -> tuple[Traced, Plan]:
-        """Another graph key: trace what is called now and plan it around the stored parameters; the plan of an earlier
-        trace where that does the same."""
+        """Trace what is called now, and plan it around the stored parameters, as a trace that does the same was."""
         watch = Stopwatch()
         error: Exception | None = None
         try:
