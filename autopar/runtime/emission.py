@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: the pair that fx graphs may hold
 
@@ -18,6 +19,10 @@ from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
 from autopar.runtime.scopes import Scope
 from autopar.runtime.seeded_leaves import SeededLeaf
+
+WIDE = frozenset({F.binary_cross_entropy, F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss})
+"""Losses whose number has a storage as large as their input: ATen writes each element's there before it sums them. That
+would be held as long as the number, mostly through all of backward."""
 
 
 class Method:
@@ -45,6 +50,13 @@ def emit(
     node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
 ) -> fx.Node:
     """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
+    made = _emitted(node, plan, args, kwargs, scope, mesh)
+    return scope.graph.call_method("clone", (made,)) if node.target in WIDE and not plan.shapes[0] else made
+
+
+def _emitted(
+    node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
+) -> fx.Node:
     leaf = node.target if isinstance(node.target, LeafCall) else None
     local = plan.local or ("drawn" if draws(node) else "")
     if leaf is None and not local:

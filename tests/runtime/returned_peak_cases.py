@@ -59,6 +59,27 @@ MORE: dict[str, Callable[[torch.Tensor, list[torch.Tensor], torch.Tensor], Resul
 }
 
 
+class Compared(nn.Module):
+    """Layers, and a loss of what they make and a target; of odd sizes, so that the number is no summand, scaled."""
+
+    def __init__(self, loss: str) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(63, 127), nn.Linear(127, 63)
+        self.loss = getattr(functional, loss)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Results:
+        return {"loss": self.loss(torch.sigmoid(self.down(self.up(x))), y)}
+
+
+WIDE = "binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"  # of torch's numbers, the storages
+
+
+def peaks_of_loss(loss: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    batch, mesh = {"x": torch.randn(7, 255, 63), "y": torch.rand(7, 255, 63)}, init_device_mesh("cpu", (2,))
+    return steps_of(autopar.autoparallelize(Compared(loss), batch, mesh), batch)
+
+
 def peaks(more: str, constraints: str | None, blocks: int = 3) -> dict[str, Any]:
     torch.manual_seed(0)
     batch, mesh = {"x": torch.randn(8, 32, WIDTH)}, init_device_mesh("cpu", (2,))
@@ -92,7 +113,8 @@ def losses(results: Results) -> torch.Tensor:
 
 PRESETS = ("ddp", "fsdp", "tp", "ddp(recompute=full)")
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: {f"{more}, {preset}": functools.partial(peaks, more, preset) for more in MORE for preset in PRESETS}
+    2: {loss: functools.partial(peaks_of_loss, loss) for loss in WIDE}
+    | {f"{more}, {preset}": functools.partial(peaks, more, preset) for more in MORE for preset in PRESETS}
     | {f"{more}, free": functools.partial(peaks, more, None) for more in MORE}
     | {
         f"{more}, {preset}, a budget": functools.partial(peaks_within_budget, more, preset, 0.9)
