@@ -76,6 +76,23 @@ def _emitted(
     return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))
 
 
+def reads_memory(target: Any) -> bool:
+    """Whether an op may be a kernel of the user's, which reads tensors as they lie in memory in one process.
+
+    `x.contiguous()` before it is no node where x lies so in the trace; a part of x, or what a plan has moved, need not.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace not in _TORCHS_OWN
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0] not in _TORCHS_OWN
+    home = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
+    return isinstance(target, LeafCall) or not (isinstance(target, str) or home in _ANY_STRIDES)
+
+
+_TORCHS_OWN = ("aten", "prim", "prims")
+_ANY_STRIDES = ("torch", "autopar", "_operator", "builtins", "math")  # where functions are that take them
+
+
 class Modes:
     """The grad mode and autocast state that the user's code had set around a node, set around it again."""
 

@@ -26,7 +26,7 @@ from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.conversions import Conversions
-from autopar.runtime.emission import Modes, constant, emit
+from autopar.runtime.emission import Modes, constant, emit, reads_memory
 from autopar.runtime.first_writes import writes_of
 from autopar.runtime.local.norms import write_statistics
 from autopar.runtime.refusion import find_fusions
@@ -132,7 +132,8 @@ class _Lowering:
             return  # integers are constants of the plan's shapes
         plan, fused = self.conversions.plan_of(node), self.fused.get(node)
         arguments, inputs = (fused.arguments, fused.inputs) if fused else ((node.args, node.kwargs), plan.inputs)
-        args, kwargs = self._arguments(arguments, inputs, scope)
+        as_traced = fused is None and reads_memory(node.target)
+        args, kwargs = self._arguments(arguments, inputs, scope, as_traced)
         autocast = self.modes.enter(node, scope.graph)
         if fused is not None:
             new = scope.graph.call_function(fused.target, args, kwargs)
@@ -141,15 +142,21 @@ class _Lowering:
         self.modes.leave(node, scope.graph, autocast)
         scope.values.update((ref, scope.pick(new, path)) for ref, path in _paths(node) if readers(ref))
 
-    def _arguments(self, arguments: Any, inputs: tuple[Layout, ...], scope: Scope) -> Any:
-        """Arguments with every tensor in its wanted layout and every integer a constant."""
+    def _arguments(self, arguments: Any, inputs: tuple[Layout, ...], scope: Scope, as_traced: bool = False) -> Any:
+        """Arguments with every tensor in its wanted layout and every integer a constant; `as_traced`: contiguous
+        where they are in the trace."""
         wanted = list(inputs)
+
+        def value(ref: TensorRef) -> fx.Node:
+            found = self.conversions.value(ref, wanted.pop(0), scope, self.at)
+            again = as_traced and tensor_of(ref).is_contiguous()
+            return scope.graph.call_method("contiguous", (found,)) if again else found
 
         def one(source: fx.Node) -> Any:
             whole, refs = source.meta.get(VAL), resolve(source)
             if len(refs) > len(wanted):
                 raise PlanMismatchError(f"the plan has too few layouts for what reads '{source.name}': plan again")
-            values = iter([self.conversions.value(ref, wanted.pop(0), scope, self.at) for ref in refs])
+            values = iter([value(ref) for ref in refs])
             if isinstance(whole, torch.Tensor):
                 return next(values)
             return pytree.tree_map(lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, whole)
