@@ -96,6 +96,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (torch.view_as_complex, x(6, 12, 2)),
         (torch.view_as_real, torch.view_as_complex(const(6, 12, 2)).requires_grad_()),
         ("masked_scatter", x(6, 4, 2), mask(6, 4, 1), x(24, 2)),
+        ("masked_scatter", x(12), mask(6, 12), x(6, 12)),
+        ("masked_scatter", x(6, 1), mask(6, 12), x(6, 12)),
         ("masked_scatter", x(6, 4), mask(4), x(30)),
         (torch.zeros_like, x(6, 12)),
         (torch.lerp, x(6, 12), x(6, 12), 0.3),

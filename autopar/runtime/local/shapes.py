@@ -125,7 +125,7 @@ def masked_scatter(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], c
 
 
 def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    mask = mask.expand(ctx.shapes[0])
+    mask, input = mask.expand(ctx.shapes[0]), input.expand(ctx.local_shape())
     place = (mask.flatten().cumsum(0) - 1).clamp(0, source.numel() - 1).view(ctx.shapes[0])
     for dim, length in enumerate(ctx.shapes[0]):
         if input.shape[dim] != length:
