@@ -46,6 +46,8 @@ def _added_product(product: Callable[..., Any], summed: bool = False) -> Callabl
         operands += tuple(named.pop(n) for n in ("mat1", "batch1", "mat2", "batch2") if n in named)
         if len(operands) != 2 or named:
             return None  # an `out`, or a legacy form
+        if not (operands[0].is_floating_point() or operands[0].is_complex()):
+            return None  # of integers, which take the whole part of `beta` and `alpha`
         result = recorder.record(product, *operands)
         if summed:
             result = recorder.record(torch.sum, result, 0)

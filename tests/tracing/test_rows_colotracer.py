@@ -337,6 +337,13 @@ def test_c40() -> None:
     assert "addmm" not in names(t) and same(t, m, R(2, 3))
 
 
+def test_integers_of_a_split_product():
+    """they take the whole part of alpha and beta"""
+    ids = torch.arange(18).view(2, 3, 3)
+    m = mk(lambda self, x: torch.baddbmm(x, x, x, alpha=1.5, beta=2.5))
+    assert same(mt.trace(m, dict(x=ids), bias_addition_split=True), m, ids)
+
+
 def test_c41() -> None:
     """bias split leaves bias-free layers and default traces alone"""
     m = nn.Sequential(nn.Linear(2, 2, bias=False))
