@@ -7,10 +7,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import autopar
 from autopar.runtime.model_class import ATTRIBUTE
@@ -40,6 +47,19 @@ def adapted() -> LlamaForCausalLM:
     return model.double()
 
 
+def wrapped() -> nn.Module:
+    """With adapters of peft around the model, which its `generate` calls inside."""
+    adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return get_peft_model(llama(), adapters).double()
+
+
+def t5() -> T5ForConditionalGeneration:
+    """Its `generate` calls the encoder by itself."""
+    torch.manual_seed(0)
+    sizes = {"num_layers": 2, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": 96}
+    return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0)).double()
+
+
 def planned(model: nn.Module, **options: Any) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     return autopar.autoparallelize(model, {"input_ids": IDS, "labels": IDS}, mesh, constraints="tp", **options).eval()
@@ -47,10 +67,10 @@ def planned(model: nn.Module, **options: Any) -> nn.Module:
 
 def generated(model: Any, cache: str, **settings: Any) -> list[list[int]]:
     settings |= {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
-    return model.generate(IDS[:2, :6], **settings).tolist()
+    return model.generate(input_ids=IDS[:2, :6], **settings).tolist()
 
 
-def twice(build: Callable[[], PreTrainedModel], cache: str, **settings: Any) -> dict[str, Any]:
+def twice(build: Callable[[], nn.Module], cache: str, **settings: Any) -> dict[str, Any]:
     """The tokens of two runs, those of one process, and the graphs that the model had after each run."""
     model, alone = planned(build()), build().eval()
     programs = getattr(model, ATTRIBUTE).programs
@@ -75,6 +95,8 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "static": lambda: twice(built, "static"),
         "llama": lambda: twice(llama, "dynamic"),
         "adapters": lambda: twice(adapted, "dynamic"),
+        "wrapped": lambda: twice(wrapped, "dynamic"),
+        "t5": lambda: twice(t5, "dynamic"),
         "llama_beams": lambda: twice(llama, "dynamic", num_beams=2),
         "local": with_local_inputs,
     }

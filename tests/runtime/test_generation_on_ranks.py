@@ -8,8 +8,9 @@ import pytest
 from generation_cases import NEW_TOKENS
 from launch import launch
 
-GRAPHS = {"static": 1 + 2, **dict.fromkeys(("dynamic", "llama", "adapters", "llama_beams"), 1 + NEW_TOKENS)}
-"""The one of training; then one for each length of the cache, or one for the prompt and one for a token."""
+_GROWING = ("dynamic", "llama", "adapters", "wrapped", "llama_beams")
+GRAPHS = {"static": 1 + 2, "t5": 2 + NEW_TOKENS, **dict.fromkeys(_GROWING, 1 + NEW_TOKENS)}
+"""The one of training; one for each length of the cache, or one for the prompt and one for a token; an encoder's."""
 
 
 @pytest.fixture(scope="module")
