@@ -14,6 +14,7 @@ BY_COUNTER = {"rand", "rand_like", "uniform", "bernoulli", "randn", "randn_like"
 SEEDED = {"randint", "randint_like", "randperm", "multinomial", "poisson", "binomial", "geometric"}
 SEEDED |= {"log_normal", "cauchy", "random", "rrelu", "alpha_dropout", "feature_alpha_dropout"}
 SEEDED |= {"fractional_max_pool2d", "fractional_max_pool3d", "standard_gamma", "sample_dirichlet"}
+SEEDED |= {"fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices"}
 SEEDED |= {"native_dropout", "feature_dropout", "fused_dropout", "rrelu_with_noise", "normal_functional"}
 """What every rank draws whole; so it does what a custom op draws that says so (`nondeterministic_seeded`)."""
 

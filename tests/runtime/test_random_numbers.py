@@ -81,6 +81,7 @@ class Drawing(nn.Module):
         h = h * h.new(h.shape).uniform_(0.9, 1.1) + torch.ops.aten.dropout(h, 0.1, True)
         h = torch.vmap(lambda row: nn.functional.dropout(row, 0.1) * torch.rand(16), randomness="different")(h)
         h = h + nn.functional.dropout(h.mean(), 0.3) * torch.rand(()) + torch.randn_like(h.sum().detach())
+        h = h + nn.functional.fractional_max_pool2d(h[None], 2, output_size=(3, 5), return_indices=True)[0].mean()
         h = Masked.apply(h) + torch.distributions.Dirichlet(torch.ones_like(h.detach())).sample()
         y = self.second(h)[torch.randperm(8)] + torch.empty_like(x).exponential_()
         y = y + nn.functional.gumbel_softmax(y, tau=0.7, hard=True) * nn.functional.gumbel_softmax(y, dim=0)
