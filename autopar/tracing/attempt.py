@@ -83,6 +83,7 @@ class Attempt:
         self.graph = fx.Graph()
         self.attributes = Attributes(model, options.parameter_dtype)
         self.order = ExecutionOrder(model)
+        self.given: list[Any] = []  # the arguments of the call
         self.called: set[FunctionType] = set()  # of the functions that are leaves
         self.recorder = Recorder(
             self.graph,
@@ -132,6 +133,7 @@ class Attempt:
             policy = self.options.policy
             leaves = [self.model] if policy.functions else list(policy.failed)
             attributes_set = left.attributes(self.recorder, leaves)
+            left_beside = left.beside(self.recorder, self.model, self.given)
         output = self.graph.output(flat)
         self.recorder.scope, self.recorder.region = (), ()
         self.recorder.annotate(output)
@@ -156,6 +158,7 @@ class Attempt:
             failures=self.options.policy.reasons(self.model),
             assumptions=tuple(self.recorder.finite.places),
             attributes_set=attributes_set,
+            left_beside=left_beside,
             plain_values=reads.values(self.model, [*leaves, *self._module_leaves()]),
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
             reads_memory=reads_memory,
@@ -223,6 +226,7 @@ class Attempt:
     def _call(self, tensors: dict[str, torch.Tensor]) -> Any:
         inputs = self.inputs
         values = inputs.values(tensors)
+        self.given = list(values.values())
         kinds = {n: p.kind for n, p in inputs.signature.parameters.items()}
         positional = [values.pop(n) for n, k in kinds.items() if k is inspect.Parameter.POSITIONAL_ONLY and n in values]
         for name, kind in kinds.items():

@@ -11,15 +11,17 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.graph import VAL
+from autopar.graph import PLACE, VAL
 from autopar.tracing import places
 from autopar.tracing.errors import TraceError, nor_one_op
 from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.near_caches import tensors_kept
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+_GIVEN = ("placeholder", "get_attr")
 _OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and its like
 
 
@@ -123,11 +125,33 @@ class LeftBehind:
                     found.append(f"{one.path}.{name}" if one.path else name)
         return tuple(found)
 
+    def beside(self, recorder: Recorder, model: nn.Module, given: Iterable[Any]) -> tuple[str, ...]:
+        """Where those tensors of this call's data were made that forward has left beside the modules' own attributes:
+        in objects, classes, globals, and the lists and dicts that it was `given`. Calls of a graph leave none there."""
+        own = [vars(one.module) for one in self._before]
+        told = {id(t) for values in own for name in values.keys() - _OF_TORCH for t in _tensors(values[name])}
+        told |= {id(buffer) for one in self._before for buffer in one.module._buffers.values()}  # written in place
+        files = {str(node.meta.get(PLACE, "")).rpartition(":")[0] for node in recorder.graph.nodes}
+        found = dict[str, None]()
+        for tensor in tensors_kept(files, model, given):
+            node = recorder.nodes.get(id(tensor))
+            if node is None or node.op in _GIVEN or id(tensor) in told or not _holds_data(tensor, recorder):
+                continue
+            place = str(node.meta.get(PLACE, ""))
+            if place and not places.is_installed(place.rpartition(":")[0]):
+                found[place] = None
+        return tuple(found)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if not isinstance(value, (torch.Tensor, list, tuple, dict)):  # nearly all that modules have
+        return []
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
 
 def _holds_data(value: Any, recorder: Recorder) -> bool:
     """Whether there are tensors in a value that are computed from the inputs' or the parameters' numbers."""
-    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    waiting = [node for tensor in tensors if (node := recorder.nodes.get(id(tensor))) is not None]
+    waiting = [node for tensor in _tensors(value) if (node := recorder.nodes.get(id(tensor))) is not None]
     met = set(waiting)
     while waiting:
         node = waiting.pop()

@@ -28,13 +28,24 @@ _OTHERS = sys.stdlib_module_names | {"torch", "autopar"}  # of these, functions 
 
 def take_out(mine: Collection[int], files: Iterable[str], model: nn.Module) -> None:
     """Take tensors of these identities out of what is kept beside the modules of `model` and in `files`."""
+    for container in _walked(_spaces(files, model)):
+        if not isinstance(container, torch.Tensor):
+            _empty(container, mine)
+
+
+def tensors_kept(files: Iterable[str], model: nn.Module, given: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that are kept there, and in the containers `given`."""
+    spaces = [*_spaces(files, model), dict(enumerate(given))]
+    return (value for value in _walked(spaces) if isinstance(value, torch.Tensor))
+
+
+def _spaces(files: Iterable[str], model: nn.Module) -> list[dict[Any, Any]]:
     modules = list(model.modules())
     kinds = {kind for module in modules for kind in type(module).__mro__}
     names = {kind.__module__ for kind in kinds} | _modules_of(files)
     spaces = [vars(sys.modules[name]) for name in names if name in sys.modules and not _is_others(name)]
-    spaces += [vars(module) for module in modules]
-    for container in _containers(spaces):
-        _empty(container, mine)
+    spaces += [dict(vars(kind)) for kind in kinds if not _is_others(kind.__module__)]
+    return spaces + [vars(module) for module in modules]
 
 
 def _modules_of(files: Iterable[str]) -> set[str]:
@@ -46,20 +57,23 @@ def _is_others(name: Any) -> bool:
     return str(name).partition(".")[0] in _OTHERS
 
 
-def _containers(spaces: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    """Dicts, lists and caches of functions that are named there, in classes and functions, or by plain objects."""
+def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
+    """Tensors, dicts, lists and caches of functions that are named there, in classes and functions, or by plain
+    objects; and those within."""
     seen = set[int]()
     waiting = [(value, DEPTH) for space in spaces for value in list(space.values())]
     while waiting:
         value, depth = waiting.pop()
-        if not depth or id(value) in seen or issubclass(type(value), (torch.Tensor, nn.Module, ModuleType)):
+        if not depth or id(value) in seen or issubclass(type(value), (nn.Module, ModuleType)):
             continue
         seen.add(id(value))
-        if type(value) in DICTS or type(value) is list:
+        if issubclass(type(value), torch.Tensor):
+            yield value
+        elif type(value) in DICTS or type(value) is list:
             if len(value) <= _LARGE:
                 yield value
                 inside = value.values() if isinstance(value, dict) else value
-                waiting += [(one, depth - 1) for one in list(inside) if not isinstance(one, torch.Tensor)]
+                waiting += [(one, depth - 1) for one in list(inside)]
         elif type(value) is _lru_cache_wrapper:
             yield value
         else:

@@ -31,7 +31,7 @@ class Traced:
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
     `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
-    that forward has set anew. `plain_values`: those that forward has read of modules. `own_key`: the key of the traced
+    that forward has set anew; `left_beside`: lines whose tensors it has left elsewhere. `plain_values`: those that forward has read of modules. `own_key`: the key of the traced
     call itself, `other_keys` those of calls that do the same. `reads_memory`: whether forward has asked how a tensor
     lies in memory. `entry`: what was called.
     """
@@ -47,6 +47,7 @@ class Traced:
     failures: dict[nn.Module, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     attributes_set: tuple[str, ...] = ()
+    left_beside: tuple[str, ...] = ()
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
     own_key: tuple[Hashable, Hashable] = (None, None)
     other_keys: list[Hashable] = field(default_factory=list)

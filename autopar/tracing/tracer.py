@@ -111,7 +111,13 @@ def trace(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
             "make it a buffer, pass it as an argument, or return it"
         )
-    if hooked := users_hooks(root):
+    hooked = users_hooks(root)
+    if traced.left_beside and not hooked:
+        warn(
+            f"forward keeps what it makes at {', '.join(traced.left_beside[:4])} in an object, a class, a list or a dict "
+            "beside its modules, where calls of the graph put nothing: return it"
+        )
+    if hooked:
         warn(
             f"forward hooks of {', '.join(hooked[:4])} run now, while the model is traced, and not at every call: what "
             "they make of a result is planned, what else they do is not done; return from forward what they collect"

@@ -256,6 +256,46 @@ def test_what_forward_leaves_for_the_loop_or_the_next_call_is_told():
     assert model.state is None and not model.outputs and not hasattr(model, "loss")
 
 
+class Notes:
+    def __init__(self):
+        self.loss, self.all, self.table = None, [], {}
+
+
+NOTED = []
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda model, given, value: given.append(value),
+        lambda model, given, value: NOTED.append(value),
+        lambda model, given, value: setattr(model.notes, "loss", value),
+        lambda model, given, value: model.notes.all.append(value),
+        lambda model, given, value: setattr(type(model), "last", value),
+    ],
+    ids=["argument", "global", "object", "list_of_an_object", "class"],
+)
+def test_what_forward_leaves_beside_its_modules_is_told(keep):
+    class Keeping(nn.Module):
+        last = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.notes = nn.Linear(2, 2), Notes()
+
+        def forward(self, x, given):
+            self.notes.table.setdefault(x.shape[1], torch.arange(x.shape[1]))  # the same at each call
+            y = self.layer(x)
+            keep(self, given, y.square().mean())
+            return y
+
+    model, given = Keeping(), []
+    with pytest.warns(UserWarning, match=r"forward keeps what it makes at \S*test_calls.py:\d+ in an object") as told:
+        trace(model, dict(x=torch.randn(1, 2), given=given))
+    assert len(told) == 1
+    assert not (given or NOTED or model.notes.loss or model.notes.all or model.last)
+
+
 class Opaque:
     def __init__(self, x):
         self.x = x
