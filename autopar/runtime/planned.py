@@ -143,6 +143,7 @@ class Planned:
         given = self._returned(program, outputs, entry)
         if self.returns_float32:
             given = [as_float32(value) for value in given]
+        program.traced.set_on(model, given)
         return program.traced.rebuild(given)
 
     def _returned(self, program: Program, outputs: Sequence[Any], entry: Entry) -> list[Any]:

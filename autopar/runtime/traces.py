@@ -64,6 +64,9 @@ class Traced(Protocol):
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
 
+    def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
+        """Set on the modules of a model what forward does, from the flat outputs of the graph."""
+
 
 Replan = Callable[
     [

@@ -128,11 +128,12 @@ class Attempt:
             for error, path in self.recorder.unanswered:  # the model caught it, and went a way that it goes for errors
                 self.calls.blame(error, path)
                 raise error
-            outputs, out_spec = flattened(returned, "what forward returns")
-            flat = tuple(self._output(output) for output in outputs)
             policy = self.options.policy
             leaves = [self.model] if policy.functions else list(policy.failed)
-            attributes_set = left.attributes(self.recorder, leaves)
+            kept, attributes_set = left.attributes(self.recorder, reads, leaves)
+            outputs, out_spec = flattened(returned, "what forward returns")
+            beside, set_spec = flattened([one.value for one in kept], "what forward sets on modules")
+            flat = tuple(self._output(output) for output in (*outputs, *beside))
             left_beside = left.beside(self.recorder, self.model, self.given)
         output = self.graph.output(flat)
         self.recorder.scope, self.recorder.region = (), ()
@@ -159,7 +160,9 @@ class Attempt:
             assumptions=tuple(self.recorder.finite.places),
             attributes_set=attributes_set,
             left_beside=left_beside,
-            plain_values=reads.values(self.model, [*leaves, *self._module_leaves()]),
+            plain_values=reads.values(self.model, [*leaves, *self._module_leaves()], [one[:2] for one in kept]),
+            set_attributes=tuple(one[:2] for one in kept),
+            set_spec=set_spec,
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
             reads_memory=reads_memory,
             entry=self.options.entry,

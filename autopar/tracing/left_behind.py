@@ -1,11 +1,12 @@
-"""What a forward leaves in the model: buffers that it binds anew are written, other attributes cannot be kept."""
+"""What a forward leaves in the model: buffers that it binds anew are written, and tensors that it sets on modules are
+outputs of the graph, which calls set there; what goes on from call to call in other attributes cannot be kept."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -18,6 +19,7 @@ from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.near_caches import tensors_kept
 
 if TYPE_CHECKING:
+    from autopar.tracing.plain_reads import PlainReads
     from autopar.tracing.recorder import Recorder
 
 _PLAIN = (bool, int, float)  # what is counted or summed up from call to call
@@ -31,6 +33,14 @@ class _Before:
     module: nn.Module
     own: dict[str, Any]
     buffers: dict[str, torch.Tensor | None]
+
+
+class Kept(NamedTuple):
+    """What forward has left in an attribute of the module at `path`."""
+
+    path: str
+    name: str
+    value: Any
 
 
 class LeftBehind:
@@ -96,16 +106,20 @@ class LeftBehind:
         leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))
         return any(module is inner for leaf in leaves for inner in leaf.modules())
 
-    def attributes(self, recorder: Recorder, leaves: Iterable[nn.Module] = ()) -> tuple[str, ...]:
-        """Names of numbers and tensors that were there before and are others now, and of whatever holds tensors of this
-        call's inputs or parameters now (a loss that the loop reads, a state for the next call): a graph has what they
-        were.
+    def attributes(
+        self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()
+    ) -> tuple[list[Kept], tuple[str, ...]]:
+        """What calls of the graph set on modules, and the names of what they cannot.
+
+        Set is what holds tensors of this call's inputs or parameters, and is not read before it is set: a loss that the
+        loop reads, a map of attention. Else a call would go on from the one before: a graph has what was there. So it
+        does of numbers and tensors that were there before and are others now.
 
         Not those of `leaves`, whose own code runs at each call; nor those of installed packages, which note there what
         follows from the shapes of a call (a window that fits the image), not what goes on from call to call. Nor what
         is kept of constants and buffers alone, as a mask or a table: that is the same at each call.
         """
-        found = []
+        kept, lost = list[Kept](), list[str]()
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
         for one in self._before:
             if id(one.module) in as_they_are or _is_installed(type(one.module)):
@@ -115,15 +129,13 @@ class LeftBehind:
                 old, new = before.get(name), now.get(name)
                 if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
                     continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
-                if isinstance(old, torch.Tensor):
-                    changed = new is not old
-                elif type(old) in _PLAIN:
-                    changed = type(new) is not type(old) or new != old
-                else:
-                    changed = name not in _OF_TORCH and _holds_data(new, recorder)
-                if changed:
-                    found.append(f"{one.path}.{name}" if one.path else name)
-        return tuple(found)
+                of_data = name not in _OF_TORCH and _holds_data(new, recorder)
+                is_set = new is not old and name in vars(one.module)
+                if of_data and is_set and not reads.began_with(one.path, name, old):
+                    kept.append(Kept(one.path, name, new))
+                elif of_data or _is_other(new, old):
+                    lost.append(f"{one.path}.{name}" if one.path else name)
+        return kept, tuple(lost)
 
     def beside(self, recorder: Recorder, model: nn.Module, given: Iterable[Any]) -> tuple[str, ...]:
         """Where those tensors of this call's data were made that forward has left beside the modules' own attributes:
@@ -141,6 +153,13 @@ class LeftBehind:
             if place and not places.is_installed(place.rpartition(":")[0]):
                 found[place] = None
         return tuple(found)
+
+
+def _is_other(new: Any, old: Any) -> bool:
+    """Whether a number or a tensor was there, and is another now."""
+    if isinstance(old, torch.Tensor):
+        return new is not old
+    return type(old) in _PLAIN and (type(new) is not type(old) or new != old)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -49,6 +49,7 @@ class PlainReads:
         self._modules |= {id(one): path for path, one in self._of_loss.items() if isinstance(one, nn.Module)}
         self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
         self._places: dict[Place, None] = {}
+        self._first: dict[Place, int] = {}  # of attributes, by `id`, what was read first
         self._patches = contextlib.ExitStack()
         self._patched: set[type] = set()
 
@@ -56,15 +57,18 @@ class PlainReads:
     def noted(self) -> Iterator[None]:
         """Inside, note what is read."""
         before: Any = nn.Module.__getattribute__
-        modules, note = self._modules, self._note
+        modules, note, first = self._modules, self._note, self._first
 
         def read(module: nn.Module, name: str) -> Any:
             value = before(module, name)
             if name not in _MODULES_OWN and (path := modules.get(id(module))) is not None:
+                first.setdefault((path, (name,)), id(value))
                 note(value, path, (name,))
             return value
 
         def read_registered(module: nn.Module, name: str) -> Any:
+            if (path := modules.get(id(module))) is not None:  # there or not
+                first.setdefault((path, (name,)), id(None))
             value = registered(module, name)
             if value is None and name in module._buffers and (path := modules.get(id(module))) is not None:
                 note(value, path, (name,))
@@ -112,14 +116,26 @@ class PlainReads:
         modules = [(path, owner) for path, owner in self._of_loss.items() if isinstance(owner, nn.Module)]
         return [(path, (name,)) for path, owner in modules for name in ("training", *owner._buffers)]
 
-    def values(self, model: nn.Module, without: Iterable[nn.Module]) -> PlainValues:
-        """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call."""
+    def began_with(self, path: str, name: str, value: Any) -> bool:
+        """Whether forward has read an attribute that had this value (None where there was none) before it set it."""
+        return self._first.get((path, (name,))) == id(value)
+
+    def values(
+        self, model: nn.Module, without: Iterable[nn.Module], kept: Iterable[tuple[str, str]] = ()
+    ) -> PlainValues:
+        """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call. Nor
+        attributes that are `kept`, which calls set."""
         leaves = {id(module) for leaf in without for module in leaf.modules()}
         modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
         modules |= self._of_loss
         found = {}
+        set_by_calls = {(path, (name,)) for path, name in kept}
         for path, names in (*self._places, *self._state_of_loss()):
-            if path in modules and _is_kept(modules[path], names, of_loss=path in self._of_loss):
+            if (
+                (path, names[:1]) not in set_by_calls
+                and path in modules
+                and _is_kept(modules[path], names, of_loss=path in self._of_loss)
+            ):
                 found[path, names] = _frozen(_value(modules[path], names))
         return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN}, self._of_loss)
 

@@ -31,9 +31,10 @@ class Traced:
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
     `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
-    that forward has set anew; `left_beside`: lines whose tensors it has left elsewhere. `plain_values`: those that forward has read of modules. `own_key`: the key of the traced
-    call itself, `other_keys` those of calls that do the same. `reads_memory`: whether forward has asked how a tensor
-    lies in memory. `entry`: what was called.
+    that forward has set anew and calls cannot; `set_attributes`: those that they set, by module and name, with
+    `set_spec`; `left_beside`: lines whose tensors forward has left elsewhere. `plain_values`: those that forward has
+    read of modules. `own_key`: the key of the traced call itself, `other_keys` those of calls that do the same.
+    `reads_memory`: whether forward has asked how a tensor lies in memory. `entry`: what was called.
     """
 
     graph: fx.Graph
@@ -47,6 +48,8 @@ class Traced:
     failures: dict[nn.Module, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     attributes_set: tuple[str, ...] = ()
+    set_attributes: tuple[tuple[str, str], ...] = ()
+    set_spec: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure([]))
     left_beside: tuple[str, ...] = ()
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
     own_key: tuple[Hashable, Hashable] = (None, None)
@@ -92,6 +95,8 @@ class Traced:
         """
         if self.own_key[0] != other.own_key[0] or self.out_spec != other.out_spec or other.inputs.same:
             return False
+        if (self.set_attributes, self.set_spec) != (other.set_attributes, other.set_spec):
+            return False
         if self.reads_values or other.reads_values or not _alike(self.constants, other.constants):
             return False
         node_of = {str(n.target): n for n in other.graph.nodes if n.op == "placeholder"}
@@ -105,7 +110,14 @@ class Traced:
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
-        return pytree.tree_unflatten(list(leaves), self.out_spec)
+        return pytree.tree_unflatten(list(leaves)[: self.out_spec.num_leaves], self.out_spec)
+
+    def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
+        """Set on the modules of a model what forward does, from the flat outputs of the graph."""
+        if self.set_attributes:
+            values = pytree.tree_unflatten(list(leaves)[self.out_spec.num_leaves :], self.set_spec)
+            for (path, name), value in zip(self.set_attributes, values, strict=True):
+                setattr(model.get_submodule(path), name, value)
 
     def attribute(self, name: str) -> Any:
         """The parameter, buffer, submodule or constant behind a node's target."""

@@ -109,13 +109,13 @@ def trace(
     if traced.attributes_set:
         warn(
             f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
-            "make it a buffer, pass it as an argument, or return it"
+            "make it a buffer, or pass it as an argument and return it"
         )
     hooked = users_hooks(root)
     if traced.left_beside and not hooked:
         warn(
-            f"forward keeps what it makes at {', '.join(traced.left_beside[:4])} in an object, a class, a list or a dict "
-            "beside its modules, where calls of the graph put nothing: return it"
+            f"forward keeps what it makes at {', '.join(traced.left_beside[:4])} in an object, a class, a list or a "
+            "dict beside its modules, where calls of the graph put nothing: return it"
         )
     if hooked:
         warn(

@@ -83,6 +83,9 @@ class HandTraced:
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         return leaves[0]
 
+    def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
+        """Nothing: no forward here sets attributes."""
+
 
 def trace(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], *, last: str | None = None, dtype: torch.dtype | None = None

@@ -251,9 +251,10 @@ class Carrying(nn.Module):
 
 def test_what_forward_leaves_for_the_loop_or_the_next_call_is_told():
     model = Carrying()
-    with pytest.warns(UserWarning, match=r"forward sets state, outputs, loss, which .* make it a buffer"):
-        trace(model, dict(x=torch.randn(1, 3, 2)))
+    with pytest.warns(UserWarning, match=r"forward sets state, outputs, which .* make it a buffer"):
+        traced = trace(model, dict(x=torch.randn(1, 3, 2)))
     assert model.state is None and not model.outputs and not hasattr(model, "loss")
+    assert traced.set_attributes == (("", "loss"),)
 
 
 class Notes:

@@ -1,0 +1,129 @@
+"""What forward sets on modules for the loop to read, on real ranks; compared with one process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loop_cases import PRESETS, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+
+X = torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8).sin()
+
+
+class Router(nn.Module):
+    """Leaves a loss that balances, as mixtures of experts do, and what it has seen."""
+
+    aux: torch.Tensor
+    seen: dict[str, torch.Tensor] | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(8, 8), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.linear(x).softmax(-1)
+        self.aux = chosen.mean(0).square().sum()  # read again, below
+        self.seen = {"chosen": chosen, "most": chosen.detach().amax(-1)}
+        return x + chosen * self.aux.detach()
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Router() for _ in range(3)))
+        self.last_loss: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.layers(x)
+        self.last_loss = (result - x.roll(1, 0)).square().mean()
+        return result.mean()
+
+
+def pair(build: Callable[[], nn.Module], preset: str, **options: Any) -> list[Any]:
+    """Planned, and not."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        made.append(build().double())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    autopar.autoparallelize(made[0], {"x": X}, mesh, constraints=preset, **options)
+    return made
+
+
+def trained(preset: str) -> list[float]:
+    """A loop that adds what the modules have."""
+    planned, alone = pair(Mixture, preset)
+    worst = 0.0
+    for step in range(3):
+        losses = []
+        for model in (planned, alone):
+            model(X + step)
+            aux = sum(router.aux for router in model.layers)
+            losses.append(model.last_loss + 0.1 * aux + whole(model.layers[1].seen["chosen"]).square().mean())
+            losses[-1].backward()
+        worst = max(worst, (losses[0] - losses[1]).abs().item())
+        for one, other in zip(planned.parameters(), alone.parameters(), strict=True):
+            worst = max(worst, (whole(one.grad) - other.grad).abs().max().item())
+        for model in (planned, alone):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            model.zero_grad()
+        most = [whole(model.layers[0].seen["most"]) for model in (planned, alone)]
+        worst = max(worst, (most[0] - most[1]).abs().max().item())
+    return [worst, len(planned._autopar.programs)]
+
+
+def in_eval(preset: str) -> float:
+    """Calls of other kinds set theirs, on copies too."""
+    planned, alone = pair(Mixture, preset)
+    worst = 0.0
+    with torch.no_grad():
+        for rows in (8, 6):
+            planned.eval()(X[:rows])
+            alone.eval()(X[:rows])
+            worst = max(worst, (planned.last_loss - alone.last_loss).abs().item())
+    return worst
+
+
+def own_rows() -> float:
+    """Numbers that all ranks have count once where each has rows of its own."""
+    planned, alone = pair(Mixture, "ddp", inputs="local")
+    mine = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+    for model, rows in ((planned, mine), (alone, slice(0, 8))):
+        (model(X[rows]) + sum(router.aux for router in model.layers)).backward()
+    pairs = zip(planned.parameters(), alone.parameters(), strict=True)
+    return max((whole(one.grad) - other.grad).abs().max().item() for one, other in pairs)
+
+
+class Recurrent(nn.Module):
+    """Goes on from the call before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = 0 if self.state is None else self.state
+        self.state = self.linear(x).detach() + before
+        return (self.linear(x) + before).mean()
+
+
+def going_on() -> list[str]:
+    """A state is told, and not set."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        planned, _ = pair(Recurrent, "ddp")
+        planned(X)
+    return [*(str(one.message) for one in told if "forward sets" in str(one.message)), str(planned.state)]
+
+
+GRID = {f"{case.__name__}-{preset}": partial(case, preset) for case in (trained, in_eval) for preset in PRESETS}
+CASES: dict[int, dict[str, Callable[[], Any]]] = {2: {**GRID, "own_rows": own_rows, "going_on": going_on}}
