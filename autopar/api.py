@@ -83,9 +83,9 @@ def plan(
         concrete_args: inputs fixed to these values; they are no inputs of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
-        time_limit: seconds for the solver; past it the best plan so far is taken, with its gap. Between its steps they
-            are CPU seconds; within one, HiGHS and CBC go by the clock. So a plan that reaches the limit may differ from
-            run to run, above all on a busy machine; one that is proven ("optimal") well before does not.
+        time_limit: seconds for the solver, of CPU between its steps and by the clock within one; past it the best plan
+            so far is taken, with its gap, and may differ from run to run. Where few plans fit, or none, the search for
+            the least memory takes up to three times as long besides.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
         solver: "highs" or "cbc", which takes its place where Python has no `highspy` and is slower.
 
