@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from autopar.environment import is_on
+from autopar.graph import output_tensors
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.discovery import cache
 from autopar.strategies.discovery.apart import Died, search_apart
 from autopar.strategies.discovery.search import find_rule, holds
 from autopar.strategies.discovery.tiny import NotTiny, Tiny, describe, shrinking_of, tiny
+
+_NUMBERS = 16  # of an output, at least, in the draws at one shape
 
 _known: dict[str, Found] = {}  # in this process: its rules have been run
 
@@ -62,9 +66,16 @@ def _found(node: fx.Node, key: str) -> Found:
 
 
 def trials(node: fx.Node) -> list[Tiny]:
-    """The op at two shapes, each with two draws of its inputs; NotTiny where it cannot be tried."""
+    """The op at two shapes, each with two draws of its inputs, and more where few numbers come of each; NotTiny where
+    it cannot be tried.
+
+    One number is right by chance now and then: a sample of two points is the larger of them every other time.
+    """
     shrinking = shrinking_of(node)
     two = [tiny(node, shrinking, ways=2, turn=0, seed=seed) for seed in (1, 2)]
+    fewest = min((t.numel() for t in output_tensors(two[0].node) if t.numel()), default=_NUMBERS)
+    more = range(5, 3 + math.ceil(_NUMBERS / fewest))
+    two += [tiny(node, shrinking, ways=2, turn=0, seed=seed) for seed in more]
     try:
         three = [tiny(node, shrinking, ways=3, turn=3, seed=seed) for seed in (3, 4)]
     except Exception:  # it takes only certain sizes: what is found holds for those

@@ -171,6 +171,14 @@ NONE: dict[str, tuple[Any, ...]] = {
     "no way to split it was found by running it": (torch.prod, x(16, 512)),
     "no way to split it was found by running it on": (F.cosine_embedding_loss, x(8, 6), x(8, 6), torch.ones(8)),
     "no way to split it was found by running it on small": (spread, x(1, 0, 8)),
+    "no way to split it was found by running it on small tensors": (
+        torch.grid_sampler_3d,  # one number, between two points: the larger of them every other time
+        x(1, 1, 2, 2, 2),
+        x(1, 1, 1, 1, 3),
+        0,
+        1,
+        False,
+    ),
     "its integers could be tried as zeros alone": (bagged, ids(12, 8), x(12, 6), torch.tensor([0, 5])),
 }
 
