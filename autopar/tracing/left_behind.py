@@ -133,7 +133,7 @@ class LeftBehind:
                 is_set = new is not old and name in vars(one.module)
                 if of_data and is_set and not reads.began_with(one.path, name, old):
                     kept.append(Kept(one.path, name, new))
-                elif of_data or _is_other(new, old):
+                elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
                     lost.append(f"{one.path}.{name}" if one.path else name)
         return kept, tuple(lost)
 

@@ -62,6 +62,7 @@ class HandTraced:
     constants: Mapping[str, Any] = field(default_factory=dict)
     loss_names: tuple[str, ...] = ()
     entry: Entry = FORWARD
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
 
     reads_values: bool = False
     reads_memory: bool = False

@@ -58,6 +58,7 @@ LEFT_OUT = (
         "each device would weigh all keys again",
     ),
     ("scaled_dot_product_attention", _PASSING, "values come from projections that are split on heads, not on inputs"),
+    ("nonzero_static", r".* -> R", "the first of a part are the first of all where nothing is zero, as in random ones"),
     ("nan_to_num", _PASSING, "it is linear where all is finite, which nobody knows"),
     ("xlogy", _PASSING, "linear in what stands before the logarithm: not seen in models"),
     ("cross_entropy", _PASSING, "class weights and probabilities as labels are data: never partial"),

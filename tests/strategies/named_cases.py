@@ -128,6 +128,7 @@ NAMED: dict[str, list[Case]] = {
     "views": [
         ("diagonal", x(6, 6)),
         ("as_strided", x(6, 8), (3, 4), (8, 1), 5),
+        (torch.as_strided_copy, x(6, 8), (3, 4), (8, 1), 5),
         (torch.diagonal, x(4, 6, 12, 6), 1, {"dim1": 1, "dim2": -1}),
         (_ATEN.slice_backward.default, x(6, 4, 12), [6, 10, 12], 1, 2, 10, 2),
         (_ATEN.slice_backward.default, x(6, 12), [6, 12], -1, 0, 12, 1),
