@@ -124,9 +124,10 @@ def global_stand_ins(
     input that is not known has whose first dim is as long as that of those that are, or of the first.
     """
     tensors = tensors_of_call(called, args, kwargs)
-    length = next((len(t) for name, t in tensors.items() if name in known and not known[name][0].is_replicated), None)
+    lengths = {name: len(tensor) for name, tensor in tensors.items() if tensor.ndim}
+    length = next((n for name, n in lengths.items() if name in known and not known[name][0].is_replicated), None)
     if length is None and known.keys().isdisjoint(tensors):
-        length = next((len(tensor) for tensor in tensors.values() if tensor.ndim), None)
+        length = next(iter(lengths.values()), None)
 
     made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
 
