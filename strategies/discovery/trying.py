@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -75,7 +76,9 @@ def trials(node: fx.Node) -> list[Tiny]:
     two = [tiny(node, shrinking, ways=2, turn=0, seed=seed) for seed in (1, 2)]
     fewest = min((t.numel() for t in output_tensors(two[0].node) if t.numel()), default=_NUMBERS)
     more = range(5, 3 + math.ceil(_NUMBERS / fewest))
-    two += [tiny(node, shrinking, ways=2, turn=0, seed=seed) for seed in more]
+    for seed in more:
+        with suppress(Exception):  # it may refuse some numbers that are drawn, as a quantile beyond 1
+            two.append(tiny(node, shrinking, ways=2, turn=0, seed=seed))
     try:
         three = [tiny(node, shrinking, ways=3, turn=3, seed=seed) for seed in (3, 4)]
     except Exception:  # it takes only certain sizes: what is found holds for those

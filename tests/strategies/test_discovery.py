@@ -191,6 +191,12 @@ def test_there_is_no_rule_because(why: str, request: pytest.FixtureRequest) -> N
     assert re.search(why, found.why), found.why
 
 
+def test_draws_that_an_op_refuses_are_left_out() -> None:
+    """Of a quantile some are beyond 1."""
+    levels = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    assert discover(example(torch.quantile, x(2), levels, 0)[0]).rule is None
+
+
 def test_arguments_may_have_any_name() -> None:
     def apart(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return output - target
