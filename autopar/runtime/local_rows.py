@@ -18,6 +18,7 @@ from torch import nn
 from autopar.errors import InputError
 from autopar.runtime.calls import Call, tensors_of_call
 from autopar.runtime.programs import Program, Programs
+from autopar.runtime.scaled_gradients import with_scaled_gradient
 from autopar.user_warnings import warn
 
 
@@ -25,22 +26,11 @@ def asked_as_own(inputs: Sequence[Any], program: Program, ranks: int) -> list[An
     """The inputs of a call; gradients of this rank's rows come back as of its own loss, not as of the mean."""
     layouts = (layout for layout, _ in program.inputs.values())
     return [
-        _OfOwnLoss.apply(value, ranks)
+        with_scaled_gradient(value, ranks)
         if isinstance(value, torch.Tensor) and value.requires_grad and not layout.is_replicated
         else value
         for value, layout in zip(inputs, layouts, strict=True)
     ]
-
-
-class _OfOwnLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, ranks: int) -> torch.Tensor:
-        ctx.ranks = ranks
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient * ctx.ranks, None
 
 
 def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from autopar.layout import Layout
 from autopar.runtime.collectives import LocalMesh, all_reduce
 from autopar.runtime.parameters import placements
+from autopar.runtime.scaled_gradients import with_scaled_gradient
 
 Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
 """How an output lies, its global shape and strides; None for what is no tensor."""
@@ -107,24 +108,13 @@ def rows_of_rank(value: torch.Tensor, device_mesh: DeviceMesh, dim: int = 0) -> 
     if not isinstance(value, DTensor):
         value = DTensor.from_local(value, device_mesh, [Replicate()] * device_mesh.ndim, run_check=False)
     mine: torch.Tensor = value.redistribute(placements=[Shard(dim)] * device_mesh.ndim).to_local()
-    return _Averaged.apply(mine, device_mesh.size()) if mine.requires_grad else mine
+    return with_scaled_gradient(mine, 1 / device_mesh.size()) if mine.requires_grad else mine
 
 
 def are_here(value: torch.Tensor, dim: int) -> bool:
     """Whether each rank has its rows, which lie along a dim, whole."""
     placements = value.placements if isinstance(value, DTensor) else ()
     return all(placement.is_replicate() or placement == Shard(dim) for placement in placements)
-
-
-class _Averaged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, ranks: int) -> torch.Tensor:
-        ctx.ranks = ranks
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient / ctx.ranks, None
 
 
 class _MeanOfRanks(torch.autograd.Function):

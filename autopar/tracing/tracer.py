@@ -62,8 +62,8 @@ def trace(
     `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
     loss; not so `without_loss`: then it is of a call that leaves these arguments out. `same_inputs`: examples that
     are one tensor are one input, by default each is its own. `entry`: what is called, by default the model itself.
-    `parameter_dtype`: floating parameters and
-    inputs appear in this dtype. `trace_sizes`: sizes that reach an op are nodes, else constants.
+    `parameter_dtype`: floating parameters and inputs appear in this dtype. `trace_sizes`: sizes that reach an op are
+    nodes, else constants.
     `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
 
     Leaves: `leaf_policy` "flat" enters every module, "layers" keeps those of torch.nn; `leaf_types` (types or

@@ -65,3 +65,14 @@ def _difference(mine: Any, its: Any) -> float:
         return 0.0 if mine is its else float("inf")
     mine, its = whole(mine.detach()), its.detach()
     return ((mine - its).abs().max() / (1 + its.abs().max())).item()
+
+
+def pair(build: Callable[[], nn.Module], examples: dict[str, Any], preset: str, **options: Any) -> list[Any]:
+    """A model that is planned on all ranks, and the same one alone, both in double precision."""
+    made = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        made.append(build().double())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    autopar.autoparallelize(made[0], examples, mesh, constraints=preset, **options)
+    return made

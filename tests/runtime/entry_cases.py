@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from beside_one_process import pair
 from loop_cases import PRESETS, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -46,17 +47,6 @@ class Autoencoder(nn.Module):
         return lost.mean() if weight is None else (lost * weight).mean()
 
 
-def pair(preset: str, **options: Any) -> list[Autoencoder]:
-    """Planned, and not."""
-    made = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        made.append(Autoencoder().double())
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    autopar.autoparallelize(made[0], {"x": X}, mesh, constraints=preset, **options)
-    return made
-
-
 def apart(planned: nn.Module, alone: nn.Module) -> float:
     """The largest difference of gradients."""
     pairs = zip(planned.parameters(), alone.parameters(), strict=True)
@@ -65,7 +55,7 @@ def apart(planned: nn.Module, alone: nn.Module) -> float:
 
 def training(preset: str) -> float:
     """A loss of several calls, of modules, a method of modules, one that was registered, and the model itself."""
-    models = pair(preset)
+    models = pair(Autoencoder, {"x": X}, preset)
     autopar.register_forward_method(models[0], "encode")
     worst = 0.0
     for _ in range(2):
@@ -82,7 +72,7 @@ def training(preset: str) -> float:
 
 def changed(preset: str) -> float:
     """Modes, other shapes, values that the loop sets, and no gradients."""
-    planned, alone = pair(preset)
+    planned, alone = pair(Autoencoder, {"x": X}, preset)
     autopar.register_forward_method(planned, "likeness")
     worst = 0.0
     for model in (planned, alone):
@@ -120,7 +110,7 @@ def hooked(preset: str) -> list[float]:
 
 def copied(preset: str) -> list[Any]:
     """A copy calls its own modules; a copy of a module alone has no plan."""
-    planned, alone = pair(preset)
+    planned, alone = pair(Autoencoder, {"x": X}, preset)
     autopar.register_forward_method(planned, "encode")
     planned.encode(X)
     kept = copy.deepcopy(planned)
@@ -138,7 +128,7 @@ def copied(preset: str) -> list[Any]:
 
 def refused(preset: str) -> list[str]:
     """What cannot be registered."""
-    planned, alone = pair(preset)
+    planned, alone = pair(Autoencoder, {"x": X}, preset)
     told = []
     for module, name in ((planned, "encod"), (planned, "forward"), (alone, "encode"), (planned.up, "extra_rep")):
         try:
@@ -150,7 +140,7 @@ def refused(preset: str) -> list[str]:
 
 def accumulated(preset: str) -> float:
     """Calls of modules in the backward passes of a step of two."""
-    planned, alone = pair(preset, micro_batches=2)
+    planned, alone = pair(Autoencoder, {"x": X}, preset, micro_batches=2)
     for model in (planned, alone):
         (model(X[:4]) + model.decode(CODES).square().mean()).backward()
         (model(X[4:]) + model.decode(CODES + 1).square().mean()).backward()
@@ -159,7 +149,7 @@ def accumulated(preset: str) -> float:
 
 def own_rows(preset: str) -> list[float]:
     """With rows of its own, each rank's loss of them counts as under DistributedDataParallel, as one of the mean."""
-    planned, alone = pair(preset, inputs="local")
+    planned, alone = pair(Autoencoder, {"x": X}, preset, inputs="local")
     autopar.register_forward_method(planned, "likeness")
     ranks, rank = dist.get_world_size(), dist.get_rank()
     rows = [slice(8 // ranks * r, 8 // ranks * (r + 1)) for r in range(ranks)]

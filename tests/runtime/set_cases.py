@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from beside_one_process import pair
 from loop_cases import PRESETS, whole
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-
-import autopar
 
 X = torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8).sin()
 
@@ -47,20 +45,9 @@ class Mixture(nn.Module):
         return result.mean()
 
 
-def pair(build: Callable[[], nn.Module], preset: str, **options: Any) -> list[Any]:
-    """Planned, and not."""
-    made = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        made.append(build().double())
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    autopar.autoparallelize(made[0], {"x": X}, mesh, constraints=preset, **options)
-    return made
-
-
 def trained(preset: str) -> list[float]:
     """A loop that adds what the modules have."""
-    planned, alone = pair(Mixture, preset)
+    planned, alone = pair(Mixture, {"x": X}, preset)
     worst = 0.0
     for step in range(3):
         losses = []
@@ -82,7 +69,7 @@ def trained(preset: str) -> list[float]:
 
 def in_eval(preset: str) -> float:
     """Calls of other kinds set theirs, on copies too."""
-    planned, alone = pair(Mixture, preset)
+    planned, alone = pair(Mixture, {"x": X}, preset)
     worst = 0.0
     with torch.no_grad():
         for rows in (8, 6):
@@ -94,7 +81,7 @@ def in_eval(preset: str) -> float:
 
 def own_rows() -> float:
     """Numbers that all ranks have count once where each has rows of its own."""
-    planned, alone = pair(Mixture, "ddp", inputs="local")
+    planned, alone = pair(Mixture, {"x": X}, "ddp", inputs="local")
     mine = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
     for model, rows in ((planned, mine), (alone, slice(0, 8))):
         (model(X[rows]) + sum(router.aux for router in model.layers)).backward()
@@ -120,7 +107,7 @@ def going_on() -> list[str]:
     """A state is told, and not set."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        planned, _ = pair(Recurrent, "ddp")
+        planned, _ = pair(Recurrent, {"x": X}, "ddp")
         planned(X)
     return [*(str(one.message) for one in told if "forward sets" in str(one.message)), str(planned.state)]
 
