@@ -84,8 +84,8 @@ def plan(
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
         time_limit: seconds for the solver, of CPU between its steps and by the clock within one; past it the best plan
-            so far is taken, with its gap, and may differ from run to run. Where few plans fit, or none, the search for
-            the least memory takes up to three times as long besides.
+            so far is taken, with its gap, and may differ from run to run. Where no plan is found that fits, the search
+            for the smallest budget that has one takes about as long again.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
         solver: "highs" or "cbc", which takes its place where Python has no `highspy` and is slower.
 

@@ -19,21 +19,16 @@ only every second one is followed by a collective (1909.08053, section 3).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from torch import fx
 
-from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat
-from autopar.cost.levels import Levels
-from autopar.cost.memory import StepMemory
-from autopar.solver.building import build_problem
+from autopar.solver.asked import Asked
 from autopar.solver.clock import Clock
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.outcome import WHOLE, Outcome
-from autopar.solver.restricted import Restricted
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_program, in_seconds, price
 from autopar.solver.solution import Solution, read_solution
@@ -48,66 +43,13 @@ _CLOSE = 1e-3  # what a relaxation may miss of its optimum, relatively
 Ways = Mapping[fx.Node, Sequence[Strategy]]
 
 
-@dataclass(frozen=True)
-class EachBlock:
-    """A problem whose blocks decide for themselves, at the `levels` of recompute of the folded one."""
-
-    memory: StepMemory
-    restricted: Restricted
-    cluster: Cluster
-    repeats: Sequence[Repeat]
-    budget_bytes: float | None
-    levels: Mapping[tuple[Repeat, int], Levels | None]
-
-    def model(self, ways: Ways) -> Model:
-        """Of plans in which ops run in these ways; without a budget nothing recomputes."""
-        again = replace(self.restricted, strategies=dict(ways))
-        given, recompute = (self.memory, again, self.cluster, self.repeats), self.budget_bytes is not None
-        model = Model(build_problem(*given, fold=False, recompute=recompute, levels=self.levels))
-        if self.budget_bytes is not None:
-            Rows(model, self.budget_bytes)
-        return model
-
-    def storages(self, solution: Solution) -> Ways:
-        """The ways of a solution, and all storages of parameters."""
-        return {
-            node: some if self.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
-            for node, some in self.restricted.strategies.items()
-        }
-
-    def mixed(self, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
-        """The ways that a relaxation of the folded problem mixes, and those of its solution."""
-        problem = folded.problem
-        used = [
-            [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > WHOLE]
-            for op, variables in zip(problem.ops, folded.x, strict=True)
-        ]
-        found: dict[fx.Node, Sequence[Strategy]] = {}
-        for node, some in self.restricted.strategies.items():
-            mine = used[problem.op_of[node]] if node in problem.op_of else []
-            chosen = solution.chosen.get(node)
-            found[node] = [one for one in some if one in mine or one == chosen] or some
-        return found
-
-
-def refined(
-    folded: Model,
-    solution: Solution,
-    memory: StepMemory,
-    restricted: Restricted,
-    cluster: Cluster,
-    repeats: Sequence[Repeat],
-    budget_bytes: float,
-    time_limit: float,
-    gap: float,
-    solver: str,
-) -> Solution:
+def refined(asked: Asked, folded: Model, solution: Solution, seconds: float) -> Solution:
     """A solution of a folded problem, or one in which blocks differ, where that is faster by more than the gap.
 
     Its status and bound are those of the folded problem: of plans whose blocks share their decisions.
     """
     stages = folded.problem.stages
-    if not 1 < max(stage.count for stage in stages) <= MOST_BLOCKS or time_limit <= 0:
+    if not 1 < max(stage.count for stage in stages) <= MOST_BLOCKS or seconds <= 0:
         return solution
     levels = {
         (stage.repeat, stage.first + i): stage.levels
@@ -115,45 +57,62 @@ def refined(
         if stage.repeat is not None
         for i in range(stage.count)
     }
-    blocks = EachBlock(memory, restricted, cluster, repeats, budget_bytes, levels)
-    clock = Clock(time_limit, time_limit)
+
+    def within(ways: Ways) -> Model:
+        model = Model(asked.each_block(ways, levels))
+        Rows(model, asked.usable_bytes)
+        return model
+
+    clock, solver = Clock(seconds, seconds), asked.solver
     best, tried = solution, [solution]  # storages around the plan of before may be better than around a faster one
-    relaxed = folded.program.relax(solver, time_limit, {}, time_limit / 2, close=_CLOSE)
+    relaxed = folded.program.relax(solver, seconds, {}, seconds / 2, close=_CLOSE)
     if relaxed.status == "optimal":
-        model = blocks.model(blocks.mixed(folded, relaxed, solution))
-        best = _faster(model, _told_apart(model, solution, solver, clock, gap), solution, gap)
-        if blocks.storages(best) != blocks.storages(solution):
+        model = within(_mixed(asked, folded, relaxed, solution))
+        best = _faster(model, _told_apart(model, solution, solver, clock, asked.gap), solution, asked.gap)
+        if _storages(asked, best) != _storages(asked, solution):
             tried.append(best)
     for one in tried:
         if (left := clock.left(True)) <= 0:
             break
-        model = blocks.model(blocks.storages(one))
+        model = within(_storages(asked, one))
         price(model)
         everything = np.arange(len(model.program.names))
-        best = _faster(model, _found(model, everything, best, solver, left, gap, _STORED), best, gap)
+        best = _faster(model, _found(model, everything, best, solver, left, asked.gap, _STORED), best, asked.gap)
     return best
 
 
-def differing(
-    folded: Model,
-    solution: Solution,
-    memory: StepMemory,
-    restricted: Restricted,
-    cluster: Cluster,
-    repeats: Sequence[Repeat],
-    time_limit: float,
-    gap: float,
-    solver: str,
-) -> Solution:
+def differing(asked: Asked, folded: Model, solution: Solution, seconds: float) -> Solution:
     """The same without a budget, of a problem in which nothing recomputes."""
-    if max(stage.count for stage in folded.problem.stages) == 1 or time_limit <= 0:
+    if max(stage.count for stage in folded.problem.stages) == 1 or seconds <= 0:
         return solution
-    relaxed = folded.program.relax(solver, time_limit, {}, time_limit / 2, close=_CLOSE)
-    if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - gap)):
+    relaxed = folded.program.relax(asked.solver, seconds, {}, seconds / 2, close=_CLOSE)
+    if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - asked.gap)):
         return solution
-    blocks = EachBlock(memory, restricted, cluster, repeats, None, {})
-    model = blocks.model(blocks.mixed(folded, relaxed, solution))
-    return _faster(model, _told_apart(model, solution, solver, Clock(time_limit, time_limit), gap), solution, gap)
+    model, clock = Model(asked.each_block(_mixed(asked, folded, relaxed, solution), None)), Clock(seconds, seconds)
+    return _faster(model, _told_apart(model, solution, asked.solver, clock, asked.gap), solution, asked.gap)
+
+
+def _storages(asked: Asked, solution: Solution) -> Ways:
+    """The ways of a solution, and all storages of parameters."""
+    return {
+        node: some if asked.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
+        for node, some in asked.restricted.strategies.items()
+    }
+
+
+def _mixed(asked: Asked, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
+    """The ways that a relaxation of the folded problem mixes, and those of its solution."""
+    problem = folded.problem
+    used = [
+        [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > WHOLE]
+        for op, variables in zip(problem.ops, folded.x, strict=True)
+    ]
+    found: dict[fx.Node, Sequence[Strategy]] = {}
+    for node, some in asked.restricted.strategies.items():
+        mine = used[problem.op_of[node]] if node in problem.op_of else []
+        chosen = solution.chosen.get(node)
+        found[node] = [one for one in some if one in mine or one == chosen] or some
+    return found
 
 
 def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:

@@ -19,12 +19,13 @@ from autopar.layout import Layout
 from autopar.plans import GAP, Certificate, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.sizes import show_bytes_up
+from autopar.solver.asked import Asked
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import differing, refined
 from autopar.solver.engines import engine_of
-from autopar.solver.fast import Fast, Small
+from autopar.solver.fast import Fast
 from autopar.solver.idle import warn_of_idle
 from autopar.solver.met import meets, without_parting
 from autopar.solver.model import Model
@@ -34,8 +35,9 @@ from autopar.solver.problem import Problem
 from autopar.solver.refusal import refusal, too_small
 from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.running import price
-from autopar.solver.smallest import smallest_budget, soon
+from autopar.solver.smallest import LeastMemory
 from autopar.solver.solution import Predicted, Solution, node_plans, predicted, read_solution
+from autopar.solver.under_budget import fastest_near, fastest_within
 from autopar.solver.windows import SHARE
 from autopar.strategies.strategy import Strategy
 
@@ -103,17 +105,20 @@ def make_plan(
             check_recompute(texts, found, left)
         return found, left
 
+    def asked(texts: Sequence[str]) -> Asked:
+        return Asked(*restricted(texts), cluster, texts, budget, time_limit, gap, solver, fold)
+
     def solved(texts: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
-        asked, left = restricted(texts)
-        fewer = without_parting(texts, asked, left)
+        whole = asked(texts)
+        fewer = without_parting(texts, whole.memory, whole.restricted)
         if fewer is not None:
             try:
-                free = _solve(*restricted(fewer), cluster, fewer, budget, time_limit, gap, solver, fold, watch)
-                if meets(free[1], asked, left):
+                free = _solve(asked(fewer), watch)
+                if meets(free[1], whole.memory, whole.restricted):
                     return free
             except (InfeasibleError, TimeLimitError):  # what is asked is solved all the same, and has its own message
                 watch.lap("ilp")
-        return _solve(asked, left, cluster, texts, budget, time_limit, gap, solver, fold, watch)
+        return _solve(whole, watch)
 
     def possible(texts: Sequence[str]) -> bool:
         try:
@@ -170,91 +175,69 @@ class _Watch:
         self._last = now
 
 
-def _solve(
-    memory: StepMemory,
-    restricted: Restricted,
-    cluster: Cluster,
-    constraints: Sequence[str],
-    budget: int,
-    time_limit: float,
-    gap: float,
-    solver: str,
-    fold: bool,
-    watch: _Watch,
-) -> tuple[Problem, Solution, Predicted]:
+def _solve(asked: Asked, watch: _Watch) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end, repeats, free, fast = cpu_seconds() + time_limit, memory.repeats, 0.0, Fast(solver, gap)
-    if _replicated_bytes(memory) <= budget and not restricted.forces_replays:
-        problem = build_problem(memory, restricted, cluster, repeats, fold=fold, recompute=False)
+    end, free, fast = cpu_seconds() + asked.time_limit, 0.0, Fast(asked.solver, asked.gap)
+    if _replicated_bytes(asked.memory) <= asked.budget_bytes and not asked.restricted.forces_replays:
+        problem = asked.problem(recompute=False)
         watch.lap("build")
-        model, outcome = fast.free(problem, time_limit)
+        model, outcome = fast.free(problem, asked.time_limit)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
-        free, left = solution.bound, end - cpu_seconds()
-        apart = differing(model, solution, memory, restricted, cluster, repeats, left, gap, solver)
+        free = solution.bound
+        apart = differing(asked, model, solution, end - cpu_seconds())
         watch.lap("ilp")
         for one in (apart, solution) if apart is not solution else (solution,):
             told = predicted(one, problem)
-            if told[0].peak_bytes <= budget:
+            if told[0].peak_bytes <= asked.budget_bytes:
                 return problem, one, told
-    problem = build_problem(memory, restricted, cluster, repeats, fold=fold)
+    problem = asked.problem()
     watch.lap("build")
-    usable = budget * (1 - 1e-6)
+    least, left = LeastMemory(problem, fast, asked.time_limit), end - cpu_seconds()
     late: TimeLimitError | None = None
-
-    def small() -> Small:
-        needed, known = soon(problem, solver, gap, time_limit)
-        fits = known is not None and known.budget_bytes <= usable
-        return needed, (known.model, known.outcome) if known is not None and fits else None
-
     try:
-        model, outcome, is_all = fast.within(problem, usable, end - cpu_seconds(), bound=free, small=small)
+        model, outcome, is_all = fastest_within(fast, problem, asked.usable_bytes, left, bound=free, small=least)
     except TimeLimitError as error:
         late = error
+    watch.lap("ilp")
     if late is not None or (outcome.status == "infeasible" and not is_all):
-        solution, told = _near_least_memory(late, problem, fast, budget, time_limit, constraints)
+        solution, told = _near_least_memory(asked, least, late)
         watch.lap("ilp")
         return problem, replace(solution, bound=free), told
-    watch.lap("ilp")
     if outcome.status == "infeasible":
-        raise refusal(budget, problem, gap, solver, constraints, time_limit)
-    solution, left = read_solution(model, outcome), end - cpu_seconds()
-    given = memory, restricted, cluster, repeats, usable
-    solution = refined(model, solution, *given, left, gap, solver)
+        raise refusal(asked.budget_bytes, least, asked.constraints)
+    solution = refined(asked, model, read_solution(model, outcome), end - cpu_seconds())
     watch.lap("ilp")
     return problem, solution, predicted(solution, problem)
 
 
-def _near_least_memory(
-    late: TimeLimitError | None,
-    problem: Problem,
-    fast: Fast,
-    budget: int,
-    time_limit: float,
-    constraints: Sequence[str],
-) -> tuple[Solution, Predicted]:
+def _near_least_memory(asked: Asked, least: LeastMemory, late: TimeLimitError | None) -> tuple[Solution, Predicted]:
     """Where the search was too late to find a plan, or looked at few ways alone: that of the least memory may fit, and
     one near it be faster.
 
     Raises InfeasibleError where none is known that fits, and TimeLimitError where the search was too late to know.
     """
+    budget, problem = asked.budget_bytes, least.problem
     try:
-        smallest = smallest_budget(problem, fast.solver, fast.gap, time_limit=time_limit)
+        smallest = least.smallest()
     except TimeLimitError as error:
         raise late or error from None
     if smallest is None or smallest.bound_bytes > budget:
-        raise too_small(budget, smallest, problem, constraints)
+        raise too_small(budget, smallest, problem, asked.constraints)
     if smallest.budget_bytes <= budget:
         known = smallest.model, smallest.outcome
-        near = fast.near(problem, budget * (1 - 1e-6), *known, SHARE * time_limit)
+        near = fastest_near(least.fast, problem, asked.usable_bytes, known, SHARE * asked.time_limit)
         if near is not None:
             solution = read_solution(*near)
             told = predicted(solution, problem)
             if told[0].peak_bytes <= budget:  # HiGHS holds rows to a byte
                 return solution, told
     if late is None:
-        raise too_small(budget, smallest, problem, constraints)
-    raise TimeLimitError(f"{late}; the one of least memory that it knows needs {show_bytes_up(smallest.enough_bytes)}")
+        raise too_small(budget, smallest, problem, asked.constraints)
+    raise TimeLimitError(
+        f"the solver found no plan within {asked.time_limit:.0f} seconds: give it more time_limit, or a larger memory "
+        f"budget; the one of least memory that it knows needs {show_bytes_up(smallest.enough_bytes)}"
+    ) from late
 
 
 def _has_plan(memory: StepMemory, restricted: Restricted, cluster: Cluster, solver: str, time_limit: float) -> bool:

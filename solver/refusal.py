@@ -2,7 +2,7 @@
 
 What is proven is proven of the rows of memory, which count what a plan takes or more: mostly by 1 % at most, more where
 small blocks share a bucket. So a plan that fits less may be there without being found; and where a program of all ways
-to run the ops would be too large (`autopar.solver.fast`), one in another way than those that were looked at.
+to run the ops would be too large (`autopar.solver.under_budget`), one in another way than those that were looked at.
 """
 
 from __future__ import annotations
@@ -16,26 +16,24 @@ from autopar.graph import output_tensors
 from autopar.plans import Moment
 from autopar.sizes import show_bytes, show_bytes_down, show_bytes_up
 from autopar.solver.problem import Problem
-from autopar.solver.smallest import Smallest, smallest_budget
+from autopar.solver.smallest import LeastMemory, Smallest
 from autopar.solver.solution import Solution, predicted, read_solution
 
-_CLOSE = 0.98  # of the bound, from which on it matters what rows of memory count too much
+_CLOSE = 0.98  # of what the least plan takes, from which on it matters what rows of memory count too much
 _OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
 
 
-def refusal(
-    budget: int, problem: Problem, gap: float, solver: str, constraints: Sequence[str], time_limit: float
-) -> InfeasibleError:
+def refusal(budget: int, least: LeastMemory, constraints: Sequence[str]) -> InfeasibleError:
     """Where it is proven, by the rows of memory, that no plan fits."""
     try:
-        smallest = smallest_budget(problem, solver, gap, time_limit=time_limit, too_small=budget)
+        smallest = least.smallest(too_small=budget)
     except TimeLimitError:
         return InfeasibleError(
             f"no plan fits {show_bytes(budget, digits=2)} per device; which budget has one was not found in time: try "
             "a larger one, or a longer time_limit",
             budget_lower_bound_bytes=budget,
         )
-    return too_small(budget, smallest, problem, constraints)
+    return too_small(budget, smallest, least.problem, constraints)
 
 
 def too_small(budget: int, smallest: Smallest | None, problem: Problem, constraints: Sequence[str]) -> InfeasibleError:
@@ -62,7 +60,7 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
             f"(at '{moment.name}': {parts})"
         )
     hints = list(_hints(budget, moment, solution, problem.memory, constraints))
-    if _CLOSE * bound <= budget <= bound:
+    if _CLOSE * smallest.budget_bytes <= budget <= bound:
         hints.insert(0, "its count of memory may be a little too high")
     return InfeasibleError(
         message + "".join(f"; {hint}" for hint in hints),

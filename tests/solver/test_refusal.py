@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ from toys import on_meta
 import autopar
 from autopar.errors import InfeasibleError
 from autopar.sizes import parse_bytes, show_bytes, show_bytes_down, show_bytes_up
-from autopar.solver import fast, make
-from autopar.solver.smallest import Smallest
+from autopar.solver import under_budget
+from autopar.solver.smallest import LeastMemory, Smallest
 
 
 class Wide(nn.Module):
@@ -113,18 +112,18 @@ def test_what_is_proven_is_said_to_be_so_by_the_planners_count() -> None:
 def test_of_few_ways_it_does_not_say_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     least = refused().smallest_budget_bytes
     assert least is not None
-    for name in ("_PLAIN", "_SLOW", "_MOST"):
-        monkeypatch.setattr(fast, name, 0)
-    monkeypatch.setattr(fast, "_UNDER_BUDGET", (20,))
-    exact = make.smallest_budget
+    for name in ("PLAIN", "_MOST"):
+        monkeypatch.setattr(under_budget, name, 0)
+    monkeypatch.setattr(under_budget, "_FEW", (20,))
+    exact = LeastMemory.smallest
 
-    def far(*given: Any, **options: Any) -> Smallest:
-        found = exact(*given, **options)
+    def far(asked: LeastMemory) -> Smallest:
+        found = exact(asked)
         assert found is not None
         return replace(found, bound_bytes=0.9 * found.bound_bytes)
 
-    monkeypatch.setattr(make, "smallest_budget", far)
-    monkeypatch.setattr(make, "soon", lambda *given: (0.9 * least, None))
+    monkeypatch.setattr(LeastMemory, "smallest", far)
+    monkeypatch.setattr(LeastMemory, "is_too_small", lambda *_: False)
     error = refused(budget=int(0.95 * least))
     assert re.match(r"no plan is found that fits .* per device: none fits less than .*, one is found for ", str(error))
     assert error.budget_lower_bound_bytes == pytest.approx(0.9 * least, rel=1e-3)

@@ -11,12 +11,12 @@ import pytest
 from toys import stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.solver import fast, make, make_plan, refusal, running, search
+from autopar.solver import make_plan, running, search, under_budget
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
 from autopar.solver.model import Model
 from autopar.solver.outcome import NONE, Outcome
-from autopar.solver.smallest import Smallest
+from autopar.solver.smallest import LeastMemory, Smallest
 
 
 def test_a_first_solution_may_take_all_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
             raise TimeLimitError("the solver found no plan")
         return whole(model, *given, **named)
 
-    monkeypatch.setattr(fast, "run", late)
+    monkeypatch.setattr(under_budget, "run", late)
     plan = make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
     assert plan.predicted.peak_bytes <= least
     assert plan.certificate.status == "feasible"
@@ -65,17 +65,19 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
         InfeasibleError, match="the smallest budget that the planner finds one for is"
     ):  # which is proven
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
-    exact = make.smallest_budget
+    exact = LeastMemory.smallest
 
-    def unproven(*given: Any, **options: Any) -> Smallest:
-        found = exact(*given, **options)
+    def unproven(asked: LeastMemory) -> Smallest:
+        found = exact(asked)
         assert found is not None
         return replace(found, bound_bytes=0.0)
 
-    monkeypatch.setattr(make, "smallest_budget", unproven)
-    with pytest.raises(TimeLimitError, match=r"found no plan; the one of least memory that it knows needs .*iB"):
+    monkeypatch.setattr(LeastMemory, "smallest", unproven)
+    monkeypatch.setattr(LeastMemory, "is_too_small", lambda *_: False)
+    with pytest.raises(TimeLimitError, match=r"within 60 s.*; the one of least memory that it knows needs .*iB"):
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
-    monkeypatch.setattr(make, "smallest_budget", too_late)
+    monkeypatch.setattr(LeastMemory, "smallest", too_late)
+    monkeypatch.setattr(LeastMemory, "fitting", lambda *_: None)
     with pytest.raises(TimeLimitError, match=r"found no plan$"):
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
 
@@ -86,7 +88,7 @@ def too_late(*_: Any, **__: Any) -> Smallest:
 
 def test_a_budget_that_is_proven_too_small_is_so_without_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = stack(2)
-    monkeypatch.setattr(refusal, "smallest_budget", too_late)
+    monkeypatch.setattr(LeastMemory, "smallest", too_late)
     with pytest.raises(InfeasibleError, match="which budget has one was not found in time") as refused:
         make_plan(
             problem.graph,

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from test_branches import Normed
-from toys import Toy, cluster, on_meta, toy
+from toys import Toy, cluster, least_memory, on_meta, toy
 
 from autopar import Cluster, InfeasibleError, plan
 from autopar.errors import TimeLimitError
-from autopar.solver import smallest
+from autopar.solver import smallest, under_budget
+from autopar.solver.fast import Fast
+from autopar.solver.model import Model
+from autopar.solver.outcome import Outcome
+from autopar.solver.problem import Problem
+from autopar.solver.running import run
+from autopar.solver.smallest import LeastMemory
+from autopar.solver.solution import read_solution
 
 
 @pytest.fixture(params=[(2,), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
@@ -20,10 +28,9 @@ def normed(request: pytest.FixtureRequest) -> Toy:
 
 
 def test_budgets_that_are_tried_come_near_the_least_peak(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
+    exact = least_memory(normed.problem())
     monkeypatch.setattr(smallest, "_LARGE", 0)
-    near = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
-    assert exact is not None and near is not None
+    near = least_memory(normed.problem())
     assert near.bound_bytes <= exact.budget_bytes * (1 + 1e-4) <= near.budget_bytes * (1 + 2e-4)
     assert near.budget_bytes <= 1.02 * exact.budget_bytes
     solution = normed.solve(near.budget_bytes * (1 + 1e-5))
@@ -33,11 +40,10 @@ def test_budgets_that_are_tried_come_near_the_least_peak(normed: Toy, monkeypatc
 def test_without_time_to_try_budgets_the_answer_has_a_plan_and_a_bound(
     normed: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
+    exact = least_memory(normed.problem())
     monkeypatch.setattr(smallest, "_LARGE", 0)
     monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
-    near = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
-    assert exact is not None and near is not None
+    near = least_memory(normed.problem())
     assert near.bound_bytes <= exact.budget_bytes * (1 + 1e-4) <= near.budget_bytes * (1 + 2e-4)
     assert near.budget_bytes <= 1.5 * exact.budget_bytes
     solution = normed.solve(near.budget_bytes * (1 + 1e-5))
@@ -45,12 +51,11 @@ def test_without_time_to_try_budgets_the_answer_has_a_plan_and_a_bound(
 
 
 def test_what_is_known_to_be_too_small_is_a_bound(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
-    assert exact is not None
+    exact = least_memory(normed.problem())
     monkeypatch.setattr(smallest, "_LARGE", 0)
     less = 0.999 * exact.bound_bytes
-    near = smallest.smallest_budget(normed.problem(), "highs", 1e-4, too_small=less)
-    assert near is not None and near.bound_bytes >= less
+    near = least_memory(normed.problem(), too_small=less)
+    assert near.bound_bytes >= less
 
 
 def test_seconds_are_those_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,23 +71,82 @@ def test_seconds_are_those_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [7]
 
 
+def too_late(*_: Any, **__: Any) -> Any:
+    raise TimeLimitError("late")
+
+
 def test_no_plan_in_time_is_an_error(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smallest, "_LARGE", 0)
-    monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
+    monkeypatch.setattr(smallest, "_least", too_late)
     monkeypatch.setattr(smallest, "_with_choices_of", lambda *_: None)
     with pytest.raises(TimeLimitError, match="no plan of about the least memory"):
-        smallest.smallest_budget(normed.problem(), "highs", 1e-4)
+        least_memory(normed.problem())
 
 
 def test_the_fastest_plan_tells_of_a_budget_where_no_other_is_found_in_time(
     normed: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal knew of no budget that has a plan, or of one that was larger than what the fastest plan takes."""
-    late = TimeLimitError("late")
     monkeypatch.setattr(smallest, "_LARGE", 0)
     monkeypatch.setattr(smallest._Seconds, "within", lambda _: smallest._Seconds(all=0.0))
-    monkeypatch.setattr(smallest, "soon", lambda *_: (_ for _ in ()).throw(late))
-    near = smallest.smallest_budget(normed.problem(), "highs", 1e-4)
-    assert near is not None and near.bound_bytes == 0.0
+    monkeypatch.setattr(smallest, "_least", too_late)
+    near = least_memory(normed.problem())
+    assert near.bound_bytes == 0.0
     assert near.budget_bytes <= normed.predict(normed.solve(1 << 40)).peak_bytes
     assert normed.predict(normed.solve(near.enough_bytes)).peak_bytes <= near.enough_bytes
+
+
+def test_budgets_go_up_from_what_is_known_to_be_too_small_until_one_has_a_plan(
+    normed: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = least_memory(normed.problem())
+    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest, "_least", too_late)
+    monkeypatch.setattr(smallest.LeastMemory, "_of_fastest", lambda _: None)
+    near = least_memory(normed.problem(), too_small=0.3 * exact.bound_bytes)
+    assert near.bound_bytes <= exact.budget_bytes * (1 + 1e-4) <= near.budget_bytes * (1 + 2e-4)
+    assert near.budget_bytes <= 1.02 * exact.budget_bytes
+
+
+def test_what_is_told_too_late_is_told_of_smaller_budgets(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the least peak no proof is found in time: the bound is that of a budget that is further below."""
+    exact = least_memory(normed.problem())
+    monkeypatch.setattr(smallest, "_LARGE", 0)
+    monkeypatch.setattr(smallest.LeastMemory, "_bare", (0.0, None))
+    whole, asked = smallest.fastest_within, list[float]()
+
+    def slow_when_near(fast: Fast, problem: Problem, budget: float, seconds: float, **options: Any) -> Any:
+        asked.append(budget)
+        if 0.9 * exact.budget_bytes < budget < exact.budget_bytes:
+            raise TimeLimitError("late")
+        return whole(fast, problem, budget, seconds, **options)
+
+    monkeypatch.setattr(smallest, "fastest_within", slow_when_near)
+    near = least_memory(normed.problem())
+    assert exact.budget_bytes * (1 - 1e-4) <= near.budget_bytes <= 1.02 * exact.budget_bytes
+    assert 0.7 * exact.budget_bytes < near.bound_bytes <= 0.9 * exact.budget_bytes
+    assert len(asked) < 16
+
+
+def test_a_budget_that_few_plans_fit_has_one_within_its_limit(normed: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search went on to four times its limit, and then began another one."""
+    problem = normed.problem()
+    exact, seen = least_memory(problem), list[float]()
+
+    def late(model: Model, solver: str, seconds: float, gap: float, **options: Any) -> Outcome:
+        seen.append(options["patience"])
+        if options["best"] is None:
+            raise TimeLimitError("the solver found no plan")
+        return run(model, solver, seconds, gap, **options)
+
+    monkeypatch.setattr(under_budget, "run", late)
+    for budget in (exact.enough_bytes, 0.999 * exact.bound_bytes):
+        fast = Fast("highs", 1e-3)
+        least = LeastMemory(problem, fast, 30.0)
+        model, found, is_all = under_budget.fastest_within(fast, problem, budget, 30.0, small=least)
+        assert is_all
+        if budget < exact.bound_bytes:
+            assert found.status == "infeasible"
+        else:
+            assert normed.predict(read_solution(model, found)).peak_bytes <= budget
+    assert seen[0] == pytest.approx(10.0, abs=0.5)

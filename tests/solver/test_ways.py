@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,9 @@ import pytest
 from random_graphs import drawn, every_plan
 from small_models import ready, toy_of
 from test_branches import four
+from toys import least_memory
 
-from autopar.solver import fast
+from autopar.solver import fast, under_budget
 from autopar.solver.fast import Fast, weigh
 from autopar.solver.model import Model
 from autopar.solver.network import Network
@@ -22,9 +22,10 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_seconds, price, run
-from autopar.solver.smallest import smallest_budget, soon
+from autopar.solver.smallest import LeastMemory
 from autopar.solver.solution import read_solution
 from autopar.solver.stars import MOST, Arm, Star
+from autopar.solver.under_budget import fastest_near, fastest_within
 from autopar.solver.ways import Ways
 from autopar.solver.ways import few as of_few
 
@@ -242,11 +243,11 @@ def test_few_ways_under_a_budget(
     model = Model(problem)
     Rows(model, budget)
     whole = run(model, "highs", 120.0, gap)
-    monkeypatch.setattr(fast, "_PLAIN", 0)
+    monkeypatch.setattr(under_budget, "PLAIN", 0)
     some = Ways(problem).pairs(Ways(problem).all) // 4
-    monkeypatch.setattr(fast, "_UNDER_BUDGET", (some // 2, some))
-    monkeypatch.setattr(fast, "_MOST", most)
-    model, found, is_all = Fast("highs", gap).within(problem, budget, 120.0)
+    monkeypatch.setattr(under_budget, "_FEW", (some // 2, some))
+    monkeypatch.setattr(under_budget, "_MOST", most)
+    model, found, is_all = fastest_within(Fast("highs", gap), problem, budget, 120.0)
     assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways prove it
     if part < 0:
         assert whole.status == found.status == "infeasible"
@@ -266,16 +267,14 @@ def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
     """With a program of all ways behind it, and without one."""
     asked, *_ = four(2, 2)
     problem = asked.problem()
-    needed, _ = soon(problem, "highs", 1e-3, 120.0)
-    known = smallest_budget(problem, "highs", 1e-3)
-    assert known is not None and needed <= known.budget_bytes
-    budget = 1.001 * known.budget_bytes
-    for name, value in {"_PLAIN": 0, "_SLOW": 0, "_MOST": most, "_UNDER_BUDGET": (1, 1)}.items():
-        monkeypatch.setattr(fast, name, value)
+    budget = 1.001 * least_memory(problem, 1e-3).budget_bytes
+    for name, value in {"PLAIN": 0, "_MOST": most, "_FEW": (1, 1)}.items():
+        monkeypatch.setattr(under_budget, name, value)
     plans = Fast("highs", 1e-3)
-    _, none, is_all = plans.within(problem, budget, 120.0, small=lambda: (math.inf, None))
+    small = LeastMemory(problem, plans)
+    _, none, is_all = fastest_within(plans, problem, 0.9 * budget, 120.0, small=small)
     assert none.status == "infeasible" and is_all
-    model, found, is_all = plans.within(problem, budget, 120.0, small=lambda: (needed, (known.model, known.outcome)))
+    model, found, is_all = fastest_within(plans, problem, budget, 120.0, small=small)
     assert is_all == (most > 0)
     assert asked.predict(read_solution(model, found)).peak_bytes <= budget * (1 + 1e-6)
 
@@ -290,9 +289,9 @@ def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: py
         seen.append(run(*args, **options))
         return seen[0]
 
-    monkeypatch.setattr(fast, "_PLAIN", 0)
-    monkeypatch.setattr(fast, "run", run_once)
-    _, found, is_all = Fast("highs", 1e-6).within(problem, (least + largest) / 2, 120.0)
+    monkeypatch.setattr(under_budget, "PLAIN", 0)
+    monkeypatch.setattr(under_budget, "run", run_once)
+    _, found, is_all = fastest_within(Fast("highs", 1e-6), problem, (least + largest) / 2, 120.0)
     assert found.objective == seen[0].objective and found.status == "feasible" and not is_all
 
 
@@ -300,13 +299,12 @@ def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: py
 def test_near_a_plan_of_few_choices_is_one_of_all() -> None:
     asked, _, peak = four(2, 2)
     problem = asked.problem()
-    found = smallest_budget(problem, "highs", 1e-3)
-    assert found is not None
+    found = least_memory(problem, 1e-3)
     fast_plans = Fast("highs", 1e-3)
-    near = fast_plans.near(problem, peak, found.model, found.outcome, 3.0)
+    near = fastest_near(fast_plans, problem, peak, (found.model, found.outcome), 3.0)
     assert near is not None
     model, outcome = near
     assert asked.predict(read_solution(model, outcome)).peak_bytes <= peak
-    first = fast_plans.near(problem, peak, found.model, found.outcome, 0.0)
+    first = fastest_near(fast_plans, problem, peak, (found.model, found.outcome), 0.0)
     assert first is not None and outcome.objective <= first[1].objective
     assert fast_plans.near(problem, 0.9 * found.budget_bytes, found.model, found.outcome, 0.0) is None

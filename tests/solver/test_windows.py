@@ -11,6 +11,7 @@ import pulp
 import pytest
 from test_branches import four
 from test_relaxation import program
+from toys import least_memory
 
 from autopar.solver import program as programs
 from autopar.solver import wholes, windows
@@ -21,7 +22,6 @@ from autopar.solver.outcome import Outcome
 from autopar.solver.rows import Rows
 from autopar.solver.running import run, run_near
 from autopar.solver.search import search
-from autopar.solver.smallest import smallest_budget
 
 
 def _is_solution(model: Model, values: Array) -> bool:
@@ -39,8 +39,7 @@ def test_from_the_least_memory_to_nearly_the_best(mesh: tuple[int, ...], part: f
     model = Model(problem.problem())
     Rows(model, least + part * (most - least))
     best = run(model, "highs", 60.0, 1e-4)
-    smallest = smallest_budget(problem.problem(), "highs", 1e-4)
-    assert smallest is not None
+    smallest = least_memory(problem.problem())
     known = replace(smallest.outcome, objective=float(model.program.cost @ smallest.outcome.values))
     start = run_near(model, known, "highs", 1e-4, 0.0)  # no time: what it was given
     found = run_near(model, known, "highs", 1e-4, 8.0)

@@ -1,0 +1,55 @@
+"""What one solve is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.blocks import Repeat
+from autopar.cost.levels import Levels
+from autopar.cost.memory import StepMemory
+from autopar.solver.building import build_problem
+from autopar.solver.problem import Problem
+from autopar.solver.restricted import Restricted
+from autopar.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The fastest plan of a graph on a cluster, with the strategies that constraints leave, within a budget; to a
+    relative `gap`, in `time_limit` seconds."""
+
+    memory: StepMemory
+    restricted: Restricted
+    cluster: Cluster
+    constraints: Sequence[str]
+    budget_bytes: int
+    time_limit: float
+    gap: float
+    solver: str
+    fold: bool = True
+
+    @property
+    def usable_bytes(self) -> float:
+        """Of the budget: solvers hold rows nearly."""
+        return self.budget_bytes * (1 - 1e-6)
+
+    def problem(self, *, recompute: bool = True) -> Problem:
+        """All plans; without recompute those that keep all."""
+        return build_problem(
+            self.memory, self.restricted, self.cluster, self.memory.repeats, fold=self.fold, recompute=recompute
+        )
+
+    def each_block(
+        self, ways: Mapping[fx.Node, Sequence[Strategy]], levels: Mapping[tuple[Repeat, int], Levels | None] | None
+    ) -> Problem:
+        """Plans in which ops run in these ways and blocks decide for themselves, at these levels of recompute; None:
+        those that keep all."""
+        again, cluster = replace(self.restricted, strategies=dict(ways)), self.cluster
+        recompute = levels is not None
+        return build_problem(
+            self.memory, again, cluster, self.memory.repeats, fold=False, recompute=recompute, levels=levels
+        )
