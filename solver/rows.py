@@ -83,11 +83,12 @@ class Rows:
         self.held: HeldByCaller | None = None
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
         self.cast: dict[int, Expression] = {}  # what gradients are cast from, likewise
+        self.shared: dict[int, Expression] = {}  # of those that wait, of parameters that all blocks of a stage read
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
         if not self.memory.train:
-            points, grouping = Points(model, self.stages, {}, {}), self.problem.grouping
+            points, grouping = Points(model, self.stages, {}, {}, {}), self.problem.grouping
             forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
             forward.add(self.sums.at_most, self._always())
             return
@@ -127,9 +128,12 @@ class Rows:
             stage, shared = self.problem.ops[last].stage, self.problem.grouping.shared(op.node)
             flows = self.flows.get((number, last), [])[:1]
             mine: Expression = {}
+            by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
             for one, variable in self._moving(flows):
                 for target, size in ((self.waiting, one.waiting), (self.cast, one.cast)):
                     add(target.setdefault(last, {}), variable, size)
+                if by_all:
+                    add(self.shared.setdefault(last, {}), variable, one.waiting)
                 if self.memory.micro_batches > 1 and not one.reduction:
                     add(self.accumulated, variable, self.model.costs.count(self.problem.ops[last]) * one.accumulated)
                 later = one.waiting if shared else one.reduced
@@ -220,7 +224,7 @@ class Rows:
         """Each kind of bytes of a stage is a variable, so that rows are short."""
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
-        points = Points(self.model, self.stages, self.waiting, self.cast)
+        points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
         again = replay_gathers(self.model, self.flows)
         stages = list(enumerate(self.problem.stages))
         kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
@@ -241,8 +245,11 @@ class Rows:
         before: int | None = None
         for i, data in enumerate(self.stages):
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
-            fullest = points.fullest(i, self.returned.get(i, {}), self.sums.largest, lands=way.lands(i))
-            peaks.add(i, data, *fullest, [always, left, behind[i + 1]], before)
+            given = i, self.returned.get(i, {}), self.sums.largest
+            fullest = of_last = points.fullest(*given, lands=way.lands(i))
+            if any(op in self.shared for op in stages[i][1].ops):
+                of_last = points.fullest(*given, lands=way.lands(i), last=True)
+            peaks.add(i, data, *fullest, of_last[1][0], [always, left, behind[i + 1]], before)
             if forward is not None:
                 forward.add(i, data, [always, left], before)
             before = self.sums.sum("held", data.held, before)
