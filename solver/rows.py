@@ -57,6 +57,7 @@ from autopar.solver.returned_again import returned_again
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.sums import Sums
+from autopar.solver.unreduced import unreduced
 
 
 class Rows:
@@ -98,7 +99,8 @@ class Rows:
             returned_again(model, self.stages, saved.copies, self.held.kept)
         add_parameter_copies(model, self.stages)
         if self.memory.micro_batches > 1:
-            self._unreduced_gradients()
+            for variable, size in unreduced(model).items():
+                add(self.accumulated, variable, size)
         self._rows()
 
     # -- always, and gradients ----------------------------------------------------------------------------------------
@@ -200,18 +202,6 @@ class Rows:
                     for one, its in () if self.memory.micro_batches > 1 else a_block.items():
                         add(self.stages[stage].gradients, one, its)
                     self.stages[stage].each_gradient += each
-
-    def _unreduced_gradients(self) -> None:
-        """With several micro-batches, gradients wait in the layout of their use for the one reduction."""
-        for flow in self.model.flows:
-            ref = self.problem.ref(flow.tensor)
-            if not self.memory.is_trainable(ref.node):
-                continue
-            for (port, wanted), variable in flow.pairs.items():
-                one = moving(self.memory, self.problem.grouping, ref, port[0], wanted, regather=port[1])
-                if one.reduction:
-                    count = self.model.costs.count(self.problem.ops[flow.use.op])
-                    add(self.accumulated, variable, count * one.accumulated)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
