@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from autopar.layout import Layout
 
+_FEW = 3  # missing fields that a message tells
 _NUMBERS: Mapping[type, Any] = {int: int, float: (int, float)}  # JSON writes 1.0 as 1 too
 
 
@@ -27,7 +28,7 @@ def json_form(value: Any) -> Any:
 def revived(kind: Any, value: Any, place: str = "") -> Any:
     """A value of an annotation from its plain form; fields that a dataclass does not know are passed over.
 
-    Raises ValueError for what is of another kind, LayoutError for what is no layout, TypeError for missing fields.
+    Raises ValueError for what is of another kind and for missing fields, LayoutError for what is no layout.
 
     >>> revived(tuple[int, ...], [1, 2]), str(revived(Layout, "S0,R"))
     ((1, 2), 'S0,R')
@@ -42,6 +43,10 @@ def revived(kind: Any, value: Any, place: str = "") -> Any:
         return Layout.parse(_checked(str, value, place))
     if isinstance(kind, type) and is_dataclass(kind):
         hints, value = _hints(kind), _checked(dict, value, place)
+        needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+        if missing := [name for name in needed if name not in value]:
+            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
+            raise ValueError(f"{f'one of {place}' if place else 'it'} lacks {', '.join(missing[:_FEW])}{more}")
         return kind(**{name: revived(hint, value[name], name) for name, hint in hints.items() if name in value})
     if origin is tuple:
         return tuple(revived(arguments[0], item, place) for item in _checked(list, value, place))

@@ -34,20 +34,21 @@ def prepared_for(
     The examples are of one micro-batch where a number is given, and of a step's whole batch where several are.
     `starting` is told each number first.
 
-    Raises InputError where a number does not divide the batch.
+    Raises InputError where a number does not divide the batch, or leaves rows that the ranks cannot share.
     """
-    for count, examples in _divided(micro_batches, meta_args):
+    ranks = request.cluster.devices if request.inputs == "local" else 1
+    for count, examples in _divided(micro_batches, meta_args, ranks):
         starting(count)
         watch, mine = Stopwatch(), replace(request, micro_batches=count)
         yield prepare(model, trace_for(model, examples, concrete_args, mine, watch), mine, watch)
 
 
-def _divided(micro_batches: int | Sequence[int], meta_args: Examples) -> list[tuple[int, Examples]]:
+def _divided(micro_batches: int | Sequence[int], meta_args: Examples, ranks: int) -> list[tuple[int, Examples]]:
     if not isinstance(micro_batches, Sequence) or isinstance(micro_batches, str):
         return [(count_of("micro_batches", micro_batches), meta_args)]
     if not micro_batches:
         raise InputError("micro_batches is empty: name the numbers to choose from, such as [1, 2, 4]")
-    found = {count: part(meta_args, count) for count in micro_batches}
+    found = {count: part(meta_args, count, ranks) for count in micro_batches}
     return sorted(found.items(), key=lambda one: one[0])
 
 
@@ -116,8 +117,8 @@ def _bound_without_budget(one: Prepared) -> float:
     return made.certificate.bound
 
 
-def part(meta_args: Examples, count: int) -> Examples:
-    """Examples of one of `count` micro-batches, without data.
+def part(meta_args: Examples, count: int, ranks: int = 1) -> Examples:
+    """Examples of one of `count` micro-batches, without data, of which `ranks` pass equal parts.
 
     The batch is dim 0 of the first tensor that has more than one row; tensors with as many rows are divided.
 
@@ -130,6 +131,12 @@ def part(meta_args: Examples, count: int) -> Examples:
     rows = next((t.shape[0] for t in tensors if t.dim() and t.shape[0] > 1), 1)
     if rows % count:
         raise InputError(f"micro_batches has {count}, which does not divide the {rows} rows of the examples' batch")
+    if rows > 1 and rows // count % ranks:  # one row would lie whole on every rank, as of an example that has no batch
+        raise InputError(
+            f'micro_batches has {count}, and with inputs="local" each of the {ranks} ranks passes an equal part of a '
+            f"micro-batch, which has {rows // count} of the {rows} rows of the examples' batch: leave {count} out, or "
+            f"give a batch of a multiple of {count * ranks} rows"
+        )
 
     def divided(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == rows:

@@ -32,11 +32,12 @@ class Peaks:
         fullest: Sequence[Mapping[Phase, int | None]],
         behind: Sequence[Mapping[Phase, int | None]],
         next_one: Sequence[int | None],
+        last: Mapping[Phase, int | None],
         there: Sequence[int | None],
         before: int | None,
     ) -> None:
-        """`fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `there`: what lives all
-        the while, but what stages `before` keep."""
+        """`fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last
+        block, where it is kept; `there`: what lives all the while, but what stages `before` keep."""
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         m, divided = stage.count, not self.way.dividing(number)
         blocks = self.way.blocks(number, divided=divided)
@@ -45,7 +46,7 @@ class Peaks:
             self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
             return
         kept, together = self._all_but_one(data, 0, before), [self.way.last_block(number, divided=False)]
-        self._cases(f"{name}, last block", [*there, kept], behind[0], together, {})
+        self._cases(f"{name}, last block", [*there, kept], last, together, {})
         if m > 2:
             inner = self.way.blocks(number, divided=False, but_first=True)
             self._cases(f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(data))
@@ -66,13 +67,13 @@ class Peaks:
                 less = {} if whole else self._less_behind_last(data, number, level)
                 its = {} if self.memory.micro_batches > 1 else data.gradients
                 behind_it = total(terms, {v: -c for v, c in its.items()})
-                for last, others, switch, more in self._of_level(number, whether[level - 1]):
+                for at_end, others, switch, more in self._of_level(number, whether[level - 1]):
                     most = (limit if alone else 0.0) + more
-                    self._cases(here, [*there, kept], w_behind, last, total(terms, switch), most)
+                    self._cases(here, [*there, kept], w_behind, at_end, total(terms, switch), most)
                     self._cases(here, [*there, kept], w_behind, others, total({**terms, **less}, switch), most)
                     if not whole:
                         n = {Phase.REDUCING: next_one[level]}
-                        self._cases(f"{here}, behind it", [*there, kept], n, last, total(behind_it, switch), more)
+                        self._cases(f"{here}, behind it", [*there, kept], n, at_end, total(behind_it, switch), more)
                         lesser = total(total(behind_it, less), switch)
                         self._cases(f"{here}, behind it", [*there, kept], n, others, lesser, more)
             if stage.depth > 1 or not level:

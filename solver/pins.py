@@ -1,7 +1,7 @@
 """Layouts that the user pins, forbids or prefers, and blocks of which recompute is asked, by name pattern.
 
 ==========================================  ===================================================================
-`param:*.mlp.*.weight = S1,R`               storage of parameters, by qualified name
+`param:*.mlp.*.weight = S1,R`               storage of parameters, by qualified name (a tied one: by any of its names)
 `input:input_ids = S0,R`                    inputs of the graph, by name
 `activation:layers.*.mlp = S0,*`            what a module gives to others, by its path
 `output:* = R`                              what the model returns (* or its place: 0, 1, ...)
@@ -28,6 +28,7 @@ from autopar.errors import InputError, LayoutError
 from autopar.graph import SCOPE, TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_of
 from autopar.layout import Layout, Placement
 from autopar.near_names import did_you_mean
+from autopar.solver.parameter_names import names_by_node, unread
 from autopar.solver.restricted import RECOMPUTE, ExcludedError, Restricted
 from autopar.strategies.strategy import Strategy
 
@@ -137,9 +138,14 @@ def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
     if not nodes:
         names = _names(memory, pin.kind)
         does = " that runs anything here" if KINDS[pin.kind] == "module" else ""
+        near = f"; its places are {', '.join(names)}" if pin.kind == "output" else did_you_mean(pin.pattern, names)
+        if pin.kind == "param" and (name := unread(memory, pin.pattern)):
+            raise InputError(
+                f"constraint '{pin.text}' matches nothing: this call does not read '{name}', which stays whole on "
+                "every rank"
+            )
         raise InputError(
-            f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{does} is called '{pin.pattern}'"
-            + (did_you_mean(pin.pattern, names) if pin.kind != "output" else f"; its places are {', '.join(names)}")
+            f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{does} is called '{pin.pattern}'{near}"
         )
     return nodes
 
@@ -148,7 +154,7 @@ def _names(memory: StepMemory, kind: str) -> list[str]:
     """What patterns of a kind may match."""
     nodes = memory.graph.nodes
     if kind == "param":
-        return [str(node.target) for node in nodes if memory.is_parameter(node)]
+        return [name for names in names_by_node(memory).values() for name in names]
     if kind == "input":
         return [str(node.target) for node in nodes if node.op == "placeholder"]
     if kind == "output":
@@ -173,8 +179,9 @@ def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tupl
     """The nodes that a pin speaks of, and of which of their outputs (of the output node: inputs)."""
     found: dict[fx.Node, tuple[int, ...]] = {}
     inside: dict[str, list[fx.Node]] = {}
+    names = names_by_node(memory) if kind == "param" else {}
     for node in memory.graph.nodes:
-        if kind == "param" and memory.is_parameter(node) and fnmatchcase(str(node.target), pattern):
+        if any(fnmatchcase(name, pattern) for name in names.get(node, ())):
             found[node] = (0,)
         elif kind == "input" and node.op == "placeholder" and fnmatchcase(str(node.target), pattern):
             found[node] = tuple(range(len(output_tensors(node))))

@@ -31,26 +31,35 @@ Counting = Callable[[int, int, float], Expression]  # of a level, a variable, an
 
 class Points:
     """Of a model's stages; `waiting`: gradients of parameters by the op that gives their first part; `cast`: what it
-    has besides of those that are cast at once."""
+    has besides of those that are cast at once; `shared`: those that wait in all blocks of a stage but the last, which
+    has given their first part."""
 
     def __init__(
-        self, model: Model, stages: Sequence[StageBytes], waiting: dict[int, Expression], cast: dict[int, Expression]
+        self,
+        model: Model,
+        stages: Sequence[StageBytes],
+        waiting: Mapping[int, Expression],
+        cast: Mapping[int, Expression],
+        shared: Mapping[int, Expression],
     ) -> None:
         self.model, self.problem, self.stages = model, model.problem, stages
-        self.waiting, self.cast = waiting, cast
+        self.waiting, self.cast, self.shared = waiting, cast, shared
         self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
         self.nodes = list(self.memory.graph.nodes)
         self.alive = Alive(model)
 
-    def fullest(self, number: int, returned: Expression, bound: Largest, *, lands: bool) -> OfBlocks:
+    def fullest(
+        self, number: int, returned: Expression, bound: Largest, *, lands: bool, last: bool = False
+    ) -> OfBlocks:
         """W of each phase by level of recompute, in MiB; the same of blocks behind others, with what is `brought` to
-        them; and N of each level. `returned`: what a block keeps that the caller holds; `lands`: whether that matters.
+        them; and N of each level. `returned`: what a block keeps that the caller holds; `lands`: whether that matters;
+        `last`: of the last block.
 
         Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
         the level that it is at.
         """
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
-        start: Expression = {}
+        start, shared = Expression(), {} if last else self.shared
         for member in stage.ops:
             start = total(start, self.waiting.get(member, {}))
         pieces, pieces_behind = Pieces(), Pieces()
@@ -66,7 +75,7 @@ class Points:
                 current = self.chain(current, change)
             brought = total(brought, data.brought.get(member, {}))
             unkept = total(unkept, data.unkept.get(member, {}))
-            given = {v: -c for v, c in self.waiting.get(member, {}).items()}
+            given = total({v: -c for v, c in self.waiting.get(member, {}).items()}, shared.get(member, {}))
             for point, kind, behind in self._cases(member, stage.count):
                 if point.view and not self.alive.converts(member, point, kind):
                     continue
@@ -82,6 +91,8 @@ class Points:
                         self._note(pieces_behind.setdefault((phase, begin), []), total(current, brought), alive)
             if given:
                 current = self.chain(current, given)
+        for member in stage.ops:  # in `start` as well
+            current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
         whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
         for one in whole:
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})

@@ -57,6 +57,7 @@ from autopar.solver.returned_again import returned_again
 from autopar.solver.saved import Saved
 from autopar.solver.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.sums import Sums
+from autopar.solver.unreduced import unreduced
 
 
 class Rows:
@@ -83,11 +84,12 @@ class Rows:
         self.held: HeldByCaller | None = None
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
         self.cast: dict[int, Expression] = {}  # what gradients are cast from, likewise
+        self.shared: dict[int, Expression] = {}  # of those that wait, of parameters that all blocks of a stage read
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
         if not self.memory.train:
-            points, grouping = Points(model, self.stages, {}, {}), self.problem.grouping
+            points, grouping = Points(model, self.stages, {}, {}, {}), self.problem.grouping
             forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
             forward.add(self.sums.at_most, self._always())
             return
@@ -97,7 +99,8 @@ class Rows:
             returned_again(model, self.stages, saved.copies, self.held.kept)
         add_parameter_copies(model, self.stages)
         if self.memory.micro_batches > 1:
-            self._unreduced_gradients()
+            for variable, size in unreduced(model).items():
+                add(self.accumulated, variable, size)
         self._rows()
 
     # -- always, and gradients ----------------------------------------------------------------------------------------
@@ -127,9 +130,12 @@ class Rows:
             stage, shared = self.problem.ops[last].stage, self.problem.grouping.shared(op.node)
             flows = self.flows.get((number, last), [])[:1]
             mine: Expression = {}
+            by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
             for one, variable in self._moving(flows):
                 for target, size in ((self.waiting, one.waiting), (self.cast, one.cast)):
                     add(target.setdefault(last, {}), variable, size)
+                if by_all:
+                    add(self.shared.setdefault(last, {}), variable, one.waiting)
                 if self.memory.micro_batches > 1 and not one.reduction:
                     add(self.accumulated, variable, self.model.costs.count(self.problem.ops[last]) * one.accumulated)
                 later = one.waiting if shared else one.reduced
@@ -197,18 +203,6 @@ class Rows:
                         add(self.stages[stage].gradients, one, its)
                     self.stages[stage].each_gradient += each
 
-    def _unreduced_gradients(self) -> None:
-        """With several micro-batches, gradients wait in the layout of their use for the one reduction."""
-        for flow in self.model.flows:
-            ref = self.problem.ref(flow.tensor)
-            if not self.memory.is_trainable(ref.node):
-                continue
-            for (port, wanted), variable in flow.pairs.items():
-                one = moving(self.memory, self.problem.grouping, ref, port[0], wanted, regather=port[1])
-                if one.reduction:
-                    count = self.model.costs.count(self.problem.ops[flow.use.op])
-                    add(self.accumulated, variable, count * one.accumulated)
-
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def _always(self) -> int | None:
@@ -220,7 +214,7 @@ class Rows:
         """Each kind of bytes of a stage is a variable, so that rows are short."""
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
-        points = Points(self.model, self.stages, self.waiting, self.cast)
+        points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
         again = replay_gathers(self.model, self.flows)
         stages = list(enumerate(self.problem.stages))
         kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
@@ -241,8 +235,11 @@ class Rows:
         before: int | None = None
         for i, data in enumerate(self.stages):
             data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
-            fullest = points.fullest(i, self.returned.get(i, {}), self.sums.largest, lands=way.lands(i))
-            peaks.add(i, data, *fullest, [always, left, behind[i + 1]], before)
+            given = i, self.returned.get(i, {}), self.sums.largest
+            fullest = of_last = points.fullest(*given, lands=way.lands(i))
+            if any(op in self.shared for op in stages[i][1].ops):
+                of_last = points.fullest(*given, lands=way.lands(i), last=True)
+            peaks.add(i, data, *fullest, of_last[1][0], [always, left, behind[i + 1]], before)
             if forward is not None:
                 forward.add(i, data, [always, left], before)
             before = self.sums.sum("held", data.held, before)

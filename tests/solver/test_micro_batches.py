@@ -61,6 +61,15 @@ def test_numbers_that_cannot_be() -> None:
         autopar.plan(on_meta(Stack, 2), {"x": examples["x"]}, cluster(2), micro_batches=[])
 
 
+@pytest.mark.parametrize("count", [32, ROWS], ids=["half a row each", "one row"])
+def test_each_rank_has_its_rows_of_every_micro_batch(count: int) -> None:
+    examples = {"x": torch.empty(ROWS, 16, device="meta")}
+    with pytest.raises(InputError, match=f"has {count}, and with .* each of the 4 ranks .* of the 64 rows"):
+        autopar.plan(on_meta(Stack, 2), examples, cluster(4), micro_batches=[1, count], inputs="local")
+    fits = autopar.plan(on_meta(Stack, 2), examples, cluster(4), micro_batches=[16], inputs="local", precision="fp32")
+    assert fits.micro_batches == 16
+
+
 def test_a_comparison_is_made_at_the_number_that_is_chosen() -> None:
     examples = {"x": torch.empty(ROWS, 16, device="meta")}
     peaks = {count: made.predicted.peak_bytes for count, made in _plans(None).items()}
