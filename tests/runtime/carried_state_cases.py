@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import carried_state_models as models
 import torch
 import torch.distributed as dist
 from beside_one_process import pair
-from carried_state_models import MODELS, Appending, Averaging, Checkpointed, Deciding, Lstm, Scaled, Stacked, Undetached
 from loop_cases import PRESETS, whole
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -71,7 +71,7 @@ def its_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def trained(name: str, preset: str) -> list[Any]:
     """Two sequences of three calls, then calls of fewer rows, then without gradients."""
-    planned, alone = pair(MODELS[name], {"x": X}, preset)
+    planned, alone = pair(models.MODELS[name], {"x": X}, preset)
     keys = [*planned.state_dict()]
     worst = 0.0
     for _ in range(2):
@@ -95,7 +95,7 @@ def trained(name: str, preset: str) -> list[Any]:
 def own_rows(name: str) -> float:
     """Each rank passes its rows, and has its rows of states."""
     rows = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
-    planned, alone = pair(MODELS[name], {"x": X}, "ddp", inputs="local")
+    planned, alone = pair(models.MODELS[name], {"x": X}, "ddp", inputs="local")
     worst = 0.0
     for _ in range(2):
         for i in range(3):
@@ -111,7 +111,7 @@ def own_rows(name: str) -> float:
 
 def through_calls(inputs: str, preset: str = "ddp") -> float:
     """A backward of the sum of three calls' losses; then a second one, which meets what is gone."""
-    planned, alone = pair(Undetached, {"x": X}, preset, inputs=inputs)
+    planned, alone = pair(models.Undetached, {"x": X}, preset, inputs=inputs)
     rows = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4) if inputs == "local" else slice(0, 8)
     worst = 0.0
     for _ in range(2):
@@ -124,7 +124,7 @@ def through_calls(inputs: str, preset: str = "ddp") -> float:
 
 
 def compiled() -> float:
-    planned, alone = pair(Stacked, {"x": X}, "ddp")
+    planned, alone = pair(models.Stacked, {"x": X}, "ddp")
     for i in range(2):
         step(planned, alone, lambda model, i=i: model(X + i))
     fast, worst = torch.compile(planned, fullgraph=True), 0.0
@@ -139,14 +139,14 @@ def compiled() -> float:
 
 def checkpointed() -> float:
     """Beside a model without regions: eager mode would go on twice in each step."""
-    planned, _ = pair(Checkpointed, {"x": X}, "fsdp")
-    _, alone = pair(Stacked, {"x": X}, "fsdp")
+    planned, _ = pair(models.Checkpointed, {"x": X}, "fsdp")
+    _, alone = pair(models.Stacked, {"x": X}, "fsdp")
     return max(step(planned, alone, lambda model, i=i: model(X + i)) for i in range(3))
 
 
 def copied() -> float:
     """A copy goes on by itself."""
-    planned, alone = pair(Stacked, {"x": X}, "ddp")
+    planned, alone = pair(models.Stacked, {"x": X}, "ddp")
     step(planned, alone, lambda model: model(X))
     others = [copy.deepcopy(planned), copy.deepcopy(alone)]
     worst = step(planned, alone, lambda model: model(X + 1))
@@ -155,7 +155,7 @@ def copied() -> float:
 
 def on_its_own() -> float:
     """A submodule that is called goes on from where the model's own calls left it, and they from there."""
-    planned, alone = pair(Stacked, {"x": X}, "ddp")
+    planned, alone = pair(models.Stacked, {"x": X}, "ddp")
     worst = 0.0
     for i in range(2):
         worst = max(worst, step(planned, alone, lambda model, i=i: model(X + i)))
@@ -166,7 +166,7 @@ def on_its_own() -> float:
 
 def whole_rows_refused() -> str:
     """A state with rows that is set whole, where each rank has its own."""
-    planned, _ = pair(Stacked, {"x": X}, "ddp", inputs="local")
+    planned, _ = pair(models.Stacked, {"x": X}, "ddp", inputs="local")
     x = X[4 * dist.get_rank() :][:4]
     planned(x)
     planned.cells[0].h = torch.zeros(8, 8, dtype=torch.float64)
@@ -179,7 +179,7 @@ def whole_rows_refused() -> str:
 
 def evaluated_first(inputs: str) -> float:
     """What the planned call reads and does not set becomes a state when training sets it."""
-    planned, alone = pair(lambda: Averaging().eval(), {"x": X}, "ddp", inputs=inputs)
+    planned, alone = pair(lambda: models.Averaging().eval(), {"x": X}, "ddp", inputs=inputs)
     mine = X if inputs == "global" else X[4 * dist.get_rank() :][:4]
     worst = 0.0
     for i in range(3):
@@ -191,17 +191,8 @@ def evaluated_first(inputs: str) -> float:
     return worst
 
 
-class Late(Undetached):
-    """What the first call sets and does not read is read later, with its gradient."""
-
-    def forward(self, x: torch.Tensor, begins: bool = False) -> torch.Tensor:
-        before = x.new_zeros(x.shape[0], 8) if begins else self.h
-        self.h = torch.tanh(self.inner(x.mean(1)) + self.outer(before))
-        return self.h.square().mean()
-
-
 def read_late(inputs: str) -> float:
-    planned, alone = pair(Late, {"x": X, "begins": True}, "fsdp", inputs=inputs)
+    planned, alone = pair(models.Late, {"x": X, "begins": True}, "fsdp", inputs=inputs)
     mine = X if inputs == "global" else X[4 * dist.get_rank() :][:4]
     worst = 0.0
     for _ in range(2):
@@ -210,9 +201,39 @@ def read_late(inputs: str) -> float:
     return worst
 
 
+def asked_by_the_loop(inputs: str) -> float:
+    """Gradients of what the loop makes of a state beside the loss: of each rank's rows their mean, as of a loss."""
+    planned, alone = pair(models.Undetached, {"x": X}, "ddp", inputs=inputs)
+    x = {planned: X if inputs == "global" else X[4 * dist.get_rank() :][:4], alone: X}
+    worst = 0.0
+    for i in range(2):
+        for model in (planned, alone):
+            losses = [model(x[model] + i + call) + model.h.square().mean() for call in range(2)]
+            sum(losses).backward()
+            model.h = model.h.detach()
+        for mine, its in zip(planned.parameters(), alone.parameters(), strict=True):
+            worst = max(worst, apart(mine.grad, its.grad))
+            mine.grad = its.grad = None
+    return worst
+
+
+def partly_reset(inputs: str) -> float:
+    """Between calls the loop sets some rows to zero, in place and anew, as where an episode ends."""
+    planned, alone = pair(models.Stacked, {"x": X}, "fsdp", inputs=inputs)
+    rows = slice(0, 8) if inputs == "global" else slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+    going, worst = torch.arange(8, dtype=torch.float64).remainder(3).sign()[:, None], 0.0
+    for i in range(4):
+        x = {planned: X[rows] + i, alone: X + i}
+        worst = max(worst, step(planned, alone, lambda model, x=x: model(x[model])))
+        for model, mine in ((planned, going[rows]), (alone, going)):
+            model.cells[0].h = model.cells[0].h * mine
+            model.cells[1].h.mul_(mine)
+    return worst
+
+
 def of_a_loss() -> list[float]:
     """A loss goes on by itself, and is as it was behind the planning."""
-    losses = Scaled(), Scaled()
+    losses = models.Scaled(), models.Scaled()
     planned, alone = pair(partial(nn.Linear, 8, 8), {"input": X}, "ddp", loss_fn=losses[0])
     kept = [losses[0].average.item(), float(losses[0].count is None)]
     worst = 0.0
@@ -238,7 +259,7 @@ def told(build: type[nn.Module], calls: int = 2) -> list[str]:
 
 def set_otherwise_on_ranks() -> str:
     """A state that the loop sets to what is another on each rank."""
-    planned, _ = pair(Stacked, {"x": X}, "ddp")
+    planned, _ = pair(models.Stacked, {"x": X}, "ddp")
     planned(X)
     planned.cells[0].h = torch.full((8, 8), float(dist.get_rank()), dtype=torch.float64)
     try:
@@ -248,12 +269,12 @@ def set_otherwise_on_ranks() -> str:
     return "nothing was raised"
 
 
-TOLD = {f"told-{one.__name__}": partial(told, one) for one in (Lstm, Deciding, Appending)}
-GRID = {f"{name}-{preset}": partial(trained, name, preset) for name in MODELS for preset in PRESETS}
-OWN = {f"own_rows-{name}": partial(own_rows, name) for name in MODELS}
+TOLD = {f"told-{one.__name__}": partial(told, one) for one in (models.Lstm, models.Deciding, models.Appending)}
+GRID = {f"{name}-{preset}": partial(trained, name, preset) for name in models.MODELS for preset in PRESETS}
+OWN = {f"own_rows-{name}": partial(own_rows, name) for name in models.MODELS}
 LATER = {
     f"{case.__name__}-{inputs}": partial(case, inputs)
-    for case in (evaluated_first, read_late)
+    for case in (evaluated_first, read_late, asked_by_the_loop, partly_reset)
     for inputs in ("global", "local")
 }
 THROUGH = {f"through-{inputs}": partial(through_calls, inputs) for inputs in ("global", "local")}

@@ -34,8 +34,8 @@ def test_backward_goes_through_calls(inputs: str, ranks: list[dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("inputs", ["global", "local"])
-@pytest.mark.parametrize("case", ["evaluated_first", "read_late"])
-def test_what_turns_out_to_be_a_state_goes_on_from_then(case: str, inputs: str, ranks: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("case", ["evaluated_first", "read_late", "asked_by_the_loop", "partly_reset"])
+def test_states_are_found_late_read_and_set(case: str, inputs: str, ranks: list[dict[str, Any]]) -> None:
     assert all(worst < 1e-12 for worst in values(ranks, f"{case}-{inputs}"))
 
 
