@@ -37,6 +37,7 @@ from autopar.planning import (
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.simulation import simulated, streams
+from autopar.state_rows import note_rows
 from autopar.tracing import Traced
 
 if TYPE_CHECKING:
@@ -283,12 +284,14 @@ def autoparallelize(
         trained: Collection[str],
         earlier: Sequence[tuple[Any, Plan]],
         entry: Entry,
+        rows: Mapping[str, int],
     ) -> tuple[Traced, Plan]:
         """Trace what is called now, and plan it around the stored parameters, as a trace that does the same was."""
         watch = Stopwatch()
         error: Exception | None = None
         try:
             again = trace_later(model, args, kwargs, traced, request, watch, entry)
+            note_rows(again.graph, rows)
             digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}

@@ -18,6 +18,9 @@ TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run,
 COST           `autopar.cost.NodeCost`
 FIRST_WRITES   of a parameter: what forward writes into it before anything reads it, in order:
                ((method, arguments, keyword arguments), ...), the same for each element
+STATE          of an input that is a state: which of the outputs is what the next call is given, -1 without
+STATE_OF       of an input that is a state: the attribute, as in 'model.layers.0.h'
+ROWS           of an input that is a state: along which dim its rows lie where that is known, -1 for none
 KIND           of a call that was annotated: a number, equal for calls of one graph that do the same
                (target, constants, facts of inputs and outputs); gone where it was not
 FORM           of a call that was annotated: a number, equal for calls that are written alike: of a kind
@@ -47,6 +50,9 @@ BIAS_OF = "bias_of"
 TRIAL_FLOPS = "trial_flops"
 COST = "cost"
 FIRST_WRITES = "first_writes"
+STATE = "state"
+STATE_OF = "state_of"
+ROWS = "rows"
 KIND = "kind"
 FORM = "form"
 

@@ -13,7 +13,9 @@ from autopar.entries import FORWARD, Entry
 from autopar.looks import repeated
 from autopar.planning import Request, Stopwatch, trace_for
 from autopar.plans import Plan
+from autopar.states import states_in, without_states
 from autopar.tracing import Traced
+from autopar.tracing.loss_owners import modules_of
 
 
 def trace_first(
@@ -52,13 +54,14 @@ def trace_later(
     if entry != FORWARD:  # what the loss is of, the model returns
         request = replace(request, loss_fn=None)
     readable = {leaf.argument for leaf in first.inputs.leaves if leaf.known}
-    examples, constants = sorted_arguments(model, args, kwargs, request.loss_fn, readable, entry)
+    own, states = without_states(kwargs), states_in(kwargs, modules_of(request.loss_fn))
+    examples, constants = sorted_arguments(model, args, own, request.loss_fn, readable, entry)
     alone = is_without_loss(request.loss_fn, {*examples, *constants})
     call = model, examples, constants, request, watch
-    traced = trace_for(*call, without_loss=alone, later=True, same_inputs=True, entry=entry)
+    traced = trace_for(*call, without_loss=alone, later=True, same_inputs=True, entry=entry, states=states)
     if not traced.inputs.same:
         return traced
-    apart = trace_for(*call, without_loss=alone, later=True, entry=entry)
+    apart = trace_for(*call, without_loss=alone, later=True, entry=entry, states=states)
     return apart if traced.does_as(apart) else traced
 
 

@@ -26,6 +26,7 @@ from autopar.mask_notes import mask_notes
 from autopar.plans import GAP, Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes
+from autopar.states import State
 from autopar.tracing import Traced, trace
 from autopar.tracing.gradients import check_whole_inputs
 from autopar.tracing.leaf_tensors import show_leaf_tensors
@@ -150,13 +151,14 @@ def trace_for(
     later: bool = False,
     same_inputs: bool = False,
     entry: Entry = FORWARD,
+    states: Mapping[State, Any] | None = None,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
     Modules that cannot be traced, and those that the constraints ask for, are leaves.
     `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
     call that leaves out what only the loss needs. `later`: of a call of another kind, which may have other leaves.
-    `same_inputs`, `entry`: as in `trace`.
+    `same_inputs`, `entry`, `states`: as in `trace`.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
@@ -177,6 +179,7 @@ def trace_for(
                 without_loss=without_loss,
                 same_inputs=same_inputs,
                 entry=entry,
+                states=states,
                 module_leaves=asked_for(model, request.constraints),
                 unsupported="leaf",
             )

@@ -35,7 +35,8 @@ def batch_dims(graph: fx.Graph, strategies: Mapping[fx.Node, Sequence[Strategy]]
             continue
         if node.op == "placeholder":
             if isinstance(node.meta.get(VAL), torch.Tensor) and not strategies[node][0].outputs[0].is_replicated:
-                marks[TensorRef(node, 0)], rows = frozenset({0}), node.meta[VAL].shape[0]
+                dims = frozenset(p.dim for p in strategies[node][0].outputs[0].placements if p.is_sharded)
+                marks[TensorRef(node, 0)], rows = dims, node.meta[VAL].shape[min(dims)]
             continue
         given = tuple(marks.get(ref, _NONE) for ref in tensor_inputs(node))
         if any(mark != _NONE for mark in given):

@@ -14,6 +14,7 @@ from autopar.graph import (
     KIND,
     PLACE,
     SCOPE,
+    STATE,
     VAL,
     TensorRef,
     is_getitem,
@@ -35,6 +36,7 @@ from autopar.strategies.outputs import choices
 from autopar.strategies.passing import alike, worth_passing
 from autopar.strategies.positions import useful_positions
 from autopar.strategies.ragged import ragged
+from autopar.strategies.state_rows import split_states
 from autopar.strategies.strategy import Strategy
 from autopar.strategies.table import bound_rule, entry, is_registered, parse
 from autopar.user_warnings import AutoparWarning, warn
@@ -90,15 +92,17 @@ def strategies_for(
             key = (
                 node.op,
                 inputs,
+                STATE in node.meta,
                 node in constant,
                 tuple(TensorFact.of(t) for t in output_tensors(node)),
                 _facts(node),
                 uneven.dims.get(TensorRef(node, 0), frozenset()),
             )
             if key not in shared:
-                shared[key] = _of_end(node, node in constant, mesh_shape, inputs, key[-1])
+                given = "global" if STATE in node.meta else inputs
+                shared[key] = _of_end(node, node in constant, mesh_shape, given, key[-1])
             found[node] = shared[key]
-    return found
+    return split_states(graph, found, mesh_shape) if inputs == "local" else found
 
 
 def positions_of(graph: fx.Graph, mesh_shape: Sequence[int]) -> tuple[dict[fx.Node, Member], dict[fx.Node, Any]]:

@@ -23,23 +23,23 @@ def stored(shape: Shape, mesh_shape: Mesh, ragged: Container[int] = ()) -> tuple
     return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape, ragged))
 
 
-def given(shape: Shape, mesh_shape: Mesh, inputs: str) -> tuple[Strategy, ...]:
-    """A placeholder: the same on every rank ("global"), or each rank its part of dim 0, in rank order ("local").
+def given(shape: Shape, mesh_shape: Mesh, inputs: str, dim: int = 0) -> tuple[Strategy, ...]:
+    """A placeholder: the same on every rank ("global"), or each rank its part of a dim, in rank order ("local").
 
     Scalars and tensors with one row have no parts: they are the same on every rank in either case.
 
     Raises InputError where the rows cannot be dealt out evenly.
     """
     axes = len(mesh_shape)
-    if inputs == "global" or not shape or shape[0] == 1:
+    if inputs == "global" or not shape or shape[dim] == 1:
         return _one_output([Layout.replicated(axes)])
     ranks = math.prod(mesh_shape)
-    if shape[0] % ranks:
+    if shape[dim] % ranks:
         raise InputError(
             f'with inputs="local" each of the {ranks} ranks passes an equal part of the rows of the example, '
-            f"which has {shape[0]}: give an example of the whole batch, with a multiple of {ranks} rows"
+            f"which has {shape[dim]}: give an example of the whole batch, with a multiple of {ranks} rows"
         )
-    return _one_output([_fitted(shape, (0,) * axes, mesh_shape)])
+    return _one_output([_fitted(shape, (dim,) * axes, mesh_shape)])
 
 
 def replicated(inputs: int, outputs: int, axes: int) -> tuple[Strategy, ...]:

@@ -40,6 +40,7 @@ from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
 from autopar.runtime.shared_memory import refuse_shared_memory
 from autopar.runtime.standing import note_from_now_on
+from autopar.runtime.states import deal_out_states
 from autopar.runtime.structure import Structure, refuse_backward_hooks
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.whole_draws import draw_whole
@@ -89,6 +90,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     let_submodules_be_called(model)
     load_into_submodules(model)
     planned.structure = Structure(model)
+    deal_out_states(model, planned.programs.first, rank.mesh, device)
     leave_quietly()
     note_from_now_on()
     count_steps()

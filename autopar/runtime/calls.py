@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.looks import lie_of, repeated
 from autopar.runtime.traces import Traced
+from autopar.states import placeholder_name
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 
@@ -117,13 +118,16 @@ def global_stand_ins(
     rows: Lies | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    states: Collection[str] = (),
 ) -> Call:
     """A call whose tensors are this rank's parts, with data-free tensors of their global shapes in their place.
 
     `known`: layout and mesh shape of inputs, by their names in a graph; `rows`: those of inputs that have rows, as an
-    input that is not known has whose first dim is as long as that of those that are, or of the first.
+    input that is not known has whose first dim is as long as that of those that are, or of the first; of `states`,
+    whose rows may lie along any dim, nothing follows for others.
     """
     tensors = tensors_of_call(called, args, kwargs)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in states}
     lengths = {name: len(tensor) for name, tensor in tensors.items() if tensor.ndim}
     length = next((n for name, n in lengths.items() if name in known and not known[name][0].is_replicated), None)
     if length is None and known.keys().isdisjoint(tensors):
@@ -172,7 +176,7 @@ def _replaced(
 
     names = iter(bound.arguments)
     own = tuple(replaced(next(names), value) for value in args)
-    return own, {name: replaced(name, value) for name, value in kwargs.items()}
+    return own, {name: replaced(placeholder_name(name), value) for name, value in kwargs.items()}
 
 
 def _global_look(part: torch.Tensor, lies: Lies | None) -> tuple[Sequence[int], Sequence[int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import nn
 
 from autopar.runtime.traces import Traced
+from autopar.states import State
 from autopar.user_warnings import warn
 
 Changed = dict[str, str]  # what values are now, by name
@@ -35,9 +36,11 @@ class ChangedValues:
             look = self._looks[number] = traced.plain_values.on(model)
         return {name: repr(v) if isinstance(v, _SHOWN) else type(v).__name__ for name, v in look().items()}
 
-    def tell(self, changed: Changed) -> None:
-        """Warn, of each value once, that calls with another one are planned anew."""
-        new = {name: value for name, value in changed.items() if name not in self._told}
+    def tell(self, changed: Changed, states: Mapping[str, State]) -> None:
+        """Warn, of each value once, that calls with another one are planned anew; not of `states`, by arguments, which
+        calls are given from then on."""
+        own = {argument.partition(".")[2] for argument in states}
+        new = {name: value for name, value in changed.items() if name not in self._told and name not in own}
         if new:
             self._told.update(new)
             listed = ", ".join(f"'{name}' (now {value})" for name, value in list(new.items())[:4])

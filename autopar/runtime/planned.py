@@ -21,7 +21,7 @@ from autopar.fingerprint import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.accumulation import Accumulation
-from autopar.runtime.agreement import BATCH, agree, content_digest
+from autopar.runtime.agreement import agree
 from autopar.runtime.alike import Alike, CallSize, group_of_all
 from autopar.runtime.backward_start import prepare_backward
 from autopar.runtime.calls import call_key, gathered, global_stand_ins, order_of
@@ -36,10 +36,12 @@ from autopar.runtime.planning_anew import plan_anew
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
+from autopar.runtime.states import lies_of_states, put_states, with_states
 from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
 from autopar.runtime.trained import Trained
 from autopar.runtime.transit import Transit
+from autopar.states import without_states
 
 _COMPARED = 10
 """The call in which batches are compared again; then in twice as many each time."""
@@ -101,6 +103,7 @@ class Planned:
         if self.structure is None:
             self.structure = Structure(model)
         self.structure.check(self.programs.traces)
+        kwargs = with_states(self.programs.states, model, kwargs)
         args, kwargs = gathered(args, kwargs, self.programs[0].plan.inputs)
         key = call_key(self.structure.modules, args, kwargs, entry, reads_memory=self.programs.read_memory)
         known = self.programs.known(key)
@@ -108,7 +111,10 @@ class Planned:
         if not torch.compiler.is_compiling():
             self._announce(model, key, args, kwargs, changed, entry)
         if known is None or changed:
+            met = len(self.programs.states)
             program = self._program(model, args, kwargs, entry)
+            if len(self.programs.states) > met:  # it is to be given them, too
+                return self.run(model, args, without_states(kwargs), entry)
             order = order_of(program.traced, *self.whole_call(model, [program], args, kwargs, entry))
             if key is not None and not program.traced.reads_values:
                 self.programs.remember(key, program, order)
@@ -143,6 +149,7 @@ class Planned:
         given = self._returned(program, outputs, entry)
         if self.returns_float32:
             given = [as_float32(value) for value in given]
+        put_states(given, outputs, program, self.programs, self.device_mesh)
         program.traced.set_on(model, given)
         return program.traced.rebuild(given)
 
@@ -232,7 +239,7 @@ class Planned:
                 continue
             self.programs.used(program)
             return program
-        self._values.tell(changed)
+        self._values.tell(changed, self.programs.states)
         return plan_anew(self, model, args, kwargs, entry)
 
     def whole_call(
@@ -251,7 +258,8 @@ class Planned:
         known = [{name: (layout, shape) for name, (layout, _) in one.inputs.items()} for one in programs]
         layouts = (layout for layout, _ in self.programs.first.inputs.values() if not layout.is_replicated)
         rows = next(((layout, shape) for layout in layouts), None)
-        return global_stand_ins(entry.of(model), ChainMap(*known), rows, args, kwargs)
+        states = lies_of_states(self.programs.rows_of_states, self.rank.mesh)
+        return global_stand_ins(entry.of(model), ChainMap(states, *known), rows, args, kwargs, states)
 
     def _check_first_call(self, model: nn.Module, program: Program, inputs: Sequence[Any]) -> None:
         """What would make ranks disagree later is found before the first collective."""
@@ -260,7 +268,7 @@ class Planned:
             check_ready(model, self.replaced)
         except AutoparError as found:
             error = found
-        same = {"the graph": fingerprint(program.traced.graph), BATCH: content_digest(program.whole(inputs))}
+        same = {"the graph": fingerprint(program.traced.graph)} | program.batch_digests(inputs)
         agree(self.rank.device, same | outer_autocast(program.traced.graph, self.rank.device), error)
         self.replaced = []
         program.checked = True
@@ -271,8 +279,8 @@ class Planned:
         They are compared after twice as many calls each time, which costs next to nothing.
         """
         self._compared_next *= 2
-        if whole := program.whole(inputs):
-            agree(self.rank.device, {BATCH: content_digest(whole)})
+        if program.whole(inputs):
+            agree(self.rank.device, program.batch_digests(inputs))
 
     # -- values --------------------------------------------------------------------------------------
 

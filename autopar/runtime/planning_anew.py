@@ -10,11 +10,12 @@ from torch import nn
 from autopar.entries import FORWARD, Entry, of_model
 from autopar.errors import AutoparError, InputError
 from autopar.runtime.agreement import agree
-from autopar.runtime.calls import description, place_of
+from autopar.runtime.calls import description, place_of, tensors_of_call
 from autopar.runtime.entered import as_built
 from autopar.runtime.local_rows import check_rows
 from autopar.runtime.parameters import plain_parameters
 from autopar.runtime.programs import Program
+from autopar.runtime.states import check_rows_of_states, looks_of_set, take_over
 
 if TYPE_CHECKING:
     from autopar.runtime.planned import Planned
@@ -34,19 +35,26 @@ def plan_anew(
     model.__class__ = planned.user_class
     try:
         with plain_parameters(model), as_built(model):
-            known = list(programs if entry == FORWARD else programs.of(entry))
-            call = planned.whole_call(model, known, args, kwargs, entry)
+            like = list(programs if entry == FORWARD else programs.of(entry))
+            call = planned.whole_call(model, like, args, kwargs, entry)
             if entry == FORWARD:
                 check_rows(programs, model, (args, kwargs), call)
+            call = call[0], {**call[1], **looks_of_set(programs, model)}
             earlier = [(program.traced, program.plan) for program in programs.of(entry)]
-            traced, plan = planned.replan(model, *call, planned.storage, planned.trained.names, earlier, entry)
+            traced, plan = planned.replan(
+                model, *call, planned.storage, planned.trained.names, earlier, entry, programs.rows_of_states
+            )
             program = next((one for one in programs if one.plan is plan), None)
             if program is None:
                 first = programs.first.traced.root  # a copy may go again
+                known = {*programs.states}
                 program = planned.add(traced if model is first else traced.of(first), plan, model)
+                take_over(model, program, known, planned.device_mesh)
             program.traced.other_keys.append(program.traced.key(*call, model))
             return program
     except Exception as error:  # also what the user's code raises for such inputs
+        if programs[0].plan.inputs == "local" and programs.states:
+            check_rows_of_states(programs, tensors_of_call(entry.of(model), args, kwargs), error)
         raise _refused(planned, model, args, kwargs, entry, error) from error
     finally:
         model.__class__ = planned_class

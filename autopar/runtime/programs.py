@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.entries import Entry, of_model
+from autopar.graph import STATE
 from autopar.layout import Layout
 from autopar.plans import Plan
+from autopar.runtime.agreement import BATCH, content_digest
 from autopar.runtime.calls import Order
 from autopar.runtime.lowering import Lowered
 from autopar.runtime.traces import Traced
+from autopar.state_rows import by_output
+from autopar.states import State
 from autopar.user_warnings import warn
 
 MAX_GRAPHS = 16
 """How many graphs of one model, or of one of its modules that is called, are kept; the one that was not used for
 longest goes first, but that of the call that the model was planned for stays: samplers deal out batches of its size."""
+
+made_by_calls: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""States as calls have left them."""
+
+SET = "attributes that the loop has set and forward goes on from"
 
 _CHANGING = 3  # values of a number: two may be a loop's two modes, as in training and evaluation
 
@@ -50,8 +61,27 @@ class Program:
 
     def whole(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Of what a call is given, in the graph's order, the tensors that every rank has as a whole."""
-        pairs = enumerate(zip(inputs, self.inputs.values(), strict=True))
-        return {str(i): v for i, (v, (layout, _)) in pairs if layout.is_replicated and isinstance(v, torch.Tensor)}
+        return {
+            str(i): v for i, (name, v) in enumerate(self._whole(inputs)) if v is not None and name not in self.states
+        }
+
+    def batch_digests(self, inputs: Sequence[Any]) -> dict[str, str]:
+        """What ranks are asked whether they have it alike, in words."""
+        return {BATCH: content_digest(self.whole(inputs)), SET: content_digest(self.set_by_loop(inputs))}
+
+    def set_by_loop(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The same of states, by their names, of which calls have not left it as it is."""
+        given = ((name, v) for name, v in self._whole(inputs) if v is not None and v not in made_by_calls)
+        return {name: v for name, v in given if name in self.states}
+
+    def _whole(self, inputs: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor | None]]:
+        for value, (name, (layout, _)) in zip(inputs, self.inputs.items(), strict=True):
+            yield name, value if layout.is_replicated and isinstance(value, torch.Tensor) else None
+
+    @cached_property
+    def states(self) -> frozenset[str]:
+        """The inputs that are states, by their names in the graph."""
+        return frozenset(str(n.target) for n in self.traced.graph.find_nodes(op="placeholder") if STATE in n.meta)
 
     @property
     def rows(self) -> int:
@@ -67,6 +97,9 @@ class Programs(Sequence[Program]):
         self._given: dict[tuple[Entry, str], set[int | float]] = {}  # values of arguments that are numbers
         self._numbers, self._uses = itertools.count(), itertools.count()
         self._calls: dict[Hashable, tuple[Program, Order]] = {}
+        self.states: dict[str, State] = {}
+        """Attributes that any of them goes on from, by the names of their arguments; each is given all of these."""
+        self.rows_of_states: dict[str, int] = {}
 
     @overload
     def __getitem__(self, place: int) -> Program: ...
@@ -107,6 +140,8 @@ class Programs(Sequence[Program]):
         """One more, as the last that was used."""
         program = Program(next(self._numbers), traced, plan, lowered, next(self._uses))
         self._kept.insert(0, program)
+        self.states.update(traced.states)
+        self._settle_rows(program)
         self._tell_numbers(traced)
         alike = self.of(traced.entry)
         if len(alike) > MAX_GRAPHS:
@@ -120,6 +155,18 @@ class Programs(Sequence[Program]):
                 "tensors"
             )
         return program
+
+    def _settle_rows(self, program: Program) -> None:
+        """States stay along the dim along which the first program reads them, or leaves them; -1 without rows."""
+        given = {name: layout for name, (layout, _) in program.inputs.items() if name in program.states}
+        read = {name: next((p.dim for p in one.placements if p.is_sharded), -1) for name, one in given.items()}
+        dims = by_output(program.traced.graph, program.plan.batch_dims)
+        left = {}
+        for place, (_, name) in program.traced.set_outputs.items():
+            dim, lies = dims.get(place, -1), program.lowered.outputs[place]
+            is_even = dim >= 0 and lies is not None and lies[1][dim] % math.prod(program.plan.mesh_shape) == 0
+            left[name] = dim if is_even else -1
+        self.rows_of_states = left | read | self.rows_of_states
 
     def _tell_numbers(self, traced: Traced) -> None:
         """Warn, of each argument once, where it changes from call to call and not between a few modes."""

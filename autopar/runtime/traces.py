@@ -10,6 +10,7 @@ from torch import fx, nn
 from autopar.entries import Entry
 from autopar.layout import Layout
 from autopar.plans import Plan
+from autopar.states import State
 
 
 class PlainValues(Protocol):
@@ -26,7 +27,9 @@ class Traced(Protocol):
     `own_key` is the key of the traced call, `other_keys` are those of calls that do the same, `loss_names` are the
     inputs of a loss that was traced in, `reads_values` says whether guards look at the values of inputs, `reads_memory`
     whether forward asks how they lie there (`own_key` has this, too), `plain_values` are those that modules had,
-    `entry` is what was called, `numbers` are arguments of the traced call.
+    `entry` is what was called, `numbers` are arguments of the traced call. `states` are attributes of modules that
+    calls are given as arguments, by the names of these, and set; `set_outputs` says which of the flat outputs are
+    tensors that calls set on modules, with the names that attribute and tensor have as inputs where it is a state.
     """
 
     @property
@@ -39,6 +42,10 @@ class Traced(Protocol):
     def plain_values(self) -> PlainValues: ...
     @property
     def numbers(self) -> Mapping[str, int | float]: ...
+    @property
+    def states(self) -> Mapping[str, State]: ...
+    @property
+    def set_outputs(self) -> Mapping[int, tuple[str, str]]: ...
     @property
     def own_key(self) -> Hashable: ...
     @property
@@ -77,8 +84,10 @@ Replan = Callable[
         Collection[str],
         Sequence[tuple[Traced, Plan]],
         Entry,
+        Mapping[str, int],
     ],
     tuple[Traced, Plan],
 ]
 """Trace and plan another kind of call of a model or its copy, given its arguments, how parameters are stored, which of
-them other calls train, what there is (its plan is returned where the call does the same), and what is called."""
+them other calls train, what there is (its plan is returned where the call does the same), what is called, and along
+which dims the rows of states lie."""

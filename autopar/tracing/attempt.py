@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from autopar.entries import FORWARD, Entry
-from autopar.graph import EXAMPLE, VAL
+from autopar.graph import EXAMPLE, STATE, STATE_OF, VAL
 from autopar.one_process import one_process
 from autopar.replaced import overrides_active
 from autopar.tracing import huggingface, matching, numbers_of_math
@@ -21,6 +21,7 @@ from autopar.tracing.asserting import unvalidated
 from autopar.tracing.attributes import Attributes
 from autopar.tracing.batch_norms import batch_norms_traceable
 from autopar.tracing.caches import Left, forget, library_caches_empty, namespaces_restored
+from autopar.tracing.carried_states import leave_out, mark_states
 from autopar.tracing.cleaning import remove_dead_nodes
 from autopar.tracing.compiled import compiled_functions
 from autopar.tracing.containers import flattened
@@ -38,6 +39,7 @@ from autopar.tracing.inputs import Inputs
 from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.left_behind import LeftBehind
 from autopar.tracing.libraries import DataFreePaths
+from autopar.tracing.loss_owners import restored
 from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.own_hooks import own_hooks_left_out
@@ -117,8 +119,12 @@ class Attempt:
         own_key = matching.key_of(self.inputs, examples)  # now: forward may set what it reads
         placeholders = self._placeholders()
         reads = PlainReads(self.model, self.options.loss_fn)
-        with self._set_up():
-            left = LeftBehind(self.model)
+        states = self.inputs.states
+        with self._set_up(), restored(reads.of_loss.values()):
+            for argument, value in self.inputs.values(placeholders).items():
+                if argument in states:
+                    states[argument].put(self.model, value)
+            left = LeftBehind(self.model, states.values(), reads.of_loss)
             with reads.noted(), draws_refused(self.model):
                 returned = self._call(placeholders)
             left.write_buffers(self.options.policy, self.recorder, returned)
@@ -129,11 +135,13 @@ class Attempt:
                 self.calls.blame(error, path)
                 raise error
             policy = self.options.policy
-            leaves = [self.model] if policy.functions else list(policy.failed)
-            kept, attributes_set = left.attributes(self.recorder, reads, leaves)
+            leaves = [self.model] if policy.functions else [*policy.failed, *self._module_leaves()]
+            found = left.attributes(self.recorder, reads, leaves)
+            kept = [one[:2] for one in found.set]
             outputs, out_spec = flattened(returned, "what forward returns")
-            beside, set_spec = flattened([one.value for one in kept], "what forward sets on modules")
+            beside, set_spec = flattened([one.value for one in found.set], "what forward sets on modules")
             flat = tuple(self._output(output) for output in (*outputs, *beside))
+            unseen = left.unread(reads)
             left_beside = left.beside(self.recorder, self.model, self.given)
         output = self.graph.output(flat)
         self.recorder.scope, self.recorder.region = (), ()
@@ -142,6 +150,12 @@ class Attempt:
         if self.options.remove_inplace:
             functionalize(self.graph)
         guards = take_guards(self.graph)
+        if unseen and not self.inputs.same:  # calls that do not look at a state are alike whatever it is
+            self.inputs = leave_out(self.graph, self.inputs, unseen)
+            own_key = matching.key_without(own_key, unseen)
+            examples = {name: value for name, value in examples.items() if name not in unseen}
+        set_outputs = found.outputs(out_spec.num_leaves)
+        mark_states(self.graph, set_outputs)
         remove_dead_nodes(self.graph)
         merge_equal_constants(self.graph)
         place_shared_attributes(self.graph)
@@ -158,10 +172,19 @@ class Attempt:
             types=self.calls.types,
             failures=self.options.policy.reasons(self.model),
             assumptions=tuple(self.recorder.finite.places),
-            attributes_set=attributes_set,
+            attributes_set=found.lost,
             left_beside=left_beside,
-            plain_values=reads.values(self.model, [*leaves, *self._module_leaves()], [one[:2] for one in kept]),
-            set_attributes=tuple(one[:2] for one in kept),
+            plain_values=reads.values(
+                self.model,
+                leaves,
+                [*kept, *((state.path, state.name) for state in states.values())],
+            ),
+            set_attributes=tuple(kept),
+            of_loss={path: one for path, one in reads.of_loss.items() if isinstance(one, nn.Module)},
+            set_outputs=set_outputs,
+            new_states=tuple(found.states),
+            may_be_states=tuple(found.may),
+            made_of_constants=found.made,
             set_spec=set_spec,
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
             reads_memory=reads_memory,
@@ -210,7 +233,7 @@ class Attempt:
         dtype = self.options.parameter_dtype
         for leaf in self.inputs.leaves:
             example = leaf.example
-            cast = dtype if example.is_floating_point() else None
+            cast = dtype if example.is_floating_point() and leaf.argument not in self.inputs.states else None
             dims = self.options.dynamic_shapes.get(leaf.argument)
             if dims:
                 free = self.recorder.dynamic.tensor(example, dims, cast or example.dtype)
@@ -221,6 +244,8 @@ class Attempt:
             self.recorder.register(node, free)
             self.recorder.dynamic.read_from(node, free)
             node.meta[EXAMPLE] = example
+            if leaf.argument in self.inputs.states:
+                node.meta[STATE], node.meta[STATE_OF] = -1, leaf.argument  # until it is known what is left there
             if leaf.known:
                 self.recorder.known.put(free, example.detach().cpu(), node, from_input=True)
             made[leaf.name] = free
@@ -228,7 +253,7 @@ class Attempt:
 
     def _call(self, tensors: dict[str, torch.Tensor]) -> Any:
         inputs = self.inputs
-        values = inputs.values(tensors)
+        values = {name: value for name, value in inputs.values(tensors).items() if name not in inputs.states}
         self.given = list(values.values())
         kinds = {n: p.kind for n, p in inputs.signature.parameters.items()}
         positional = [values.pop(n) for n, k in kinds.items() if k is inspect.Parameter.POSITIONAL_ONLY and n in values]

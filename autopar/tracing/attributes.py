@@ -27,12 +27,16 @@ _FEW = 16  # elements of a buffer whose contents are known
 
 @dataclass(frozen=True)
 class Attribute:
-    """A tensor of the model: its name in the graph, its data-free stand-in, the original, and what is known of it."""
+    """A tensor of the model: its name in the graph, its data-free stand-in, the original, and what is known of it.
+
+    `is_kept`: it is no buffer, and was there before the trace.
+    """
 
     name: str
     data_free: torch.Tensor
     original: torch.Tensor
     known: torch.Tensor | None = None
+    is_kept: bool = False
 
 
 class Attributes:
@@ -51,22 +55,30 @@ class Attributes:
         if found is not None:
             return found
         if not _is_new(tensor):
-            return self._constant(tensor)
+            return self._constant(tensor, is_kept=True)
         if not is_array(tensor):
             return None
         with torch._C.DisableTorchFunction():
             return self._constant(tensor, tensor.clone())  # whoever has the array may write into it
 
+    def is_written(self, value: Any) -> bool:
+        """Whether a value is a tensor that was there before the trace, no buffer, and that forward has written into."""
+        found = self._by_id.get(id(value))
+        return found is not None and found.is_kept and found.original is value and found.data_free._version > 0
+
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor that was made during the trace, of numbers that no tensor held."""
         return self._constant(tensor).data_free
 
-    def _constant(self, tensor: torch.Tensor, content: torch.Tensor | None = None) -> Attribute:
+    def _constant(
+        self, tensor: torch.Tensor, content: torch.Tensor | None = None, *, is_kept: bool = False
+    ) -> Attribute:
         content = tensor if content is None else content
         name = f"_constant_{len(self.constants)}"
         self.constants[name] = content
-        known = content if tensor.device.type != "meta" and not tensor.requires_grad else None
-        found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), content, known)
+        is_part = hasattr(tensor, "full_tensor")  # a DTensor, as calls set for the loop: ops of it move data
+        known = content if tensor.device.type != "meta" and not tensor.requires_grad and not is_part else None
+        found = self._by_id[id(tensor)] = Attribute(name, _data_free(tensor, None), content, known, is_kept)
         self._by_id[id(found.data_free)] = found
         self._alive.append(tensor)
         return found

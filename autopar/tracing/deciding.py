@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from autopar.graph import STATE_OF
 from autopar.tracing.errors import OR_LEAF
 
 _MOST = 3  # names of more inputs help nobody
@@ -13,12 +14,19 @@ _MOST = 3  # names of more inputs help nobody
 
 def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     """The advice for tensors that have no data: `nodes` are those that stand for them."""
-    names = _inputs(nodes)
+    found = _inputs(nodes)
+    states = list(dict.fromkeys(node.meta[STATE_OF] for node in found if STATE_OF in node.meta))
+    if states and all(STATE_OF in node.meta for node in found):
+        return (
+            f"what decides is {' and '.join(map(repr, states[:_MOST]))}, from which forward goes on from call to call: "
+            f"choose with torch.where, or by an argument that is no tensor{OR_LEAF}"
+        )
+    names = [str(node.target) for node in found if STATE_OF not in node.meta]
     those = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"
     return f"give {those} a known example (autopar.known){OR_LEAF}"
 
 
-def _inputs(nodes: Iterable[fx.Node | None]) -> list[str]:
+def _inputs(nodes: Iterable[fx.Node | None]) -> list[fx.Node]:
     """The placeholders that nodes are computed from, in the order of the graph."""
     waiting = [node for node in nodes if node is not None]
     met = dict.fromkeys(waiting)
@@ -28,4 +36,4 @@ def _inputs(nodes: Iterable[fx.Node | None]) -> list[str]:
                 met[node] = None
                 waiting.append(node)
     graphs = dict.fromkeys(node.graph for node in met)
-    return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "placeholder" and node in met]
+    return [node for graph in graphs for node in graph.nodes if node.op == "placeholder" and node in met]

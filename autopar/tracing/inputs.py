@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.entries import FORWARD, Entry
+from autopar.states import State, placeholder_name
 from autopar.tracing.containers import flattened
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.free_sizes import FreeSizes
@@ -44,7 +45,8 @@ class Argument:
 class Inputs:
     """All that a traced call was given. `fixed` are arguments the trace took as they were. `leaves`: the placeholders'.
 
-    `same`: the leaf, by name, that another one is the same tensor as, which has no placeholder then.
+    `same`: the leaf, by name, that another one is the same tensor as, which has no placeholder then. `states`: by the
+    names of their arguments, which come last.
     """
 
     signature: inspect.Signature
@@ -56,6 +58,31 @@ class Inputs:
     sizes: FreeSizes = field(default_factory=FreeSizes)
     leaves: list[Leaf] = field(default_factory=list)
     same: dict[str, str] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+
+    def with_states(self, values: Mapping[State, Any], *, same_inputs: bool = False) -> Inputs:
+        """The same inputs, and states with examples of what is there. `same_inputs` as in `gather`."""
+        made = replace(
+            self,
+            arguments=dict(self.arguments),
+            fixed=dict(self.fixed),
+            leaves=list(self.leaves),
+            same=dict(self.same),
+            states=self.states | {state.argument: state for state in values},
+        )
+        for state, value in values.items():
+            _add(made, state.argument, value, same_inputs)
+        return made
+
+    def without(self, names: Collection[str]) -> Inputs:
+        """The same inputs but for some states, which forward does not look at in such a call."""
+        return replace(
+            self,
+            arguments={name: one for name, one in self.arguments.items() if name not in names},
+            fixed={name: value for name, value in self.fixed.items() if name not in names},
+            leaves=[leaf for leaf in self.leaves if leaf.argument not in names],
+            states={name: state for name, state in self.states.items() if name not in names},
+        )
 
     def with_examples(self, tensors: Mapping[str, torch.Tensor]) -> Inputs:
         """The same inputs with other examples, by placeholder name; those that are not named keep theirs."""
@@ -141,7 +168,7 @@ def _add(inputs: Inputs, name: str, value: Any, same_inputs: bool = False) -> No
         inputs.fixed[name] = value
         return
     taken = {*inputs.same, *(leaf.name for leaf in inputs.leaves)}
-    names = iter(leaf_names(name, value))
+    names = iter(leaf_names(placeholder_name(name), value))
     found: list[Any] = []
     for value in leaves:
         if isinstance(value, (torch.Tensor, Known)):

@@ -59,16 +59,20 @@ class KnownValues:
         *,
         from_input: bool = False,
         is_state: bool = False,
+        is_kept: bool = False,
     ) -> None:
-        """`real` is the value of a data-free tensor that `node` made. `is_state`: of a buffer, known until written."""
+        """`real` is the value of a data-free tensor that `node` made.
+
+        `is_state`: of a buffer, known until written; `is_kept`: of another tensor that stays from call to call, too.
+        """
         if real.numel() > LIMIT:
             if from_input:  # somebody has marked it
                 self.guarded.add(id(tensor))
                 self.deferred.put(tensor, lambda: real, [real])
             return
-        if is_state:
+        if is_state or is_kept:
             self._state.add(real.untyped_storage()._cdata)
-            from_input = True
+        from_input = from_input or is_state
         self.values[id(tensor)] = real
         self._nodes[id(tensor)] = node
         if from_input or self._from_input:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Collection, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -27,6 +29,41 @@ class Enclosed:
     def items(self) -> list[tuple[str, Any]]:
         """Those that have a value, by name."""
         return [(name, getattr(self, name)) for name in self._cells if hasattr(self, name)]
+
+    def put_back(self, values: Mapping[str, Any]) -> None:
+        """Give variables the values that they had."""
+        for name, value in values.items():
+            if getattr(self, name, None) is not value:
+                self._cells[name].cell_contents = value
+
+
+def values_in(owner: Any) -> dict[str, Any]:
+    """What an owner has now, by name; of a module its buffers, too."""
+    if isinstance(owner, Enclosed):
+        return dict(owner.items())
+    return {**vars(owner), **(owner._buffers if isinstance(owner, nn.Module) else {})}
+
+
+@contextlib.contextmanager
+def restored(owners: Collection[Any]) -> Iterator[None]:
+    """Owners have what they had afterwards: a trace runs the loss, which may set some of it."""
+    kept = [(owner, values_in(owner)) for owner in owners if isinstance(owner, Enclosed)]
+    spaces = [vars(owner) for owner in owners if not isinstance(owner, Enclosed)]
+    spaces += [owner._buffers for owner in owners if isinstance(owner, nn.Module)]
+    saved = [(space, dict(space)) for space in spaces]
+    try:
+        yield
+    finally:
+        for owner, values in kept:
+            owner.put_back(values)
+        for space, before in saved:
+            space.clear()
+            space.update(before)
+
+
+def modules_of(loss_fn: Any) -> dict[str, nn.Module]:
+    """The modules among the owners."""
+    return {path: owner for path, owner in owners_of(loss_fn).items() if isinstance(owner, nn.Module)}
 
 
 def owners_of(loss_fn: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,15 +11,17 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autopar.looks import lie_of, repeated
+from autopar.states import without_states
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.free_sizes import FreeSizes
 from autopar.tracing.inputs import Inputs, Leaf
 
 
 def named_arguments(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; those of the loss are taken from the keywords."""
+    """The arguments of a call by name; those of the loss and states are taken from the keywords."""
+    states = {n: kwargs[n] for n in inputs.states if n in kwargs}
     loss = {n: kwargs[n] for n in inputs.loss_names if n in kwargs and n not in inputs.signature.parameters}
-    own = {n: v for n, v in kwargs.items() if n not in loss}
+    own = {n: v for n, v in without_states(kwargs).items() if n not in loss}
     try:
         bound = inputs.signature.bind(*args, **own)
     except TypeError as error:
@@ -30,7 +32,7 @@ def named_arguments(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, An
             named.update(value)
         else:
             named[name] = value
-    return {**named, **loss}
+    return {**named, **loss, **states}
 
 
 def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -96,6 +98,12 @@ def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module
             leaves, spec = pytree.tree_flatten(value)
             parts.append((name, str(spec), tuple(_kind(v, grad) for v in leaves)))
     return tuple(parts)
+
+
+def key_without(key: Hashable, names: Collection[str]) -> Hashable:
+    """What `key_of` says of a call without these arguments."""
+    assert isinstance(key, tuple)
+    return tuple(part for part in key if not (isinstance(part, tuple) and part and part[0] in names))
 
 
 def _kind(value: Any, grad: bool) -> Hashable:

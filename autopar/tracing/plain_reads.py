@@ -67,10 +67,14 @@ class PlainReads:
             return value
 
         def read_registered(module: nn.Module, name: str) -> Any:
-            if (path := modules.get(id(module))) is not None:  # there or not
-                first.setdefault((path, (name,)), id(None))
-            value = registered(module, name)
-            if value is None and name in module._buffers and (path := modules.get(id(module))) is not None:
+            path = modules.get(id(module))
+            value = None
+            try:
+                value = registered(module, name)
+            finally:
+                if path is not None:  # there or not
+                    first.setdefault((path, (name,)), id(value))
+            if value is None and name in module._buffers and path is not None:
                 note(value, path, (name,))
             return value
 
@@ -120,11 +124,20 @@ class PlainReads:
         """Whether forward has read an attribute that had this value (None where there was none) before it set it."""
         return self._first.get((path, (name,))) == id(value)
 
+    @property
+    def of_loss(self) -> Mapping[str, Any]:
+        """What the loss reads from, by path: modules, other objects, closures."""
+        return self._of_loss
+
+    def has_read(self, path: str, name: str) -> bool:
+        """Whether forward has asked for an attribute."""
+        return (path, (name,)) in self._first
+
     def values(
         self, model: nn.Module, without: Iterable[nn.Module], kept: Iterable[tuple[str, str]] = ()
     ) -> PlainValues:
         """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call. Nor
-        attributes that are `kept`, which calls set."""
+        attributes that are `kept`, which calls set or are given."""
         leaves = {id(module) for leaf in without for module in leaf.modules()}
         modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
         modules |= self._of_loss

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from autopar.entries import FORWARD, Entry
 from autopar.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL, write_into
+from autopar.states import ABSENT, State
 from autopar.tracing import matching
 from autopar.tracing.guards import Guards
 from autopar.tracing.inputs import Inputs
@@ -31,10 +32,14 @@ class Traced:
     belong to; names in `constants` are the trace's own tensors. `out_spec` rebuilds what the model returned.
     `order`: what ran, in order. `types`: module types by path. `failures`: modules that had to be leaves, and why.
     `assumptions`: places where activations are taken to be finite. `attributes_set`: numbers and tensors of modules
-    that forward has set anew and calls cannot; `set_attributes`: those that they set, by module and name, with
-    `set_spec`; `left_beside`: lines whose tensors forward has left elsewhere. `plain_values`: those that forward has
-    read of modules. `own_key`: the key of the traced call itself, `other_keys` those of calls that do the same.
-    `reads_memory`: whether forward has asked how a tensor lies in memory. `entry`: what was called.
+    that forward has set anew and calls cannot; `set_attributes`: those that they set, by module (of the model, or
+    `of_loss`) and name, with `set_spec`; `set_outputs`: which of the flat outputs are tensors of these, with the names
+    that attribute and tensor have as inputs where it is a state; `new_states`: attributes that forward reads and sets,
+    and of which it was not given what is there; `may_be_states`: those where it has made something of constants, and
+    `made_of_constants` all that was made; `left_beside`: lines whose tensors forward has left elsewhere.
+    `plain_values`: those that forward has read of modules. `own_key`: the key of the traced call itself, `other_keys`
+    those of calls that do the same. `reads_memory`: whether forward has asked how a tensor lies in memory. `entry`:
+    what was called.
     """
 
     graph: fx.Graph
@@ -49,7 +54,12 @@ class Traced:
     assumptions: tuple[str, ...] = ()
     attributes_set: tuple[str, ...] = ()
     set_attributes: tuple[tuple[str, str], ...] = ()
+    of_loss: Mapping[str, nn.Module] = field(default_factory=dict)
     set_spec: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure([]))
+    set_outputs: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    new_states: tuple[State, ...] = ()
+    may_be_states: tuple[State, ...] = ()
+    made_of_constants: dict[State, Any] = field(default_factory=dict)
     left_beside: tuple[str, ...] = ()
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
     own_key: tuple[Hashable, Hashable] = (None, None)
@@ -99,6 +109,8 @@ class Traced:
             return False
         if self.reads_values or other.reads_values or not _alike(self.constants, other.constants):
             return False
+        if self.states != other.states:
+            return False
         node_of = {str(n.target): n for n in other.graph.nodes if n.op == "placeholder"}
         same = {node_of[name]: node_of[first] for name, first in self.inputs.same.items()}
         return fingerprint(self.graph) == fingerprint(other.graph, same)
@@ -117,7 +129,16 @@ class Traced:
         if self.set_attributes:
             values = pytree.tree_unflatten(list(leaves)[self.out_spec.num_leaves :], self.set_spec)
             for (path, name), value in zip(self.set_attributes, values, strict=True):
-                setattr(model.get_submodule(path), name, value)
+                module = self.of_loss[path] if path in self.of_loss else model.get_submodule(path)
+                if not isinstance(value, str) or value != ABSENT:
+                    setattr(module, name, value)
+                elif hasattr(module, name):
+                    delattr(module, name)
+
+    @property
+    def states(self) -> Mapping[str, State]:
+        """Attributes of modules that calls are given as arguments, by the names of these, and that they set."""
+        return self.inputs.states
 
     def attribute(self, name: str) -> Any:
         """The parameter, buffer, submodule or constant behind a node's target."""

@@ -12,9 +12,11 @@ import torch
 from torch import fx, nn
 
 from autopar.entries import FORWARD, Entry
+from autopar.states import State
 from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.caches import forget
+from autopar.tracing.carried_states import with_states
 from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError
 from autopar.tracing.free_sizes import FreeSizes, prove
 from autopar.tracing.function_leaves import function_around, whole_forward
@@ -40,6 +42,7 @@ def trace(
     without_loss: bool = False,
     same_inputs: bool = False,
     entry: Entry = FORWARD,
+    states: Mapping[State, Any] | None = None,
     trace_sizes: bool = True,
     device: torch.device | str | None = None,
     leaf_policy: Literal["flat", "layers"] = "flat",
@@ -62,6 +65,7 @@ def trace(
     `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
     loss; not so `without_loss`: then it is of a call that leaves these arguments out. `same_inputs`: examples that
     are one tensor are one input, by default each is its own. `entry`: what is called, by default the model itself.
+    `states`: examples of attributes that calls go on from; those that turn up are taken from the model.
     `parameter_dtype`: floating parameters and inputs appear in this dtype. `trace_sizes`: sizes that reach an op are
     nodes, else constants.
     `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
@@ -103,7 +107,12 @@ def trace(
     )  # fmt: skip
     contained = (TraceError, NotImplementedError) if unsupported == "leaf" else ()
     try:
-        traced = trace_until_done(root, inputs, options, contained=contained, functions=unsupported == "leaf")
+        traced = with_states(
+            root,
+            inputs.with_states(states or {}, same_inputs=same_inputs),
+            lambda given: trace_until_done(root, given, options, contained=contained, functions=unsupported == "leaf"),
+            lambda given: _once(root, given, options),
+        )
     finally:
         forget(options.left, root)
     if traced.attributes_set:
@@ -123,7 +132,7 @@ def trace(
             "they make of a result is planned, what else they do is not done; return from forward what they collect"
         )
     if prove_sizes:
-        traced.inputs = replace(inputs, sizes=_free_sizes(root, inputs, options, traced))
+        traced.inputs = replace(traced.inputs, sizes=_free_sizes(root, traced.inputs, options, traced))
     return traced
 
 

@@ -156,7 +156,8 @@ class GraphWriter:
                 )
                 self._remember(node, entry.data_free)
                 if entry.known is not None:
-                    self.known.put(entry.data_free, entry.known, node, is_state=not entry.name.startswith("_constant_"))
+                    is_state = not entry.name.startswith("_constant_")
+                    self.known.put(entry.data_free, entry.known, node, is_state=is_state, is_kept=entry.is_kept)
         return node
 
     def await_backward(self, result: Any) -> None:

@@ -19,6 +19,7 @@ from autopar.graph import BIAS_OF, VAL, output_tensors, target_name, tensor_inpu
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.reshard import steps
+from autopar.states import State
 from autopar.tracing.plain_reads import PlainValues
 
 
@@ -63,6 +64,8 @@ class HandTraced:
     loss_names: tuple[str, ...] = ()
     entry: Entry = FORWARD
     numbers: Mapping[str, int | float] = field(default_factory=dict)
+    states: Mapping[str, State] = field(default_factory=dict)
+    set_outputs: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     reads_values: bool = False
     reads_memory: bool = False

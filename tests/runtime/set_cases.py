@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -89,28 +88,5 @@ def own_rows() -> float:
     return max((whole(one.grad) - other.grad).abs().max().item() for one, other in pairs)
 
 
-class Recurrent(nn.Module):
-    """Goes on from the call before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.state: torch.Tensor | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        before = 0 if self.state is None else self.state
-        self.state = self.linear(x).detach() + before
-        return (self.linear(x) + before).mean()
-
-
-def going_on() -> list[str]:
-    """A state is told, and not set."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        planned, _ = pair(Recurrent, {"x": X}, "ddp")
-        planned(X)
-    return [*(str(one.message) for one in told if "forward sets" in str(one.message)), str(planned.state)]
-
-
 GRID = {f"{case.__name__}-{preset}": partial(case, preset) for case in (trained, in_eval) for preset in PRESETS}
-CASES: dict[int, dict[str, Callable[[], Any]]] = {2: {**GRID, "own_rows": own_rows, "going_on": going_on}}
+CASES: dict[int, dict[str, Callable[[], Any]]] = {2: {**GRID, "own_rows": own_rows}}

@@ -27,9 +27,3 @@ def test_calls_of_other_kinds_set_theirs(preset: str, ranks: list[dict[str, Any]
 
 def test_each_rank_has_rows_of_its_own(ranks: list[dict[str, Any]]) -> None:
     assert all(value < 1e-12 for value in values(ranks, "own_rows"))
-
-
-def test_what_the_next_call_goes_on_from_is_told(ranks: list[dict[str, Any]]) -> None:
-    for told, state in values(ranks, "going_on"):
-        assert told.startswith("forward sets state, which calls of the graph neither read anew nor set")
-        assert state == "None"

@@ -13,6 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from typing_extensions import Unpack
 
 from autopar.errors import InputError
+from autopar.states import State
 from autopar.tracing import TraceError, trace
 
 
@@ -249,12 +250,99 @@ class Carrying(nn.Module):
         return self.mask @ output
 
 
-def test_what_forward_leaves_for_the_loop_or_the_next_call_is_told():
+def test_what_forward_leaves_for_the_loop_or_the_next_call_is_set():
     model = Carrying()
-    with pytest.warns(UserWarning, match=r"forward sets state, outputs, which .* make it a buffer"):
+    with pytest.warns(
+        UserWarning, match=r"forward sets outputs \(changed in place, where .*\), which .* make it a buffer"
+    ):
         traced = trace(model, dict(x=torch.randn(1, 3, 2)))
     assert model.state is None and not model.outputs and not hasattr(model, "loss")
-    assert traced.set_attributes == (("", "loss"),)
+    assert dict(traced.set_attributes).keys() == {""} and {name for _, name in traced.set_attributes} == {
+        "state",
+        "loss",
+    }
+    assert [*traced.states] == ["model.state"] and traced.set_outputs[2] == ("model.state", "model_state")
+    assert [leaf.name for leaf in traced.inputs.leaves] == ["x"]  # None is there, which no input is
+
+
+class Counted(nn.Module):
+    """Counts in a tensor that its class makes, or that is made in the first call; and keeps a table."""
+
+    def __init__(self, count: torch.Tensor | None) -> None:
+        super().__init__()
+        self.layer, self.count, self.table = nn.Linear(2, 2), count, None
+
+    def forward(self, x):
+        if self.table is None or len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1])
+        if self.count is None:
+            self.count = torch.zeros(())
+        self.count = self.count + 1
+        return self.layer(x) * self.count + self.table
+
+
+@pytest.mark.parametrize("count", [None, torch.tensor(2.0)])
+def test_a_count_is_a_state_and_a_table_is_none(count):
+    model = Counted(count)
+    traced = trace(model, dict(x=torch.randn(1, 2)))
+    assert [*traced.states] == ["model.count"] and traced.set_attributes == (("", "count"),)
+    assert model.count is count and (count is None or count == 2)
+    given = [torch.randn(1, 2), *([] if count is None else [torch.tensor(5.0)])]
+    values = traced.bind(given[:1], {"model.count": given[1]} if given[1:] else {})
+    assert torch.equal(traced.gm(*values), model.layer(given[0]) * (1 if count is None else 6) + torch.arange(2))
+
+
+class Going(nn.Module):
+    """Goes on from its own result, keeps a table, and notes what it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.state, self.table = nn.Linear(2, 2), None, None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(x.shape[1])
+        self.made = self.layer(x) + self.table
+        self.state = self.made if self.state is None else self.made + self.state
+        return self.state
+
+
+def test_of_installed_modules_states_alone_are_set(monkeypatch):
+    assert trace(Going(), dict(x=torch.randn(1, 2))).set_attributes == (("", "made"), ("", "state"))
+    monkeypatch.setattr("autopar.tracing.left_behind._is_installed", lambda kind: True)
+    assert trace(Going(), dict(x=torch.randn(1, 2))).set_attributes == (("", "state"),)
+
+
+def test_a_state_that_a_call_does_not_read_is_no_input_of_it():
+    model = Going()
+    model.state = torch.ones(1, 2)
+    assert [leaf.name for leaf in trace(model, dict(x=torch.randn(1, 2))).inputs.leaves] == ["x", "model_state"]
+
+    class Beginning(Going):
+        def forward(self, x):
+            self.state = None
+            return super().forward(x)
+
+    model = Beginning()
+    given = {State("", "state"): torch.ones(1, 2)}
+    traced = trace(model, dict(x=torch.randn(1, 2)), states=given)
+    assert [leaf.name for leaf in traced.inputs.leaves] == ["x"] and not traced.states
+    assert ("", "state") in traced.set_attributes
+
+
+def test_a_trace_leaves_what_forward_writes_into_as_it_was():
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.count = nn.Linear(2, 2), torch.zeros(())
+
+        def forward(self, x):
+            self.count += 1
+            return self.layer(x) * self.count
+
+    model = Writing()
+    traced = trace(model, dict(x=torch.randn(1, 2)))
+    assert model.count == 0 and [*traced.states] == ["model.count"]
 
 
 class Notes:

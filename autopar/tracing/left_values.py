@@ -1,0 +1,70 @@
+"""What is asked of values that forward has left: whether they are others, and whether they are of this call's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.graph import VAL
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a tensor looks like that was made in a trace: nothing may hold the tensor itself."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Look:
+        return Look(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def made(self) -> torch.Tensor:
+        """A data-free one like it."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+def parts_of(value: Any) -> Any:
+    """What tells a value from another: its structure, its numbers and words, and what else is in it by identity."""
+    leaves, spec = pytree.tree_flatten(value)
+    return spec, [leaf if isinstance(leaf, (*PLAIN, str, type(None))) else id(leaf) for leaf in leaves]
+
+
+def writes_into(value: Any) -> list[int]:
+    """How often the tensors in it were written into."""
+    return [tensor._version for tensor in tensors_in(value)]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    if not isinstance(value, (torch.Tensor, list, tuple, dict)):  # nearly all that modules have
+        return []
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def holds_data(value: Any, recorder: Recorder) -> bool:
+    """Whether there are tensors in a value that are computed from the inputs' or the parameters' numbers."""
+    waiting = [node for tensor in tensors_in(value) if (node := recorder.nodes.get(id(tensor))) is not None]
+    met = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or isinstance(node.meta.get(VAL), nn.Parameter):
+            return True
+        sources = [one for one in node.all_input_nodes if one not in met and _has_tensors(one)]
+        met.update(sources)
+        waiting += sources
+    return False
+
+
+def _has_tensors(node: fx.Node) -> bool:
+    """Not a size: what only has the shape of an input has none of its numbers."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta.get(VAL)))

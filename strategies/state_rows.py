@@ -1,0 +1,48 @@
+"""With `inputs="local"`: which states have rows, of which each rank has its own, and along which dim.
+
+The call says so that sets them: where its result has rows along a dim, so has what the next call is given. A state that
+a call is given and hands on to another makes that one's rows known. How earlier calls have left it counts first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import fx
+
+from autopar.graph import ROWS, STATE, TensorRef, tensor_of
+from autopar.state_rows import by_output
+from autopar.strategies import ends
+from autopar.strategies.batch_dims import batch_dims
+from autopar.strategies.strategy import Strategy
+
+
+def split_states(
+    graph: fx.Graph, strategies: dict[fx.Node, tuple[Strategy, ...]], mesh_shape: Sequence[int]
+) -> dict[fx.Node, tuple[Strategy, ...]]:
+    """The strategies with those of states as they lie; every state is whole in those that are given."""
+    states = [node for node in graph.find_nodes(op="placeholder") if STATE in node.meta]
+    if not states:
+        return strategies
+    found = {**strategies, **{node: _split(node, node.meta[ROWS], mesh_shape) for node in states if ROWS in node.meta}}
+    while True:
+        dims = by_output(graph, batch_dims(graph, found))
+        new = {
+            node: _split(node, dim, mesh_shape)
+            for node in states
+            if ROWS not in node.meta
+            and (dim := dims.get(node.meta[STATE], -1)) >= 0
+            and found[node][0].outputs[0].is_replicated
+        }
+        new = {node: ways for node, ways in new.items() if ways != found[node]}
+        if not new:
+            break
+        found.update(new)
+    return found
+
+
+def _split(node: fx.Node, dim: int, mesh_shape: Sequence[int]) -> tuple[Strategy, ...]:
+    shape = tuple(tensor_of(TensorRef(node, 0)).shape)
+    is_even = 0 <= dim < len(shape) and shape[dim] % math.prod(mesh_shape) == 0
+    return ends.given(shape, tuple(mesh_shape), "local" if is_even else "global", dim)
