@@ -193,22 +193,28 @@ def _solve(asked: Asked, watch: _Watch) -> tuple[Problem, Solution, Predicted]:
                 return problem, one, told
     problem = asked.problem()
     watch.lap("build")
-    least, left = LeastMemory(problem, fast, asked.time_limit), end - cpu_seconds()
-    late: TimeLimitError | None = None
+    least = LeastMemory(problem, fast, asked.time_limit)
+    solution, told = _within_budget(asked, least, end - cpu_seconds(), free)
+    if told[0].peak_bytes > asked.budget_bytes:
+        solution, told = _within_budget(replace(asked, is_strict=True), least, max(end - cpu_seconds(), 0.0), free)
+    watch.lap("ilp")
+    return problem, solution, told
+
+
+def _within_budget(asked: Asked, least: LeastMemory, seconds: float, free: float) -> tuple[Solution, Predicted]:
+    """With a budget, which the plan may pass by what solvers do not hold; `free`: the bound without one."""
+    end, fast, problem, late = cpu_seconds() + seconds, least.fast, least.problem, None
     try:
-        model, outcome, is_all = fastest_within(fast, problem, asked.usable_bytes, left, bound=free, small=least)
+        model, outcome, is_all = fastest_within(fast, problem, asked.usable_bytes, seconds, bound=free, small=least)
     except TimeLimitError as error:
         late = error
-    watch.lap("ilp")
     if late is not None or (outcome.status == "infeasible" and not is_all):
         solution, told = _near_least_memory(asked, least, late)
-        watch.lap("ilp")
-        return problem, replace(solution, bound=free), told
+        return replace(solution, bound=free), told
     if outcome.status == "infeasible":
         raise refusal(asked.budget_bytes, least, asked.constraints)
     solution = refined(asked, model, read_solution(model, outcome), end - cpu_seconds())
-    watch.lap("ilp")
-    return problem, solution, predicted(solution, problem)
+    return solution, predicted(solution, problem)
 
 
 def _near_least_memory(asked: Asked, least: LeastMemory, late: TimeLimitError | None) -> tuple[Solution, Predicted]:

@@ -30,10 +30,11 @@ from autopar.solver.rows import Rows
 from autopar.solver.running import price
 from autopar.solver.search import search
 from autopar.solver.stage_bytes import UNIT
-from autopar.solver.under_budget import PLAIN, fastest_within
+from autopar.solver.under_budget import fastest_within
 from autopar.solver.ways import Kept, chosen, counts, few
 
 _LARGE = 4_000  # pairs of layouts up to which a program has all ways; one of few ways has so many
+_BARE = 300_000  # up to which all ways are looked at as if conversions took no memory
 _CLOSE = 5e-3  # how near the least peak of a large program is found
 _FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far away; the first is so near, which is enough
 _ANY = 5e-2  # how far from the fastest the plan of a budget may be: it is there to show that there is one
@@ -112,7 +113,7 @@ class LeastMemory:
     def _bare(self) -> tuple[float, Smallest | None]:
         """Bytes that any plan needs at least, infinite where none meets the constraints; and a plan that needs little
         more, if one is found: as if conversions took no memory, with what its choices need in truth."""
-        if self._pairs > PLAIN and self._soon is not None:  # it would take minutes
+        if self._pairs > _BARE and self._soon is not None:  # it would take minutes
             return 0.0, None
         bare, solver, gap = Model(self.problem, bare=True), self.fast.solver, max(self.fast.gap, _CLOSE)
         try:

@@ -142,7 +142,7 @@ class _Search:
             self.best = self._faster(plan) if plan is not None else None
             if self.best is not None and (not is_all or not self.left):
                 return self._judged(self.best, False)
-            if self.best is None and self.small.is_too_small(self.budget_bytes):
+            if self.best is None and not is_all and self.small.is_too_small(self.budget_bytes):
                 return self._model(few(self.problem, known)), _NONE_FITS, True
         if self.best is None and not is_all:
             if self.late is not None:

@@ -45,6 +45,20 @@ def test_the_same_input_gives_the_same_plan_and_json_keeps_it() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
+def test_a_budget_of_what_a_plan_takes_has_that_plan(part: float) -> None:
+    """To the byte: a part of a millionth was kept free, which the peak that an earlier plan tells does not have."""
+    problem = _stack(cluster(4, seed=1))
+    with pytest.raises(InfeasibleError) as refused:
+        _plan(problem, memory_budget_bytes=1)
+    least, most = refused.value.smallest_budget_bytes, _plan(problem, memory_budget_bytes=1 << 40).predicted.peak_bytes
+    assert least is not None
+    made = _plan(problem, memory_budget_bytes=int(least + part * (most - least)), gap=1e-7)
+    again = _plan(problem, memory_budget_bytes=made.predicted.peak_bytes, gap=1e-7)
+    assert again.predicted.peak_bytes <= made.predicted.peak_bytes
+    assert again.predicted.step_seconds <= made.predicted.step_seconds * (1 + 1e-6)
+
+
 def test_too_small_a_budget_states_the_smallest() -> None:
     problem = _stack(cluster(2))
     with pytest.raises(InfeasibleError, match="smallest budget") as found:
