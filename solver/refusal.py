@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from autopar.cost.memory import StepMemory
 from autopar.errors import InfeasibleError, TimeLimitError
@@ -21,6 +22,8 @@ from autopar.solver.solution import Solution, predicted, read_solution
 
 _CLOSE = 0.98  # of what the least plan takes, from which on it matters what rows of memory count too much
 _OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
+_GIVEN = "inputs and outputs"  # so are these, which every moment has
+_WORTH = 1e-2  # of what plans can save at all: how much less is worth a hint
 
 
 def refusal(budget: int, least: LeastMemory, constraints: Sequence[str]) -> InfeasibleError:
@@ -59,7 +62,7 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
             f"no plan is found that fits {asked} per device: none fits less than {least}, one is found for {named} "
             f"(at '{moment.name}': {parts})"
         )
-    hints = list(_hints(budget, moment, solution, problem.memory, constraints))
+    hints = list(_hints(budget, moment, solution, problem, constraints))
     if _CLOSE * smallest.budget_bytes <= budget <= bound:
         hints.insert(0, "its count of memory may be a little too high")
     return InfeasibleError(
@@ -70,10 +73,10 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
 
 
 def _hints(
-    budget: int, moment: Moment, solution: Solution, memory: StepMemory, constraints: Sequence[str]
+    budget: int, moment: Moment, solution: Solution, problem: Problem, constraints: Sequence[str]
 ) -> Iterator[str]:
     """Only what can help: nothing is promised of how much."""
-    fixed = memory.fixed_bytes
+    memory, fixed = problem.memory, problem.memory.fixed_bytes
     if fixed >= budget:
         others = ", and states of what other calls train" if memory.fixed.get("optimizer state") else ""
         taken = f"what the allocator takes, and weights that are not read{others}"
@@ -82,7 +85,7 @@ def _hints(
     ways = []
     if of_rows or any(not parameter.storage.is_replicated for parameter in solution.parameters.values()):
         ways.append("a larger mesh axis")
-    if memory.train and of_rows and _rows(memory) > 1:
+    if moment.total_bytes - _with_fewest_rows(solution, problem) > _WORTH * (moment.total_bytes - fixed):
         ways.append("more micro-batches")
     if moment.parts.get("optimizer state"):
         ways.append("another optimizer")
@@ -90,6 +93,18 @@ def _hints(
         yield f"{' or '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))} may need less"
     if constraints:
         yield "without the constraints a smaller budget may do"
+
+
+def _with_fewest_rows(solution: Solution, problem: Problem) -> float:
+    """The peak of the same plan in as many micro-batches as leave each rank a row, or in two: all but the last leave
+    their gradients, so that plans of large weights and few rows need more."""
+    memory = problem.memory
+    many = min(_rows(memory), max(2, _rows(memory) // problem.cluster.devices))
+    if not memory.train or many == 1:
+        return math.inf
+    moments = predicted(solution, replace(problem, memory=replace(memory, micro_batches=2)))[0].moments
+    saved = 1 - 1 / many
+    return max(m.total_bytes - saved * sum(m.parts.get(name, 0) for name in (*_OF_ROWS, _GIVEN)) for m in moments)
 
 
 def _rows(memory: StepMemory) -> int:

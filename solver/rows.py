@@ -137,7 +137,7 @@ class Rows:
                 if by_all:
                     add(self.shared.setdefault(last, {}), variable, one.waiting)
                 if self.memory.micro_batches > 1 and not one.reduction:
-                    add(self.accumulated, variable, self.model.costs.count(self.problem.ops[last]) * one.accumulated)
+                    add(self.accumulated, variable, self.model.costs.count(op) * one.accumulated)
                 later = one.waiting if shared else one.reduced
                 if stage == op.stage:
                     add(self.stages[stage].gradients, variable, later)

@@ -90,6 +90,17 @@ def test_hints_are_those_that_can_help(
     assert all(text in message for text in said) and not any(text in message for text in unsaid), message
 
 
+@pytest.mark.parametrize(("rows", "optimizer"), [(8, "sgd"), (16, "adafactor"), (16, "sgd"), (512, "sgd")])
+def test_micro_batches_are_named_where_some_number_of_them_needs_less(rows: int, optimizer: str) -> None:
+    """All but the last leave their gradients: with large weights and few rows, more need more."""
+    whole = refused(rows, optimizer=optimizer)
+    numbers = [many for many in (2, 4, 8, 16) if rows // many >= 4]
+    least = min(
+        refused(rows // many, optimizer=optimizer, micro_batches=many).smallest_budget_bytes or 0 for many in numbers
+    )
+    assert ("more micro-batches" in whole.message) == (least < 0.99 * (whole.smallest_budget_bytes or 0))
+
+
 def test_what_no_plan_saves_is_named() -> None:
     inputs, mesh = {"x": torch.empty(64, 64, device="meta")}, autopar.Cluster.preset("h100", (4,))
     with pytest.raises(InfeasibleError, match=r"66\.0 MiB of this no plan saves"):
