@@ -184,7 +184,7 @@ class Attempt:
             of_loss={path: one for path, one in reads.of_loss.items() if isinstance(one, nn.Module)},
             set_outputs=set_outputs,
             new_states=tuple(found.states),
-            may_be_states=tuple(found.may),
+            may_be_states=found.may,
             made_of_constants=found.made,
             set_spec=set_spec,
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
