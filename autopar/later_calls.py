@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -31,7 +32,7 @@ def trace_first(
     """
     traced = trace_for(model, examples, constants, request, watch)
     if repeated([leaf.example for leaf in traced.inputs.leaves]):
-        together = trace_for(model, examples, constants, request, watch, same_inputs=True)
+        together = trace_for(model, examples, constants, request, watch, same_inputs=True, set_again=traced.set_again)
         if together.does_as(traced):
             traced.other_keys.append(together.own_key)
     return traced
@@ -58,10 +59,13 @@ def trace_later(
     examples, constants = sorted_arguments(model, args, own, request.loss_fn, readable, entry)
     alone = is_without_loss(request.loss_fn, {*examples, *constants})
     call = model, examples, constants, request, watch
-    traced = trace_for(*call, without_loss=alone, later=True, same_inputs=True, entry=entry, states=states)
+    again = partial(
+        trace_for, *call, without_loss=alone, later=True, entry=entry, states=states, set_again=first.set_again
+    )
+    traced = again(same_inputs=True)
     if not traced.inputs.same:
         return traced
-    apart = trace_for(*call, without_loss=alone, later=True, entry=entry, states=states)
+    apart = again()
     return apart if traced.does_as(apart) else traced
 
 

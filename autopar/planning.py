@@ -152,13 +152,13 @@ def trace_for(
     same_inputs: bool = False,
     entry: Entry = FORWARD,
     states: Mapping[State, Any] | None = None,
+    set_again: Mapping[State, bool | None] | None = None,
 ) -> Traced:
     """Trace the model; what its own forward raises becomes an UntraceableError that names the line.
 
-    Modules that cannot be traced, and those that the constraints ask for, are leaves.
-    `bias_split`: additions of biases are ops of their own, which a sum over ranks may come before. `without_loss`: of a
-    call that leaves out what only the loss needs. `later`: of a call of another kind, which may have other leaves.
-    `same_inputs`, `entry`, `states`: as in `trace`.
+    Modules that cannot be traced, and those that the constraints ask for, are leaves. `bias_split`: additions of biases
+    are ops of their own, which a sum over ranks may come before. `without_loss`: of a call that leaves out what only
+    the loss needs. `later`: of another kind of call, which may have other leaves. The others: as in `trace`.
     """
     module_of(model)
     # Data-free tensors made in inference mode could not be written to. Leaving it enables gradients.
@@ -180,6 +180,7 @@ def trace_for(
                 same_inputs=same_inputs,
                 entry=entry,
                 states=states,
+                set_again=set_again,
                 module_leaves=asked_for(model, request.constraints),
                 unsupported="leaf",
             )

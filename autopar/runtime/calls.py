@@ -163,20 +163,20 @@ def _replaced(
 ) -> Call:
     """A call with what `other` gives in the place of each tensor, of its name in the graph and itself."""
     bound = inspect.signature(called).bind_partial(*args)  # by name there may be what only a loss takes
-
-    def replaced(name: str, value: Any) -> Any:
-        leaves, spec = pytree.tree_flatten(value)
-        single = len(leaves) == 1 and leaves[0] is value
-        count = itertools.count()
-        made = [
-            other(name if single else f"{name}_{next(count)}", leaf) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in leaves
-        ]
-        return pytree.tree_unflatten(made, spec)
-
     names = iter(bound.arguments)
-    own = tuple(replaced(next(names), value) for value in args)
-    return own, {name: replaced(placeholder_name(name), value) for name, value in kwargs.items()}
+    own = tuple(replaced(next(names), value, other) for value in args)
+    return own, {name: replaced(name, value, other) for name, value in kwargs.items()}
+
+
+def replaced(argument: str, value: Any, other: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """An argument with what `other` gives in the place of each tensor, of its name in the graph and itself."""
+    leaves, spec = pytree.tree_flatten(value)
+    name, is_one, places = placeholder_name(argument), len(leaves) == 1 and leaves[0] is value, itertools.count()
+    made = [
+        other(name if is_one else f"{name}_{next(places)}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+    return pytree.tree_unflatten(made, spec)
 
 
 def _global_look(part: torch.Tensor, lies: Lies | None) -> tuple[Sequence[int], Sequence[int]]:

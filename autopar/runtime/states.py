@@ -5,7 +5,6 @@ Every rank has a state whole, or with `inputs="local"` its rows of one that has 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 from autopar.layout import Layout, R, shard, take_shard
-from autopar.runtime.calls import Lies
+from autopar.runtime.calls import Lies, replaced
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.outputs import returned, rows_of_rank, rows_or_whole
 from autopar.runtime.programs import Program, Programs, made_by_calls
@@ -87,19 +86,16 @@ def take_over(model: nn.Module, program: Program, known: Collection[str], device
     Calls have set them as what the loop alone reads: of the whole batch, on every rank.
     """
     is_local = program.plan.inputs == "local"
+
+    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        lies = program.inputs.get(name)
+        if is_local and lies is not None and not lies[0].is_replicated:
+            return rows_of_rank(tensor, device_mesh, next(p.dim for p in lies[0].placements if p.is_sharded))
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
     for argument, state in program.traced.states.items():
-        if argument in known:
-            continue
-        value = state.read(model)
-        is_one, places, base = isinstance(value, torch.Tensor), itertools.count(), placeholder_name(argument)
-
-        def own(leaf: torch.Tensor, is_one: bool = is_one, places: Any = places, base: str = base) -> torch.Tensor:
-            lies = program.inputs.get(base if is_one else f"{base}_{next(places)}")
-            if is_local and lies is not None and not lies[0].is_replicated:
-                return rows_of_rank(leaf, device_mesh, next(p.dim for p in lies[0].placements if p.is_sharded))
-            return leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
-
-        state.put(model, pytree.tree_map_only(torch.Tensor, own, value))
+        if argument not in known:
+            state.put(model, replaced(argument, state.read(model), own))
 
 
 def _dim_of(name: str, shape: Sequence[int], rows: Mapping[str, int], device_mesh: DeviceMesh) -> int:
@@ -147,17 +143,12 @@ def deal_out_states(model: nn.Module, program: Program, mesh: LocalMesh, device:
 
     What the caller sets later lies as calls leave it.
     """
-    lies = program.inputs
+
+    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_meta else _own(tensor, program.inputs.get(name), mesh, device)
+
     for argument, state in program.traced.states.items():
-        value = state.read(model)
-        is_one, places = isinstance(value, torch.Tensor), itertools.count()
-        base = placeholder_name(argument)
-
-        def own(leaf: torch.Tensor, base: str = base, is_one: bool = is_one, places: Any = places) -> torch.Tensor:
-            name = base if is_one else f"{base}_{next(places)}"
-            return leaf if leaf.is_meta else _own(leaf, lies.get(name), mesh, device)
-
-        state.put(model, pytree.tree_map_only(torch.Tensor, own, value))
+        state.put(model, replaced(argument, state.read(model), own))
 
 
 def _own(tensor: torch.Tensor, lies: Lies | None, mesh: LocalMesh, device: torch.device) -> torch.Tensor:

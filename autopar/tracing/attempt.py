@@ -42,6 +42,7 @@ from autopar.tracing.libraries import DataFreePaths
 from autopar.tracing.loss_owners import restored
 from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
+from autopar.tracing.own_containers import containers_restored
 from autopar.tracing.own_hooks import own_hooks_left_out
 from autopar.tracing.plain_reads import PlainReads
 from autopar.tracing.python_random import draws_refused
@@ -183,7 +184,7 @@ class Attempt:
             of_loss={path: one for path, one in reads.of_loss.items() if isinstance(one, nn.Module)},
             set_outputs=set_outputs,
             new_states=tuple(found.states),
-            may_be_states=tuple(found.may),
+            may_be_states=found.may,
             made_of_constants=found.made,
             set_spec=set_spec,
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
@@ -206,6 +207,7 @@ class Attempt:
             stack.enter_context(sets_in_order(self.model))
             stack.enter_context(library_caches_empty())
             stack.enter_context(namespaces_restored(self.model))
+            stack.enter_context(containers_restored(self.model.modules()))
             stack.enter_context(self.attributes.swapped())
             stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))
             stack.enter_context(custom_functions(recorder))

@@ -18,23 +18,26 @@ from autopar.tracing.traced import Traced
 Run = Callable[[Inputs], Traced]
 
 
-def with_states(root: nn.Module, inputs: Inputs, run: Run, once: Run) -> Traced:
+def with_states(root: nn.Module, inputs: Inputs, run: Run, once: Run, known: Mapping[State, bool | None]) -> Traced:
     """The trace in which every state is an input: where one turns out to be there, the model is traced again.
 
-    `run` traces, `once` does without making leaves of what cannot be traced.
+    `run` traces, `once` does without making leaves of what cannot be traced. `known`: `Traced.set_again` of an earlier
+    call.
     """
-    traced = run(inputs)
-    told = list[str]()
+    set_again = {**known}
     while True:
-        new = {state: pytree.tree_map_only(torch.Tensor, _whole, state.read(root)) for state in traced.new_states}
-        if not new and traced.may_be_states:
-            again, unknown = _set_again(inputs, traced, once)
-            told += unknown
-            new = {state: state.read(root) for state in again}
-        if not new:
-            return replace(traced, attributes_set=(*traced.attributes_set, *told)) if told else traced
-        inputs = inputs.with_states(new)
         traced = run(inputs)
+        new = {state: pytree.tree_map_only(torch.Tensor, _whole, state.read(root)) for state in traced.new_states}
+        if not new and not traced.may_be_states.keys() <= set_again.keys():
+            set_again |= _set_again(inputs, traced, once)
+        may = {} if new else {state: (goes_on, set_again[state]) for state, goes_on in traced.may_be_states.items()}
+        new |= {state: state.read(root) for state, found in may.items() if found == (True, True)}
+        if not new:
+            told = tuple(state.argument.partition(".")[2] for state, (_, again) in may.items() if again is not False)
+            return replace(
+                traced, attributes_set=traced.attributes_set + told, set_again=set_again, made_of_constants={}
+            )
+        inputs = inputs.with_states(new)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -45,18 +48,19 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def _set_again(inputs: Inputs, traced: Traced, once: Run) -> tuple[list[State], list[str]]:
-    """Which attributes a second call sets anew, that finds what the first has left there; and names where none runs.
+def _set_again(inputs: Inputs, traced: Traced, once: Run) -> dict[State, bool | None]:
+    """Which attributes that may be states a second call sets anew, that finds what the first has left there.
 
-    What is made of constants where nothing was is a table that forward keeps, or a count: the second call tells.
+    What is made of constants is a table that forward keeps, or a count: the second call tells. None where it is none
+    that can be made.
     """
     left = traced.made_of_constants.items()
     found = {state: pytree.tree_map_only(Look, Look.made, value) for state, value in left}
     try:
         again = once(inputs.with_states(found))
-    except Exception:  # it reads their contents, or is no call that can be made: whoever called tells of them
-        return [], [state.argument.partition(".")[2] for state in traced.may_be_states]
-    return [state for state in traced.may_be_states if (state.path, state.name) in again.set_attributes], []
+    except Exception:  # whoever called tells of them
+        return dict.fromkeys(traced.may_be_states)
+    return {state: (state.path, state.name) in again.set_attributes for state in traced.may_be_states}
 
 
 def mark_states(graph: fx.Graph, outputs: Mapping[int, tuple[str, str]]) -> None:

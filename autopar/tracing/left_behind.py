@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,11 +52,12 @@ class Kept(NamedTuple):
 
 class Left(NamedTuple):
     """What forward has left in attributes: what calls `set`; further `states`, of which calls have to be given what is
-    there; those that `may` be some; all that was `made` of constants, a `Look` per tensor; names of what is `lost`."""
+    there; what `may` be a table that is kept, else a state (True) or lost; all that was `made` of constants, a `Look`
+    per tensor; names of what is `lost`."""
 
     set: list[Kept]
     states: list[State]
-    may: list[State]
+    may: dict[State, bool]
     made: dict[State, Any]
     lost: tuple[str, ...]
 
@@ -152,16 +154,17 @@ class LeftBehind:
         """What calls of the graph set on modules, and what they cannot.
 
         Set is what holds tensors of this call's inputs or parameters: a loss that the loop reads, a map of attention.
-        Where forward has read what was there before it, the next call goes on from it: a state. A tensor in the place
-        of another one is, too; one made of constants in the place of none may be a mask or a table that is kept, or a
-        count. Numbers that were there before and are others now are lost.
+        Where forward has read what was there before it, the next call goes on from it: a state. So is a tensor in the
+        place of one like it; one made of constants in the place of none, or of one of another shape or dtype, may be a
+        mask or a table that is kept, or a count. Numbers that were there before and are others now are lost, but for
+        those that say what a table is for (the length that it has).
 
         Those of `leaves`, whose own code runs at each call, are lost where others set them. Of installed packages they
         are states of data alone: else these note there what follows from the shapes of a call (a window that fits the
         image). Nor is set what is made of constants and buffers alone and not read, a mask or a table: that is the same
         at each call.
         """
-        found = Left(self._of_states(), [], [], {}, ())
+        found = Left(self._of_states(), [], {}, {}, ())
         lost = list[str]()
         as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
         for one in self._before:
@@ -181,15 +184,18 @@ class LeftBehind:
                 is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
                 is_read = is_set and reads.began_with(one.path, name, old)
                 if is_set and not of_data and isinstance(new, _MADE):
-                    found.made[state] = pytree.tree_map_only(torch.Tensor, Look.of, new)
-                if (is_read and (of_data or was_tensor)) or recorder.attributes.is_written(old):
+                    found.made[state] = pytree.tree_map_only(torch.Tensor, partial(Look.of, recorder=recorder), new)
+                goes_on = is_read and (of_data or (was_tensor and not _is_unlike(old, new)))
+                if goes_on or recorder.attributes.is_written(old):
                     found.states.extend([state] if of_data or not is_installed else [])
                 elif is_installed:
                     continue
                 elif is_set and of_data and name in vars(one.module):
                     found.set.append(Kept(one.path, name, new))
                 elif is_read and tensors_in(new):
-                    found.may.append(state)
+                    found.may[state] = True
+                elif _is_other(new, old) and state in found.made:
+                    found.may[state] = False
                 elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
                     lost.append((f"{one.path}.{name}" if one.path else name) + (_IN_PLACE if new is old else ""))
         for path, owner, values in self._beside:
@@ -238,6 +244,12 @@ class LeftBehind:
             if place and not places.is_installed(place.rpartition(":")[0]):
                 found[place] = None
         return tuple(found)
+
+
+def _is_unlike(old: Any, new: Any) -> bool:
+    """Whether both are tensors, of another shape or dtype: as a table that is made longer."""
+    are_tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+    return are_tensors and (old.shape, old.dtype) != (new.shape, new.dtype)
 
 
 def _is_other(new: Any, old: Any) -> bool:

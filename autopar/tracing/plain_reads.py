@@ -35,6 +35,7 @@ _MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
 _LARGE = 256
 """Containers of more elements are compared by identity and length: tables, which loops do not write into."""
 _UNKNOWN = object()
+_SET = -1  # no `id`
 
 Place = tuple[str, tuple[str, ...]]
 """The path of a module, and the names that lead from it to a value."""
@@ -49,7 +50,7 @@ class PlainReads:
         self._modules |= {id(one): path for path, one in self._of_loss.items() if isinstance(one, nn.Module)}
         self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
         self._places: dict[Place, None] = {}
-        self._first: dict[Place, int] = {}  # of attributes, by `id`, what was read first
+        self._first: dict[Place, int] = {}  # of attributes, by `id`, what was read first; `_SET` of what was set before
         self._patches = contextlib.ExitStack()
         self._patched: set[type] = set()
 
@@ -57,6 +58,8 @@ class PlainReads:
     def noted(self) -> Iterator[None]:
         """Inside, note what is read."""
         before: Any = nn.Module.__getattribute__
+        registered: Any = nn.Module.__getattr__
+        before_set: Any = nn.Module.__setattr__
         modules, note, first = self._modules, self._note, self._first
 
         def read(module: nn.Module, name: str) -> Any:
@@ -78,8 +81,13 @@ class PlainReads:
                 note(value, path, (name,))
             return value
 
-        registered: Any = nn.Module.__getattr__
-        with self._patches, attributes_set(nn.Module, __getattribute__=read, __getattr__=read_registered):
+        def set_one(module: nn.Module, name: str, value: Any) -> None:
+            if (path := modules.get(id(module))) is not None:
+                first.setdefault((path, (name,)), _SET)
+            before_set(module, name, value)
+
+        patches = {"__getattribute__": read, "__getattr__": read_registered, "__setattr__": set_one}
+        with self._patches, attributes_set(nn.Module, **patches):
             for path, owner in self._of_loss.items():
                 if isinstance(owner, Enclosed):
                     for name, value in owner.items():
@@ -130,8 +138,8 @@ class PlainReads:
         return self._of_loss
 
     def has_read(self, path: str, name: str) -> bool:
-        """Whether forward has asked for an attribute."""
-        return (path, (name,)) in self._first
+        """Whether forward has asked for an attribute before it set it."""
+        return self._first.get((path, (name,)), _SET) != _SET
 
     def values(
         self, model: nn.Module, without: Iterable[nn.Module], kept: Iterable[tuple[str, str]] = ()

@@ -35,8 +35,9 @@ class Traced:
     that forward has set anew and calls cannot; `set_attributes`: those that they set, by module (of the model, or
     `of_loss`) and name, with `set_spec`; `set_outputs`: which of the flat outputs are tensors of these, with the names
     that attribute and tensor have as inputs where it is a state; `new_states`: attributes that forward reads and sets,
-    and of which it was not given what is there; `may_be_states`: those where it has made something of constants, and
-    `made_of_constants` all that was made; `left_beside`: lines whose tensors forward has left elsewhere.
+    and of which it was not given what is there; `may_be_states`: those where it has made something of constants, if
+    that is no table (`Left.may`), and `made_of_constants` all that was made; `set_again`: whether a second call sets
+    them (None: it cannot be made); `left_beside`: lines whose tensors forward has left elsewhere.
     `plain_values`: those that forward has read of modules. `own_key`: the key of the traced call itself, `other_keys`
     those of calls that do the same. `reads_memory`: whether forward has asked how a tensor lies in memory. `entry`:
     what was called.
@@ -58,8 +59,9 @@ class Traced:
     set_spec: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure([]))
     set_outputs: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     new_states: tuple[State, ...] = ()
-    may_be_states: tuple[State, ...] = ()
-    made_of_constants: dict[State, Any] = field(default_factory=dict)
+    may_be_states: Mapping[State, bool] = field(default_factory=dict)
+    made_of_constants: Mapping[State, Any] = field(default_factory=dict)
+    set_again: Mapping[State, bool | None] = field(default_factory=dict)
     left_beside: tuple[str, ...] = ()
     plain_values: PlainValues = field(default_factory=lambda: PlainValues({}))
     own_key: tuple[Hashable, Hashable] = (None, None)

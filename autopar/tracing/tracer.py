@@ -43,6 +43,7 @@ def trace(
     same_inputs: bool = False,
     entry: Entry = FORWARD,
     states: Mapping[State, Any] | None = None,
+    set_again: Mapping[State, bool | None] | None = None,
     trace_sizes: bool = True,
     device: torch.device | str | None = None,
     leaf_policy: Literal["flat", "layers"] = "flat",
@@ -65,7 +66,8 @@ def trace(
     `loss_fn(output, **extra)` is traced in; its further arguments are inputs too and the graph's output is the
     loss; not so `without_loss`: then it is of a call that leaves these arguments out. `same_inputs`: examples that
     are one tensor are one input, by default each is its own. `entry`: what is called, by default the model itself.
-    `states`: examples of attributes that calls go on from; those that turn up are taken from the model.
+    `states`: examples of attributes that calls go on from; those that turn up are taken from the model. `set_again`: as
+    an earlier trace has found out.
     `parameter_dtype`: floating parameters and inputs appear in this dtype. `trace_sizes`: sizes that reach an op are
     nodes, else constants.
     `device`: what data-free tensors claim as theirs (default: that of the parameters, else of the examples, else cpu).
@@ -112,6 +114,7 @@ def trace(
             inputs.with_states(states or {}, same_inputs=same_inputs),
             lambda given: trace_until_done(root, given, options, contained=contained, functions=unsupported == "leaf"),
             lambda given: _once(root, given, options),
+            set_again or {},
         )
     finally:
         forget(options.left, root)

@@ -1,5 +1,7 @@
 """A part that runs in inference mode is traced as one without gradients."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -9,10 +11,11 @@ from autopar.tracing import trace
 class Taught(nn.Module):
     """A student whose teacher runs in inference mode, where one op asks for gradients back."""
 
+    asked: ClassVar[list[bool]] = []
+
     def __init__(self) -> None:
         super().__init__()
         self.student, self.teacher = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.asked: list[bool] = []
 
     @torch.inference_mode()
     def lesson(self, x):
@@ -32,6 +35,7 @@ class Taught(nn.Module):
 
 def test_the_graph_has_the_models_values_and_gradients():
     model, x = Taught(), torch.randn(2, 3)
+    model.asked.clear()
     traced = trace(model, {"x": x})
     assert model.asked == [True, False, False]
     parameters = dict(model.named_parameters())

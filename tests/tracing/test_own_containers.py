@@ -1,0 +1,53 @@
+"""What forward puts into lists, dicts and sets of its modules is not there behind a trace."""
+
+import collections
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.tracing import trace
+
+
+class ByLength(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.tables = nn.Linear(2, 2), dict[int, torch.Tensor]()
+
+    def forward(self, x):
+        if x.shape[1] not in self.tables:
+            self.tables[x.shape[1]] = torch.arange(x.shape[1])
+        return self.layer(x) + self.tables[x.shape[1]][:, None]
+
+
+def test_a_table_for_each_length_is_made_in_each_trace():
+    model, x = ByLength(), torch.randn(3, 4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced = trace(model, dict(x=x))
+    assert not model.tables and not traced.plain_values.on(model)()
+    assert torch.equal(traced.gm(x), model(x)) and [*model.tables] == [4]
+
+
+def test_containers_are_as_they_were():
+    class Filling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.lists = nn.Linear(2, 2), {"inner": [1]}
+            self.last, self.kinds = collections.deque([1, 2], maxlen=2), {1}
+
+        def forward(self, x):
+            y = self.layer(x)
+            self.lists["inner"].append(y)
+            self.lists["more"] = y
+            self.last.append(y)
+            self.kinds.add(2)
+            return y
+
+    model = Filling()
+    inner = model.lists["inner"]
+    with pytest.warns(UserWarning, match=r"forward sets lists \(changed in place"):
+        trace(model, dict(x=torch.randn(3, 2)))
+    assert model.lists == {"inner": [1]} and model.lists["inner"] is inner
+    assert [*model.last] == [1, 2] and model.kinds == {1}
