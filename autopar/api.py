@@ -37,7 +37,6 @@ from autopar.planning import (
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.simulation import simulated, streams
-from autopar.state_rows import note_rows
 from autopar.tracing import Traced
 
 if TYPE_CHECKING:
@@ -270,9 +269,8 @@ def autoparallelize(
         """Rank 0 alone plans; `given`: what an earlier plan of the model has settled, as `Prepared.solve` takes it."""
 
         def solved() -> str:
-            budget, constraints = request.memory_budget_bytes, request.constraints
-            prepared = prepare(model, traced, request, watch)
-            return prepared.solve(memory_budget_bytes=budget, constraints=constraints, **given).to_json()
+            prepared, budget = prepare(model, traced, request, watch), request.memory_budget_bytes
+            return prepared.solve(memory_budget_bytes=budget, constraints=request.constraints, **given).to_json()
 
         return Plan.from_json(from_rank_zero(solved, device))
 
@@ -290,8 +288,7 @@ def autoparallelize(
         watch = Stopwatch()
         error: Exception | None = None
         try:
-            again = trace_later(model, args, kwargs, traced, request, watch, entry)
-            note_rows(again.graph, rows)
+            again = trace_later(model, args, kwargs, traced, request, watch, entry, rows)
             digests = fingerprints(model, again.graph, tuple(device_mesh.shape))
         except Exception as problem:
             error, digests = problem, {}

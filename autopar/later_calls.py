@@ -14,6 +14,7 @@ from autopar.entries import FORWARD, Entry
 from autopar.looks import repeated
 from autopar.planning import Request, Stopwatch, trace_for
 from autopar.plans import Plan
+from autopar.state_rows import note_rows
 from autopar.states import states_in, without_states
 from autopar.tracing import Traced
 from autopar.tracing.loss_owners import modules_of
@@ -45,9 +46,12 @@ def trace_later(
     first: Traced,
     request: Request,
     watch: Stopwatch,
-    entry: Entry = FORWARD,
+    entry: Entry,
+    rows: Mapping[str, int],
 ) -> Traced:
     """The trace of a call of another kind than `first`, or of another method than the model's forward.
+
+    `rows`: along which dim those of its states lie, where that is known.
 
     Where a tensor is passed twice, one in which each input is a tensor of its own, if that does the same: it runs calls
     of different tensors, too.
@@ -63,10 +67,10 @@ def trace_later(
         trace_for, *call, without_loss=alone, later=True, entry=entry, states=states, set_again=first.set_again
     )
     traced = again(same_inputs=True)
-    if not traced.inputs.same:
-        return traced
-    apart = again()
-    return apart if traced.does_as(apart) else traced
+    if traced.inputs.same and traced.does_as(apart := again()):
+        traced = apart
+    note_rows(traced.graph, rows)
+    return traced
 
 
 def plan_that_does(traced: Traced, earlier: Iterable[tuple[Any, Plan]]) -> Plan | None:
