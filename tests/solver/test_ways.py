@@ -307,4 +307,4 @@ def test_near_a_plan_of_few_choices_is_one_of_all() -> None:
     assert asked.predict(read_solution(model, outcome)).peak_bytes <= peak
     first = fastest_near(fast_plans, problem, peak, (found.model, found.outcome), 0.0)
     assert first is not None and outcome.objective <= first[1].objective
-    assert fast_plans.near(problem, 0.9 * found.budget_bytes, found.model, found.outcome, 0.0) is None
+    assert fastest_near(fast_plans, problem, 0.9 * found.budget_bytes, (found.model, found.outcome), 0.0) is None
