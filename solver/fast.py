@@ -68,6 +68,11 @@ class Fast:
         """Seconds that a plan with a choice takes at least, by op."""
         return self._known(problem).least
 
+    def best_and_stored(self, problem: Problem) -> Kept:
+        """The ways that cost each op least, and all storages of parameters."""
+        stored = (problem.memory.is_parameter(op.node) for op in problem.ops)
+        return [(some == some.min()) | mine for some, mine in zip(self.least(problem), stored, strict=True)]
+
     def bound(self, problem: Problem) -> float:
         """Seconds that any plan takes at least."""
         return self._known(problem).bound

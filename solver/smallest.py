@@ -2,7 +2,7 @@
 
 Of a small program the peak is minimised. In a large one, conversions of activations make that slow, and decide little.
 So a plan is first looked for among few ways to run ops, those of fast plans, with all storages of parameters: that
-takes a part of a second, and hardly any other way takes less memory. What no plan goes below is told by all ways as if
+takes a second or two, and other ways seldom take much less memory. What no plan goes below is told by all ways as if
 conversions took no memory, or by budgets a little smaller, which have a plan or are proven to have none.
 
 Nothing but the peak has a price here. The little that elsewhere makes ties go to the plainest plan made the simplex
@@ -40,7 +40,7 @@ _FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far away; the
 _ANY = 5e-2  # how far from the fastest the plan of a budget may be: it is there to show that there is one
 
 _MINUTE = 60.0
-_FIRST = 10.0  # seconds that a first plan of few ways may take, whatever the limit: nearly always it takes one at most
+_FIRST = 10.0  # seconds that a first plan of few ways may take, whatever the limit: it takes one or two
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,8 @@ class LeastMemory:
 
     def _few(self) -> Kept:
         """Fast ways, and all storages of parameters."""
-        least = self.fast.least(self.problem)
-        stored = [self.problem.memory.is_parameter(op.node) for op in self.problem.ops]
-        known = [(some == some.min()) | mine for some, mine in zip(least, stored, strict=True)]
-        return self.fast.ways(self.problem).up_to(least, known, _LARGE, math.inf)[0]
+        fast, problem = self.fast, self.problem
+        return fast.ways(problem).up_to(fast.least(problem), fast.best_and_stored(problem), _LARGE, math.inf)[0]
 
     @cached_property
     def _bare(self) -> tuple[float, Smallest | None]:
@@ -174,7 +172,7 @@ class LeastMemory:
 @dataclass
 class _Trials:
     """Budgets that are tried one after the other, until `end`: each has a plan, or is proven to have none, or neither
-    in time. `bound`: bytes (as all here in MiB) that no plan goes below."""
+    in time. `bound`: MiB, as all here, that no plan goes below."""
 
     problem: Problem
     fast: Fast

@@ -2,7 +2,7 @@
 
 The program of few ways, with all storages of parameters, has a good plan; the program of all ways that a better plan
 can use proves how good it is, or finds that one, if its relaxation begins with the columns of the few. Where neither
-has a plan soon, few fit, or none: then one of little memory (`autopar.solver.smallest`) is known within a second. If
+has a plan soon, few fit, or none: then one of little memory (`autopar.solver.smallest`) is known in a second or two. If
 it fits, the search goes on from there, else what is left of the limit is all that it may take.
 """
 
@@ -132,9 +132,7 @@ class _Search:
         return model, self._run(model, self.left, patience=self.patience()), True
 
     def of_few_before_all(self) -> tuple[Model, Outcome, bool]:
-        least = self.fast.least(self.problem)
-        stored = [self.problem.memory.is_parameter(op.node) for op in self.problem.ops]
-        known: Kept = [(some == some.min()) | mine for some, mine in zip(least, stored, strict=True)]
+        least, known = self.fast.least(self.problem), self.fast.best_and_stored(self.problem)
         self.bound, is_all = max(self.bound, self.fast.bound(self.problem)), self.many <= _MOST
         known = self._of_few(least, known, is_all)
         if self.best is None and self.small is not None:
