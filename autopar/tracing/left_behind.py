@@ -23,6 +23,7 @@ from autopar.tracing.leaves import LeafPolicy
 from autopar.tracing.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
 from autopar.tracing.loss_owners import values_in
 from autopar.tracing.near_caches import tensors_kept
+from autopar.tracing.own_containers import OF_TORCH
 
 if TYPE_CHECKING:
     from autopar.tracing.plain_reads import PlainReads
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 _MADE = (*PLAIN, str, torch.Tensor, list, tuple, dict)
 _GIVEN = ("placeholder", "get_attr")
 _IN_PLACE = " (changed in place, where setting another one as in `self.past = [*self.past, x]` would do)"
-_OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and its like
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class LeftBehind:
             for name in {**before, **now}:
                 old, new = before.get(name), now.get(name)
                 state = State(one.path, name, self._of_loss.get(one.path))
-                if state in self._given or name in _OF_TORCH:
+                if state in self._given or name in OF_TORCH:
                     continue
                 if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
                     continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
@@ -232,7 +232,7 @@ class LeftBehind:
         """Where those tensors of this call's data were made that forward has left beside the modules' own attributes:
         in objects, classes, globals, and the lists and dicts that it was `given`. Calls of a graph leave none there."""
         own = [vars(one.module) for one in self._before]
-        told = {id(t) for values in own for name in values.keys() - _OF_TORCH for t in tensors_in(values[name])}
+        told = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
         told |= {id(buffer) for one in self._before for buffer in one.module._buffers.values()}  # written in place
         files = {str(node.meta.get(PLACE, "")).rpartition(":")[0] for node in recorder.graph.nodes}
         found = dict[str, None]()

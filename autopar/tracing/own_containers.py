@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 _MOST = 10_000  # elements: what is longer holds data, and is not looked through
-_OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and its like
+OF_TORCH = frozenset(vars(nn.Module()))  # `_parameters` and its like
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def containers_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     found: dict[int, Any] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if name not in _OF_TORCH:
+            if name not in OF_TORCH:
                 _look_through(value, found)
     before = [(one, dict(one) if isinstance(one, dict) else list(one)) for one in found.values()]
     try:
