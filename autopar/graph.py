@@ -57,6 +57,7 @@ KIND = "kind"
 FORM = "form"
 
 _NUMBERS = (int, float, type(None))  # values that hold no tensor
+_SINGLE = frozenset((*_NUMBERS, bool, str))  # arguments that hold no node
 Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]  # what FIRST_WRITES is
 
 
@@ -128,7 +129,12 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 def input_nodes(node: fx.Node) -> list[fx.Node]:
     """The nodes in a node's arguments, in order, repeated as often as they occur."""
     found: list[fx.Node] = []
-    _collect(node.args, found)
+    for value in node.args:  # nearly always nodes and numbers
+        kind = type(value)
+        if kind is fx.Node:
+            found.append(value)  # type: ignore[arg-type]
+        elif kind not in _SINGLE:
+            _collect((value,), found)
     if node.kwargs:
         _collect(node.kwargs.values(), found)
     return found

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 _REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+_CONTAINERS = list, tuple, dict
 _MOST = 10_000  # elements of a container that is looked through: what is longer holds data
 
 
@@ -58,8 +59,9 @@ class Held:
 
 def _tensors(module: nn.Module) -> Iterator[_Place]:
     own, seen = vars(module), {id(module)}
-    for name in list(own):
-        if name not in _REGISTERED:
+    for name, value in list(own.items()):
+        is_filled = isinstance(value, _CONTAINERS) and len(value) and name not in _REGISTERED
+        if is_filled or isinstance(value, torch.Tensor):
             yield from _inside(_item(own, name), seen)
 
 
@@ -68,7 +70,7 @@ def _inside(place: _Place, seen: set[int]) -> Iterator[_Place]:
     value = place.get()
     if isinstance(value, torch.Tensor):
         yield place
-    elif isinstance(value, (list, tuple, dict)) and id(value) not in seen and 0 < len(value) <= _MOST:
+    elif isinstance(value, _CONTAINERS) and id(value) not in seen and 0 < len(value) <= _MOST:
         seen.add(id(value))
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             yield from _inside(_part(place, key) if isinstance(value, tuple) else _item(value, key), seen)

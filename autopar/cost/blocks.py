@@ -129,7 +129,11 @@ class _Facts:
             for source in sources:
                 last_use[source] = i
         self.last_use = numpy.array(last_use, dtype=numpy.int64)
-        holds = [n.op == "call_module" or any(m.op == "get_attr" for m in (n, *input_nodes(n))) for n in nodes]
+        is_read = [n.op == "get_attr" for n in nodes]
+        holds = [
+            is_read[i] or nodes[i].op == "call_module" or any(map(is_read.__getitem__, sources))
+            for i, sources in enumerate(self.reads)
+        ]
         self.parameters = numpy.concatenate([[0], numpy.cumsum(holds)])
         self.scopes = [n.meta.get(SCOPE, ()) for n in nodes]
         for i in reversed(range(len(nodes) - 1)):  # sizes are taken where a tensor is made, for who reads it

@@ -106,8 +106,9 @@ def _facts(fold: Fold, block: int, memory: StepMemory) -> tuple[list[Any], ...]:
     kinds = [node.meta.get(KIND) for node in nodes]
     biases = [fold.position[bias] - start if (bias := node.meta.get(BIAS_OF)) else None for node in nodes]
     others = [_facts_of_one(node, memory) for node, kind in zip(nodes, kinds, strict=True) if kind is None]
-    kept = [(memory.saved(node), memory.savings.held(node)) for node in nodes]
-    return costs, kinds, biases, others, kept
+    passed, holding = memory.savings.passed, memory.savings.holding
+    freed = [(node in passed, node in holding) for node in nodes]
+    return costs, kinds, biases, others, freed
 
 
 def _facts_of_one(node: fx.Node, memory: StepMemory) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,8 @@ class NodeCost:
     workspace_backward_bytes: int = 0
     estimated: bool = False
     work: Work | None = None  # None: nothing runs on the device
+
+    @cached_property
+    def saved(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Which inputs and outputs are kept for backward, each once and in order, and the bytes beside them."""
+        return tuple(sorted(set(self.saved_inputs))), tuple(sorted(set(self.saved_outputs))), self.saved_internal_bytes

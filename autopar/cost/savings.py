@@ -39,7 +39,7 @@ class Savings:
         cost = node.meta.get(COST)
         if cost is None or not self.memory.train:
             return _NOTHING
-        return tuple(sorted(set(cost.saved_inputs))), tuple(sorted(set(cost.saved_outputs))), cost.saved_internal_bytes
+        return cost.saved
 
     def held(self, node: fx.Node) -> Kept:
         """What the caller holds of what is saved for a node, parameters apart."""
@@ -64,13 +64,13 @@ class Savings:
     @cached_property
     def holding(self) -> frozenset[fx.Node]:
         """The nodes of which the caller holds what they save: all that backward does not come to."""
-        others = (node for node in self.nodes if self._entered and node not in self._passed and any(self.saved(node)))
+        others = (node for node in self.nodes if self._entered and node not in self.passed and any(self.saved(node)))
         outputs = ((node, TensorRef(node, i)) for node in others for i in range(len(output_tensors(node))))
         return frozenset(node for node, ref in outputs if needs_grad(self.memory, ref))
 
     def _kept(self, node: fx.Node) -> Kept:
         inputs, outputs, beside = self.saved(node)
-        if not self._entered or node in self._passed:
+        if not self._entered or node in self.passed:
             return inputs, outputs, beside
         return self._some(node, inputs, parameters=True), (), 0
 
@@ -86,11 +86,10 @@ class Savings:
         return frozenset(ref for node, ref in pairs if gradient_enters(self.memory, node, ref))
 
     @cached_property
-    def _passed(self) -> frozenset[fx.Node]:
+    def passed(self) -> frozenset[fx.Node]:
         """The nodes that backward comes to."""
-        wanted, found = set(self._entered), set[fx.Node]()
+        found = {ref.node for ref in self._entered}
         for node in reversed(self.nodes):
-            if node.op != "output" and any(TensorRef(node, i) in wanted for i in range(len(output_tensors(node)))):
-                found.add(node)
-                wanted.update(ref for ref in self.memory.inputs[node] if needs_grad(self.memory, ref))
+            if node in found:
+                found.update([ref.node for ref in self.memory.inputs[node] if needs_grad(self.memory, ref)])
         return frozenset(found)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.tracing.near_caches import DEPTH, DICTS, LINK, take_out
+from autopar.tracing.near_caches import DEPTH, DICTS, LINK, NO_OBJECTS, take_out
 
 _LIBRARIES = {"einops.einops"}
 _MANY = 512  # tensors: more are not looked for, as a failed trace's, which its frames hold
@@ -103,9 +103,11 @@ def namespaces_restored(model: nn.Module) -> Iterator[None]:
 
 
 def _namespaces(model: nn.Module) -> Iterable[Any]:
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if _is_users(kind)}
+    modules = list(model.modules())
+    kinds = {kind for own in set(map(type, modules)) for kind in own.__mro__ if _is_users(kind)}
     files = (sys.modules.get(kind.__module__) for kind in kinds)
-    held = (value for module in model.modules() for value in vars(module).values() if _is_plain(value))
+    values = (value for module in modules for value in vars(module).values() if type(value) not in NO_OBJECTS)
+    held = (value for value in values if _is_plain(value))
     return {id(one): one for one in (*kinds, *files, *held) if one is not None}.values()
 
 

@@ -171,9 +171,11 @@ class LeftBehind:
             is_leaf, is_installed = id(one.module) in as_they_are, _is_installed(type(one.module))
             before, now = {**one.own, **one.buffers}, {**vars(one.module), **one.module._buffers}
             for name in {**before, **now}:
+                if name in OF_TORCH:
+                    continue
                 old, new = before.get(name), now.get(name)
                 state = State(one.path, name, self._of_loss.get(one.path))
-                if state in self._given or name in OF_TORCH:
+                if state in self._given:
                     continue
                 if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
                     continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call

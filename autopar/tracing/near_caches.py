@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 DICTS = dict, OrderedDict, defaultdict  # others may not let anything be taken out, as outputs of transformers
+_SINGLE = frozenset((type(None), bool, int, float, str))  # most of what modules have, with dicts of hooks
+NO_OBJECTS = _SINGLE | {*DICTS, list, tuple, set}
 LINK = "_lru_list_elem"  # of a cache of limited size, to what it keeps
 DEPTH = 4  # of tuples around a tensor, and such links
 _LARGE = 4096  # entries: a container of more is data, not a cache of tables
@@ -61,7 +63,7 @@ def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
     """Tensors, dicts, lists and caches of functions that are named there, in classes and functions, or by plain
     objects; and those within."""
     seen = set[int]()
-    waiting = [(value, DEPTH) for space in spaces for value in list(space.values())]
+    waiting = [(value, DEPTH) for space in spaces for value in list(space.values()) if not _is_nothing(value)]
     while waiting:
         value, depth = waiting.pop()
         if not depth or id(value) in seen or issubclass(type(value), (nn.Module, ModuleType)):
@@ -78,6 +80,12 @@ def _walked(spaces: Iterable[dict[Any, Any]]) -> Iterator[Any]:
             yield value
         else:
             waiting += [(one, depth - 1) for one in _inside(value)]
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether there is nothing to be found in it."""
+    kind = type(value)
+    return kind in _SINGLE or (kind in DICTS and not value)
 
 
 def _inside(value: Any) -> list[Any]:
