@@ -28,7 +28,6 @@ from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.states import State
 from autopar.tracing import Traced, trace
-from autopar.tracing.gradients import check_whole_inputs
 from autopar.tracing.leaf_tensors import show_leaf_tensors
 
 if TYPE_CHECKING:
@@ -287,7 +286,6 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
     from autopar.strategies import strategies_for
 
     if request.inputs == "local" and max(request.cluster.shape) > 1:
-        check_whole_inputs(traced.graph)
         traced.guards.check_whole_inputs()
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)

@@ -10,6 +10,7 @@ from torch import fx
 
 from autopar.cost.blocks import Repeat
 from autopar.errors import RuleError
+from autopar.gradient_starts import RUN_WHOLE
 from autopar.graph import (
     KIND,
     PLACE,
@@ -188,6 +189,8 @@ def _bound(node: fx.Node, warned: set[str]) -> Bound | None:
     """
     if isinstance(node.target, LeafCall) and node.target.rule is not None:
         return bind(parse(node.target.rule), [tuple(t.shape) for t in tensors(node)], output_shapes(node))
+    if node.target in RUN_WHOLE:
+        return None
     if node.target == "copy_":  # new values of a buffer or an input, which every rank holds whole: nothing could split
         return None
     try:

@@ -9,8 +9,6 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
-from autopar.errors import InputError
-
 
 def prepare_backward(outputs: Sequence[Any], inputs: Sequence[Any], state: Sequence[torch.Tensor]) -> None:
     """Of a call's `outputs`, take gradients as the graph wants them; of its `state`, tell autograd what has changed.
@@ -20,19 +18,10 @@ def prepare_backward(outputs: Sequence[Any], inputs: Sequence[Any], state: Seque
     A loop that adds a penalty on parameters to the loss has a sum of a plain tensor and a DTensor, whose gradient is a
     DTensor: the graph works on plain ones. And ops that write into a DTensor count its versions, not those of its local
     part, which is what the graph has saved: without this, a step between forward and backward would go unnoticed.
-
-    A backward that keeps a graph (`create_graph=True`) raises InputError there: collectives have no second derivative,
-    so that what is differentiated again would silently lack what came through them.
     """
     parameters = [(tensor, tensor._version) for tensor in state if isinstance(tensor, DTensor)]
 
     def enter(gradient: torch.Tensor) -> torch.Tensor | None:
-        if torch.is_grad_enabled():  # in a backward: it was called with create_graph
-            raise InputError(
-                "gradients of a planned model cannot be differentiated again: leave out create_graph. A gradient "
-                "penalty or a product with the Hessian needs a model without a plan (each rank with its own rows in "
-                "DistributedDataParallel, say)"
-            )
         for tensor, version in parameters:
             if tensor._version != version:
                 increment_version(tensor._local_tensor)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autopar.errors import PlanMismatchError
-from autopar.runtime.convert import Recipe, Stage, convert
+from autopar.runtime.convert import Recipe, Stage, conjugate, convert
 from autopar.runtime.flights import COLLECTIVES, Flight
 from autopar.runtime.passes import fills_gradients
+from autopar.runtime.second_derivatives import are_differentiated
 
 if TYPE_CHECKING:
     from autopar.runtime.transit import Transit
@@ -108,7 +109,10 @@ class _Exchange(torch.autograd.Function):
         return tuple(v.view_as(v) if v is shard else v for v, shard in zip(values, shards, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if are_differentiated():
+            pairs = zip(gradients, ctx.bucket.stages, strict=True)
+            return (None, None, *(one if one is None else conjugate(one, stage) for one, stage in pairs))
         # `autograd.grad` of one member comes by with gradients of all: those that nobody takes would wait for the next
         # pass through this call, and be added to what that one brings
         taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]

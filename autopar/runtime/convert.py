@@ -21,6 +21,7 @@ from autopar.runtime import collectives, sparse
 from autopar.runtime.collectives import LocalMesh, ReduceOp
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.cuts import Cut, Regrouping
+from autopar.runtime.second_derivatives import are_differentiated
 from autopar.staging import memory_order
 
 ActionKind = Literal[
@@ -263,11 +264,21 @@ class _Moves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         stage: Stage = ctx.stage
+        if are_differentiated():
+            return conjugate(gradient, stage).to(ctx.dtype), None
         for action in stage.backward:
             if stage.reduction_dtype is not None and action.kind in ("all_reduce", "reduce_scatter"):
                 gradient = gradient.to(stage.reduction_dtype)
             gradient = action.apply(gradient)
         return gradient.to(ctx.dtype), None
+
+
+def conjugate(gradient: torch.Tensor, stage: Stage) -> torch.Tensor:
+    """What a stage does to a gradient, differentiable in turn."""
+    if stage.reduction_dtype is not None and any(a.kind in ("all_reduce", "reduce_scatter") for a in stage.backward):
+        gradient = gradient.to(stage.reduction_dtype)
+    moved: torch.Tensor = _Moves.apply(gradient, Stage(stage.backward, stage.forward))
+    return moved
 
 
 class _Extremum(torch.autograd.Function):
@@ -285,7 +296,10 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         [holds] = ctx.saved_tensors
         [forward] = ctx.stage.forward
-        holders = collectives.all_reduce(holds.to(gradient.dtype), "sum", forward.group)
+        with torch.no_grad():
+            holders = collectives.all_reduce(holds.to(gradient.dtype), "sum", forward.group)
+        if are_differentiated():  # each rank's part asks for some of the one gradient
+            gradient = _Moves.apply(gradient, Stage((), (replace(forward, op="sum"),)))
         return gradient * holds / holders, None
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from autopar.layout import Layout
 from autopar.runtime.collectives import LocalMesh, all_reduce
 from autopar.runtime.parameters import placements
 from autopar.runtime.scaled_gradients import with_scaled_gradient
+from autopar.runtime.second_derivatives import are_differentiated
 
 Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
 """How an output lies, its global shape and strides; None for what is no tensor."""
@@ -89,7 +92,15 @@ def for_user(value: Any, output: Lies, device_mesh: DeviceMesh, *, beside_loss: 
     sharded = DTensor.from_local(
         value, device_mesh, placements(layout), run_check=False, shape=torch.Size(shape), stride=stride
     )
+    if sharded.grad_fn is not None and not torch.compiler.is_compiling():
+        sharded.register_hook(partial(_laid_out, placements=sharded.placements))
     return sharded.full_tensor() if whole else sharded
+
+
+def _laid_out(gradient: Any, placements: Sequence[Placement]) -> Any:
+    """A gradient that is differentiated again, as its DTensor lies: `from_local` would move it without history."""
+    is_other = are_differentiated() and isinstance(gradient, DTensor) and gradient.placements != tuple(placements)
+    return gradient.redistribute(placements=placements) if is_other else None
 
 
 def is_loss(value: Any) -> bool:
@@ -125,7 +136,22 @@ class _MeanOfRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        mesh: LocalMesh = ctx.mesh
-        for size, group in zip(mesh.shape, mesh.groups, strict=True):
-            gradient = all_reduce(gradient, "sum", group) if size > 1 else gradient
-        return gradient / math.prod(mesh.shape), None
+        return (_Averaged.apply(gradient, ctx.mesh) if are_differentiated() else _averaged(gradient, ctx.mesh)), None
+
+
+class _Averaged(torch.autograd.Function):
+    """What `_MeanOfRanks` does to gradients; what is asked of them is of all ranks' losses, and asked for of one's."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, mesh: LocalMesh) -> torch.Tensor:
+        return _averaged(gradient, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, asked: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return asked, None
+
+
+def _averaged(gradient: torch.Tensor, mesh: LocalMesh) -> torch.Tensor:
+    for size, group in zip(mesh.shape, mesh.groups, strict=True):
+        gradient = all_reduce(gradient, "sum", group) if size > 1 else gradient
+    return gradient / math.prod(mesh.shape)

@@ -22,6 +22,7 @@ from autopar.plans import Plan
 from autopar.runtime.own_gradients import own
 from autopar.runtime.parameter_hooks import comes_without_gradient, wait_for_gradients
 from autopar.runtime.passes import fills_gradients
+from autopar.runtime.second_derivatives import are_differentiated
 from autopar.runtime.transit import Transit
 
 _FIRST = torch.iinfo(torch.int64).max  # autograd runs what is ready by these numbers, the largest first
@@ -128,7 +129,8 @@ class _Local(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[DTensor | None, None, None, None]:
         spec, transit, place, name = ctx.given
-        gradient = None if gradient is None else own(gradient)
+        is_again = gradient is not None and are_differentiated()
+        gradient = gradient if gradient is None or is_again else own(gradient)
         for arrived in transit.arrived(place, name, fills=fills_gradients(ctx)):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:
@@ -136,8 +138,15 @@ class _Local(torch.autograd.Function):
             return None, None, None, None
         if gradient.dtype != spec.tensor_meta.dtype:
             gradient = gradient.to(spec.tensor_meta.dtype)
+        if is_again:
+            return _with_history(gradient, spec), None, None, None
         # not `DTensor(...)`, whose `__init__` does nothing, slowly
         return DTensor.__new__(DTensor, gradient, spec, requires_grad=False), None, None, None
+
+
+def _with_history(local: torch.Tensor, spec: Any) -> DTensor:
+    shape, stride = spec.tensor_meta.shape, spec.tensor_meta.stride
+    return DTensor.from_local(local, spec.mesh, spec.placements, run_check=False, shape=shape, stride=stride)
 
 
 # Where no functorch transform is active, `_Local.apply` looks through all arguments and then calls this; to look takes

@@ -2,54 +2,111 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.errors import InputError, UntraceableError
-from autopar.graph import PLACE
+from autopar.errors import UntraceableError
+from autopar.gradient_starts import start_of_gradients
+from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
 from autopar.tracing.errors import TraceError
+from autopar.tracing.values import value_of
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 
 def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients of gradients would miss what other ranks have. It is no TraceError: as a leaf it would be no better.
+    """Gradients by inputs, and by what forward has made, are in the graph, also those that are differentiated again.
 
-    Gradients by an input are in the graph. What forward makes needs none in a replay, and parameters are read through
-    copies that are gathered: these are gradients by nothing there, and right in a leaf, which runs the code as it is.
+    Parameters are read through copies that are gathered: gradients by them are right in a leaf, which runs the code as
+    it is. `backward` fills `.grad`, which is no result.
     """
-    if func is torch.autograd.grad and not kwargs.get("create_graph"):
-        by = pytree.tree_leaves(args[1] if len(args) > 1 else kwargs["inputs"])
-        if all(recorder.node_of(tensor).op == "placeholder" for tensor in by):
-            return recorder.record(func, *args, **kwargs)
-        raise TraceError(
-            "grad() inside forward asks for gradients by a parameter or by a tensor that forward has made: let the "
-            "module around it be a leaf, whose gradients every rank computes whole",
+    if func is not torch.autograd.grad:
+        raise UntraceableError(
+            f"{func.__name__}() inside forward adds to .grad, which a planned forward leaves to the loop: ask for the "
+            "gradients, with torch.autograd.grad(energy, x, create_graph=True)",
             where=recorder.where(),
         )
-    raise UntraceableError(
-        f"{func.__name__}() inside forward asks for gradients that are differentiated again: write them with "
-        "torch.func inside forward, as torch.func.grad(f)(x), which is planned",
-        where=recorder.where(),
-    )
+    asked = inspect.signature(func).bind(*args, **kwargs).arguments
+    by = pytree.tree_leaves(asked["inputs"])
+    if any(recorder.node_of(tensor).op == "get_attr" for tensor in by):
+        raise TraceError(
+            "grad() inside forward asks for gradients by a parameter, a buffer or a constant: let the module around it "
+            "be a leaf, whose gradients every rank computes whole",
+            where=recorder.where(),
+        )
+    if asked.get("is_grads_batched"):
+        raise TraceError("grad(is_grads_batched=True) inside forward: call it for each row", where=recorder.where())
+    for tensor in by:
+        _begin_at(recorder, tensor)
+    return recorder.record_call(func, partial(_gradients, recorder, asked), args, kwargs)
 
 
-def check_whole_inputs(graph: fx.Graph) -> None:
-    """Raise InputError, for inputs of which each rank has a part, where forward asks for gradients by an input.
+def _begin_at(recorder: Recorder, tensor: torch.Tensor) -> None:
+    """Put `start_of_gradients` behind a tensor, for all that reads it."""
+    node = recorder.node_of(tensor)
+    if node.target is start_of_gradients:
+        return
+    with recorder.graph.inserting_after(node):
+        start = recorder.graph.call_function(start_of_gradients, (node,))
+    before = recorder.read_before_gradient.get(id(tensor), frozenset())
+    node.replace_all_uses_with(start, delete_user_cb=lambda one: one is not start and one not in before)
+    start.meta.update({key: node.meta[key] for key in (SCOPE, REGION, PLACE, GRAD_MODE, AUTOCAST)})
+    start.meta[VAL] = value_of(tensor)
+    recorder.nodes[id(tensor)] = start
 
-    Such a gradient is computed whole on every rank, by what was gathered of the input: of that the rank's part is no
-    part that autograd knows.
+
+def _gradients(
+    recorder: Recorder, asked: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """What such a call gives on data-free tensors, which have no history: by whether an input leads to an output.
+
+    Raises RuntimeError, as torch does, by what leads to none.
     """
-    for node in graph.nodes:
-        if node.target is torch.autograd.grad:
-            raise InputError(
-                "forward asks for gradients by an input (torch.autograd.grad), which every rank computes of the whole "
-                f'batch, and with inputs="local" it has a part: plan with inputs="global" [at {node.meta.get(PLACE)}]'
+    ends = [recorder.node_of(tensor) for tensor in pytree.tree_leaves(asked["outputs"]) if tensor.requires_grad]
+    leading = _ancestors(ends)
+    found: list[torch.Tensor | None] = []
+    for tensor in pytree.tree_leaves(asked["inputs"]):
+        is_used = recorder.node_of(tensor) in leading
+        if not (is_used or asked.get("allow_unused") or asked.get("materialize_grads")):
+            raise RuntimeError(
+                "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
+                "if this is the desired behavior."
             )
+        made = torch.empty_like(tensor, requires_grad=bool(is_used and asked.get("create_graph")))
+        found.append(made.clone() if is_used or asked.get("materialize_grads") else None)  # no leaf
+    return tuple(found)
+
+
+def _ancestors(ends: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that some are computed from, those themselves among them, along tensors that have gradients."""
+    waiting = list(ends)
+    found = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        sources = [one for one in node.all_input_nodes if one not in found and _has_gradient(one)]
+        found.update(sources)
+        waiting += sources
+    return found
+
+
+def _has_gradient(node: fx.Node) -> bool:
+    return any(isinstance(v, torch.Tensor) and v.requires_grad for v in pytree.tree_leaves(node.meta.get(VAL)))
+
+
+def begins(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`requires_grad_()`: what has read the tensor before is not on the way that gradients come."""
+    tensor = args[0]
+    node = recorder.nodes.get(id(tensor))
+    if node is not None and not tensor.requires_grad:
+        recorder.read_before_gradient[id(tensor)] = frozenset(node.users)
+    return func(*args, **kwargs)
 
 
 def hooked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -267,6 +267,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.register_hook: gradients.hooked,
     **dict.fromkeys(DATA_QUESTIONS, ask),
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), gradients.differentiates),
+    **dict.fromkeys(methods("requires_grad_"), gradients.begins),
     torch._make_dual: gradients.dual,
 }
 if hasattr(torch, "_grouped_mm"):  # what torch.nn.functional.grouped_mm calls

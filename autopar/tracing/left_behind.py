@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.gradient_starts import start_of_gradients
 from autopar.graph import PLACE
 from autopar.states import ABSENT, State, placeholder_name
 from autopar.tracing import places
@@ -240,7 +241,9 @@ class LeftBehind:
         found = dict[str, None]()
         for tensor in tensors_kept(files, model, given):
             node = recorder.nodes.get(id(tensor))
-            if node is None or node.op in _GIVEN or id(tensor) in told or not holds_data(tensor, recorder):
+            if node is None or node.op in _GIVEN or node.target is start_of_gradients:
+                continue
+            if id(tensor) in told or not holds_data(tensor, recorder):
                 continue
             place = str(node.meta.get(PLACE, ""))
             if place and not places.is_installed(place.rpartition(":")[0]):

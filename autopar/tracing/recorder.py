@@ -71,6 +71,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.paused = False
         self.in_leaf = False
         self.is_below = False
+        self.read_before_gradient: dict[int, frozenset[fx.Node]] = {}  # by tensor: who has when it came to need one
         self.reads_memory = False  # whether the user's code has asked how a tensor lies in memory
         self.unanswered: list[tuple[UnknownDataError, str]] = []  # and the path of the module that asked
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from large_cases import refusal
-from loop_cases import PRESETS, ROWS, SGD, Net, Prepare, in_presets, trained, whole
+from loop_cases import ROWS, SGD, Net, Prepare, in_presets, trained, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -231,15 +231,6 @@ def own_shards() -> bool:
     return all(torch.equal(whole(p), old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-def penalty_on_a_gradient() -> list[str]:
-    """Of an input, by whose path no parameter's gradient moves."""
-    found = []
-    for preset in PRESETS:
-        model, x = planned(preset), ROWS.clone().requires_grad_()
-        found.append(refusal(lambda m=model, x=x: torch.autograd.grad(m(x), x, create_graph=True)))  # type: ignore[misc]
-    return found
-
-
 def data_of_another_shape() -> str:
     model = planned("fsdp")
     parameter = model.get_parameter("up.weight")
@@ -295,7 +286,7 @@ def advised() -> list[list[str]]:
     return missing
 
 
-REFUSED = (penalty_on_a_gradient, data_of_another_shape, shards_of_rank_zero)
+REFUSED = (data_of_another_shape, shards_of_rank_zero)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: in_presets(*KINDS) | {case.__name__: case for case in (*REFUSED, own_shards, advised)}
 }

@@ -159,14 +159,13 @@ def inputs_returned() -> dict[str, Any]:
     start = ROWS.clone().requires_grad_()
     given = start * start
     for _ in range(3):
-        back, loss = model(given)
+        back, _ = model(given)
     [first] = torch.autograd.grad(back.sum(), start, create_graph=True)
     [second] = torch.autograd.grad(first.sum(), start)
     return {
         "same": back is given,
         "hooks": len(given._backward_hooks or ()),
         "error": (second - 2).abs().max().item(),
-        "of the loss": refusal(lambda: torch.autograd.grad(loss, start, create_graph=True)),
     }
 
 

@@ -236,16 +236,6 @@ def dropped_calls() -> dict[str, int]:
     return found
 
 
-def differentiated_twice() -> str:
-    """Second derivatives do not pass the collectives: that is said."""
-    model, *_ = applied((2,), ("dp",))
-    try:
-        torch.autograd.grad(model(**batch(0)), [model.down.weight], create_graph=True)
-    except InputError as error:
-        return str(error)
-    return "no error"
-
-
 def compiled() -> dict[str, float]:
     """`torch.compile` of a planned model, with the graph breaks that it needs."""
     alone, found = reference(), {}
@@ -285,6 +275,5 @@ CASES = (
     closures,
     unusual_backwards,
     dropped_calls,
-    differentiated_twice,
     compiled,
 )

@@ -138,10 +138,6 @@ def test_compiled_with_graph_breaks(two: list[dict[str, Any]]) -> None:
     assert all(error < EXACT for error in value(two, "compiled").values())
 
 
-def test_second_derivatives_are_refused(two: list[dict[str, Any]]) -> None:
-    assert "cannot be differentiated again" in value(two, "differentiated_twice")
-
-
 def test_other_calls_are_planned_once_each(two: list[dict[str, Any]]) -> None:
     found = value(two, "other_calls")
     assert found["error"] < EXACT

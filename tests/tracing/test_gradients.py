@@ -136,36 +136,67 @@ class Pushed(nn.Module):
         return self.head(x + push.sum(0)).square().sum()
 
 
-@pytest.mark.parametrize("by_weight", [False, True])
-def test_gradients_in_forward_by_what_is_no_input_are_taken_in_a_leaf(by_weight):
-    model, x = Pushed(by_weight), torch.randn(5, 3)
-    with pytest.raises(UntraceableError, match=r"by a parameter or by a tensor that forward has made: let.*\.py:\d+"):
+def test_gradients_in_forward_by_parameters_are_taken_in_a_leaf():
+    model, x = Pushed(by_weight=True), torch.randn(5, 3)
+    with pytest.raises(UntraceableError, match=r"by a parameter, a buffer or a constant: let the module.*\.py:\d+"):
         trace(model, dict(x=x))
     traced = trace(model, dict(x=x), unsupported="leaf")
     found = [(f(x), *torch.autograd.grad(f(x), list(model.head.parameters()))) for f in (traced.gm, model)]
     assert all(map(torch.equal, *found))
 
 
+def test_gradients_in_forward_by_what_it_has_made_are_in_the_graph():
+    model, x = Pushed(by_weight=False), torch.randn(5, 3)
+    traced = trace(model, dict(x=x))
+    assert not traced.failures
+    found = [(f(x), *torch.autograd.grad(f(x), list(model.head.parameters()))) for f in (traced.gm, model)]
+    assert all(map(torch.equal, *found))
+
+
+class Force(nn.Module):
+    """Forces from energies, through layers that are called twice with the same shapes."""
+
+    def __init__(self, create_graph: bool = True, **options: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.options = {"create_graph": create_graph, **options}
+
+    def forward(self, x, beside):
+        x.requires_grad_()
+        energy = self.outer(torch.tanh(self.inner(torch.tanh(self.inner(x))))).sum()
+        found = torch.autograd.grad(energy, (x, beside), **self.options)
+        return sum(one.square().sum() for one in found if one is not None) + energy
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_gradients_of_gradients_are_refused(create_graph):
-    """Energies and forces: the loss of a derivative would be differentiated by parameters that lie in parts."""
+@pytest.mark.parametrize("unused", ["allow_unused", "materialize_grads"])
+def test_gradients_of_gradients_are_those_of_eager(create_graph, unused):
+    model, x = Force(create_graph, retain_graph=True, **{unused: True}), torch.randn(5, 3)
+    traced = trace(model, dict(x=x, beside=torch.randn(2, requires_grad=True)))
+    calls = [f(x.clone(), torch.randn(2, requires_grad=True)) for f in (traced.gm, model)]
+    assert torch.equal(*calls)
+    assert all(map(torch.equal, *(torch.autograd.grad(loss, list(model.parameters())) for loss in calls)))
 
-    class Force(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(3, 1)
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({}, "appears to not have been used in the graph"), ({"is_grads_batched": True}, "call it for each row")],
+)
+def test_gradients_in_forward_that_are_refused(options, told):
+    with pytest.raises((UntraceableError, RuntimeError), match=told):
+        trace(Force(**options), dict(x=torch.randn(5, 3), beside=torch.randn(2, requires_grad=True)))
+
+
+def test_backward_in_forward_is_refused():
+    class Filling(nn.Module):
         def forward(self, x):
-            energy = self.linear(x).tanh().sum()
-            (force,) = torch.autograd.grad(energy, x, create_graph=create_graph)
-            return force.square().sum()
+            x.square().sum().backward()
+            return x.grad
 
-    model, x = Force(), torch.randn(5, 3, requires_grad=True)
-    if create_graph:
-        with pytest.raises(UntraceableError, match=r"write them with torch.func.*test_gradients.py:\d+"):
-            trace(model, dict(x=x), unsupported="leaf")
-    else:
-        assert torch.equal(trace(model, dict(x=x)).gm(x), model(x))
+    with pytest.raises(
+        UntraceableError, match=r"backward\(\) inside forward adds to .grad, which a planned forward leaves"
+    ):
+        trace(Filling(), dict(x=torch.randn(3, requires_grad=True)), unsupported="leaf")
 
 
 def test_gradients_of_gradients_that_torch_func_writes_are_those_of_eager():

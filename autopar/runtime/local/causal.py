@@ -23,6 +23,7 @@ from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import moved
 from autopar.runtime.local.masks import Attended, causal_attention
+from autopar.runtime.second_derivatives import once
 
 _aten = torch.ops.aten
 _Pair = tuple[torch.Tensor, torch.Tensor]
@@ -106,6 +107,7 @@ class _Swapped(torch.autograd.Function):
         return as_output(result)
 
     @staticmethod
+    @once("causal attention", "pin its queries so that rows or heads are split, not positions")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, result, statistics = ctx.saved_tensors
         stretch, gradient = ctx.stretch, _in_rows(gradient)

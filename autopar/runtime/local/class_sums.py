@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.local.class_part import Part
 from autopar.runtime.local.exchange import reduced
+from autopar.runtime.second_derivatives import once
+
+_WHOLE_CLASSES = "pin the logits so that their classes are not split"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class _Sums(torch.autograd.Function):
         return as_output(exponentials.sum(part.dim)), as_output(picked.to(highest.dtype))
 
     @staticmethod
-    @once_differentiable
+    @once("cross entropy", _WHOLE_CLASSES)
     def backward(
         ctx: Any, of_exponentials: torch.Tensor, of_picked: torch.Tensor
     ) -> tuple[torch.Tensor, None, torch.Tensor | None, None, None]:
@@ -116,7 +118,7 @@ class _Picked(torch.autograd.Function):
         return as_output(_picked(part, values, target))
 
     @staticmethod
-    @once_differentiable
+    @once("nll_loss", _WHOLE_CLASSES)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         [target], part = ctx.saved_tensors, ctx.part
         found = gradient.new_zeros(ctx.shape)
@@ -144,7 +146,7 @@ class _LogSoftmax(torch.autograd.Function):
         return as_output(found)
 
     @staticmethod
-    @once_differentiable
+    @once("log_softmax", _WHOLE_CLASSES)
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         [found], part = ctx.saved_tensors, ctx.part
         wide = torch.promote_types(found.dtype, torch.float32)

@@ -11,6 +11,7 @@ import torch
 from autopar.runtime import collectives
 from autopar.runtime.collectives import LocalMesh, ReduceOp
 from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.second_derivatives import are_differentiated
 
 
 def reduced(tensor: torch.Tensor, op: ReduceOp, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
@@ -23,11 +24,25 @@ def reduced(tensor: torch.Tensor, op: ReduceOp, axes: Sequence[int], mesh: Local
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:
+        ctx.route = axes, mesh
         return as_output(reduced(tensor, "sum", axes, mesh))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return gradient, None, None
+        return _Given.apply(gradient, *ctx.route) if are_differentiated() else gradient, None, None
+
+
+class _Given(torch.autograd.Function):
+    """What `_Joined` does to gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:
+        ctx.route = axes, mesh
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, asked: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _Joined.apply(asked, *ctx.route), None, None
 
 
 def joined(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
@@ -43,6 +58,8 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if are_differentiated():
+            return _Summed.apply(gradient, *ctx.route), None, None
         return reduced(gradient, "sum", *ctx.route), None, None
 
 
@@ -59,6 +76,8 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        if are_differentiated():
+            return _Exchanged.apply(gradient, *ctx.route), None, None, None
         return moved(gradient, *ctx.route), None, None, None
 
 

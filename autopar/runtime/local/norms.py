@@ -12,6 +12,7 @@ from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
+from autopar.runtime.second_derivatives import once
 
 
 class _Normalised(torch.autograd.Function):
@@ -53,6 +54,7 @@ class _Normalised(torch.autograd.Function):
         return as_output(out), mean, variance
 
     @staticmethod
+    @once("batch normalisation", "a norm of single rows (GroupNorm, LayerNorm) has second derivatives")
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
         x, mean, scale, weight = ctx.saved_tensors
         ones = torch.ones_like(mean)

@@ -1,0 +1,34 @@
+"""Gradients that are differentiated again are those of one process, on real ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import launch, values
+from loop_cases import PRESETS
+from second_derivative_models import BY_FORWARD, BY_THE_LOOP
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch("second_derivative_cases.py", 2)
+
+
+@pytest.mark.parametrize("way", [*(f"{preset}-global" for preset in PRESETS), "ddp-local", "fsdp-local"])
+@pytest.mark.parametrize("name", [*BY_THE_LOOP, *BY_FORWARD])
+def test_gradients_of_gradients_are_those_of_one_process(name: str, way: str, ranks: list[dict[str, Any]]) -> None:
+    """Penalties, products with a Hessian and meta-learning; forces and equations that forward itself writes."""
+    assert all(worst < 1e-11 for worst in values(ranks, f"{name}-{way}"))
+
+
+@pytest.mark.parametrize("case", ["recomputed", "with_micro_batches"])
+def test_in_steps_of_every_kind(case: str, ranks: list[dict[str, Any]]) -> None:
+    assert all(worst < 1e-11 for worst in values(ranks, case))
+
+
+def test_what_has_no_second_derivative_in_parts_is_refused(ranks: list[dict[str, Any]]) -> None:
+    for told in values(ranks, "refused"):
+        assert told.startswith(
+            "InputError: the gradient of batch normalisation, run on parts, cannot be differentiated again"
+        )
