@@ -24,9 +24,15 @@ Order = tuple[int, ...]
 def memory_order(tensor: torch.Tensor) -> Order:
     """The dims of a tensor as they lie in memory, outermost first; as they are counted where it has gaps.
 
+    So, too, where it is contiguous: `contiguous()` of a part whose moved dims have length one keeps its strides.
+
     >>> memory_order(torch.empty(2, 3, 4).transpose(1, 2)), memory_order(torch.empty(4, 1).expand(4, 3))
     ((0, 2, 1), (0, 1))
+    >>> memory_order(torch.empty(1, 4).t().contiguous()), torch.empty(1, 4).t().contiguous().stride()
+    ((0, 1), (1, 4))
     """
+    if tensor.is_contiguous():
+        return tuple(range(tensor.dim()))
     order = _by_stride(tensor)
     return order if tensor.permute(order).is_contiguous() else tuple(range(tensor.dim()))
 

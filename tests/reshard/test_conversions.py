@@ -163,6 +163,18 @@ def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> 
     assert all(part.transpose(0, 1).is_contiguous() for part in found.values())
 
 
+def test_what_is_contiguous_in_parts_is_so_as_a_whole(simulated: Any) -> None:
+    """`contiguous()` of a part whose moved dim has length one returns it as it lies."""
+    whole, parts, wanted = torch.randn(3, 2, 4), Layout.parse("S1"), Layout.parse("R")
+
+    def work(view: Any) -> torch.Tensor:
+        part = whole.transpose(0, 1)[view.coordinate[0]].contiguous()[None].transpose(0, 1).contiguous()
+        return convert(part, recipe(parts, wanted, (3, 2, 4), view, needs_grad=False))
+
+    for found in simulated((2,)).run(work).values():
+        assert torch.equal(found, whole) and found.is_contiguous()
+
+
 @pytest.mark.parametrize("lies", [lambda x: x[:, :, 1].transpose(1, 2), lambda x: x[:, :1, 1].expand(4, 6, 8)])
 def test_what_one_rank_keeps_lies_as_the_zeros_of_the_others(simulated: Any, lies: Any) -> None:
     """A slice has gaps, which zeros have not; what is computed from either is summed at the same places."""
