@@ -60,7 +60,7 @@ def _emitted(
     leaf = node.target if isinstance(node.target, LeafCall) else None
     local = plan.local or ("drawn" if draws(node) else "")
     if leaf is None and not local:
-        return scope.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        return scope.graph.create_node(node.op, _at_any_strides(node), args, kwargs, name=node.name)
     context = LocalContext(
         mesh=mesh,
         inputs=plan.inputs,
@@ -76,6 +76,13 @@ def _emitted(
     return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))
 
 
+def _at_any_strides(node: fx.Node) -> Any:
+    """The node's target; a view with other sizes becomes a reshape, as what it reads may lie in another order here."""
+    given = (*node.args, *node.kwargs.values())
+    of_sizes = node.op == "call_method" and not any(isinstance(argument, torch.dtype) for argument in given)
+    return _RESHAPES.get(node.target, node.target) if of_sizes else node.target
+
+
 def reads_memory(target: Any) -> bool:
     """Whether an op may be a kernel of the user's, which reads tensors as they lie in memory in one process.
 
@@ -89,6 +96,7 @@ def reads_memory(target: Any) -> bool:
     return isinstance(target, LeafCall) or not (isinstance(target, str) or home in _ANY_STRIDES)
 
 
+_RESHAPES: dict[Any, str] = {"view": "reshape", "view_as": "reshape_as"}
 _TORCHS_OWN = ("aten", "prim", "prims")
 _ANY_STRIDES = ("torch", "autopar", "_operator", "builtins", "math")  # where functions are that take them
 

@@ -168,6 +168,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             node.meta[WRITES] = {seen.nodes[i]: seen.value(i) for i in written}
         several = written and not isinstance(result, Tensor)  # what was written goes by the nodes that it has
         self.register(node, without(result, [seen.tensors[i] for i in written]) if several else result, real)
+        if not isinstance(result, Tensor):  # one may be an argument, which stays itself (broadcast_tensors)
+            self.nodes.update((id(tensor), of) for tensor, of in zip(seen.tensors, seen.nodes, strict=True))
         if seen.elsewhere:
             self.nodes.update(seen.elsewhere)  # the result of a write is what was written
         self.finite.note(func, args, result, node)

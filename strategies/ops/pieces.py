@@ -142,7 +142,8 @@ def getitem(node: fx.Node) -> str | None:
 def write(node: fx.Node) -> str | None:
     """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three.
 
-    Linear in base and value together, and in the base alone where zero is written.
+    Tensors in the key stay whole: pieces of them would each be written into a copy of the whole base, whose sum is no
+    write. Linear in base and value together, and in the base alone where zero is written.
     """
     mask = node.args[1][0] if isinstance(node.args[1], (tuple, list)) and len(node.args[1]) == 1 else node.args[1]
     if _is_tensor(mask) and value(mask).dtype == torch.bool:
@@ -152,7 +153,7 @@ def write(node: fx.Node) -> str | None:
         return None
     before, after, lookups = found
     before = ["_" if "(" in dim else dim for dim in before]
-    texts = [before, *lookups]
+    texts = [before, *(["_"] * len(dims) for dims in lookups)]
     if _is_tensor(node.args[2]):
         rank = value(node.args[2]).dim()
         texts.append(["_" if "(" in dim or dim not in before else dim for dim in after][len(after) - rank :])

@@ -161,3 +161,34 @@ def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> 
     found = ranks.run(work)
     assert_holds(found, whole, wanted, mesh)
     assert all(part.transpose(0, 1).is_contiguous() for part in found.values())
+
+
+def test_what_is_contiguous_in_parts_is_so_as_a_whole(simulated: Any) -> None:
+    """`contiguous()` of a part whose moved dim has length one returns it as it lies."""
+    whole, parts, wanted = torch.randn(3, 2, 4), Layout.parse("S1"), Layout.parse("R")
+
+    def work(view: Any) -> torch.Tensor:
+        part = whole.transpose(0, 1)[view.coordinate[0]].contiguous()[None].transpose(0, 1).contiguous()
+        return convert(part, recipe(parts, wanted, (3, 2, 4), view, needs_grad=False))
+
+    for found in simulated((2,)).run(work).values():
+        assert torch.equal(found, whole) and found.is_contiguous()
+
+
+@pytest.mark.parametrize("lies", [lambda x: x[:, :, 1].transpose(1, 2), lambda x: x[:, :1, 1].expand(4, 6, 8)])
+def test_what_one_rank_keeps_lies_as_the_zeros_of_the_others(simulated: Any, lies: Any) -> None:
+    """A slice has gaps, which zeros have not; what is computed from either is summed at the same places."""
+    ranks = simulated((2,))
+    tensor = lies(torch.randn(4, 6, 3, 8, dtype=torch.float64))
+    shape, whole, summands = tuple(tensor.shape), Layout.parse("R"), Layout.parse("P")
+
+    def work(view: Any) -> tuple[tuple[int, ...], torch.Tensor, torch.Tensor]:
+        kept = convert(tensor, recipe(whole, summands, shape, view, needs_grad=False))
+        back = recipe(summands, whole, shape, view, needs_grad=False)
+        return kept.stride(), convert(kept, back), convert(kept * 2, back)
+
+    found = ranks.run(work)
+    assert len({strides for strides, *_ in found.values()}) == 1
+    for _, same, twice in found.values():
+        torch.testing.assert_close(same, tensor)
+        torch.testing.assert_close(twice, tensor * 2)

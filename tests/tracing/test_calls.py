@@ -385,6 +385,22 @@ def test_what_forward_leaves_beside_its_modules_is_told(keep):
     assert not (given or NOTED or model.notes.loss or model.notes.all or model.last)
 
 
+def test_an_argument_that_comes_back_among_several_results_stays_itself():
+    class Density(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean = nn.Parameter(torch.randn(4, 2))
+
+        def forward(self, x, scale):  # distributions broadcast what they are given; of equal shapes nothing is made
+            own, given = (torch.distributions.Normal(of, scale).log_prob(x + 1) for of in (self.mean, x))
+            return own + given
+
+    model, inputs = Density(), dict(x=torch.randn(4, 2), scale=torch.rand(4, 2) + 1)
+    traced = trace(model, inputs)  # without a warning that forward keeps what it makes among its inputs and parameters
+    assert not any("broadcast" in str(node.target) for node in traced.graph.nodes)
+    assert torch.equal(traced.gm(*inputs.values()), model(**inputs))
+
+
 class Opaque:
     def __init__(self, x):
         self.x = x
