@@ -142,7 +142,9 @@ def getitem(node: fx.Node) -> str | None:
 def write(node: fx.Node) -> str | None:
     """`base` after `base[key] = value`, in functionalised graphs: dims that the key leaves whole split in all three.
 
-    Linear in base and value together, and in the base alone where zero is written.
+    Tensors of places in the key stay whole: what lies where no place of a part points is the base's, not zero, so
+    that results of parts of them are no terms of a sum. Linear in base and value together, and in the base alone
+    where zero is written.
     """
     mask = node.args[1][0] if isinstance(node.args[1], (tuple, list)) and len(node.args[1]) == 1 else node.args[1]
     if _is_tensor(mask) and value(mask).dtype == torch.bool:
@@ -152,7 +154,7 @@ def write(node: fx.Node) -> str | None:
         return None
     before, after, lookups = found
     before = ["_" if "(" in dim else dim for dim in before]
-    texts = [before, *lookups]
+    texts = [before, *(["_"] * len(places) for places in lookups)]
     if _is_tensor(node.args[2]):
         rank = value(node.args[2]).dim()
         texts.append(["_" if "(" in dim or dim not in before else dim for dim in after][len(after) - rank :])
