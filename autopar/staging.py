@@ -24,11 +24,30 @@ Order = tuple[int, ...]
 def memory_order(tensor: torch.Tensor) -> Order:
     """The dims of a tensor as they lie in memory, outermost first; as they are counted where it has gaps.
 
+    Dims of one element lie anywhere, whatever their strides are, which ranks may have come to in other ways.
+
     >>> memory_order(torch.empty(2, 3, 4).transpose(1, 2)), memory_order(torch.empty(4, 1).expand(4, 3))
     ((0, 2, 1), (0, 1))
     """
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tuple(order) if tensor.permute(order).is_contiguous() else tuple(range(tensor.dim()))
+    order = _outermost_first(tensor)
+    lies_so = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+    return order if lies_so else tuple(range(tensor.dim()))
+
+
+def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or where it has gaps (every other column, an expanded row) a copy without, of the same order in
+    memory as `zeros_like` of it has.
+
+    >>> x = torch.zeros(4, 6)[:, ::2].t()
+    >>> without_gaps(x).stride() == torch.zeros_like(x).stride()
+    True
+    """
+    return tensor if tensor.permute(_outermost_first(tensor)).is_contiguous() else tensor.clone()
+
+
+def _outermost_first(tensor: torch.Tensor) -> Order:
+    strides = [math.inf if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tuple(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True))
 
 
 def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from autopar.runtime import collectives, sparse
 from autopar.runtime.collectives import LocalMesh, ReduceOp
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.cuts import Cut, Regrouping
-from autopar.staging import memory_order
+from autopar.staging import memory_order, without_gaps
 
 ActionKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "pad", "keep_on_first", "divide"
@@ -99,7 +99,7 @@ def _pad(action: Action, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _keep_on_first(action: Action, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if action.rank == 0 else torch.zeros_like(tensor)
+    return without_gaps(tensor) if action.rank == 0 else torch.zeros_like(tensor)
 
 
 def _divide(action: Action, tensor: torch.Tensor) -> torch.Tensor:

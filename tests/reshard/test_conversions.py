@@ -161,3 +161,21 @@ def test_dims_keep_their_order_in_memory(simulated: Any, src: str, dst: str) -> 
     found = ranks.run(work)
     assert_holds(found, whole, wanted, mesh)
     assert all(part.transpose(0, 1).is_contiguous() for part in found.values())
+
+
+@pytest.mark.parametrize("gaps", ["every other column", "a row again and again"])
+def test_summands_of_what_has_gaps_lie_alike_on_all_ranks(simulated: Any, gaps: str) -> None:
+    """Zeros have no gaps: the first rank's summand must lie as they do, or other elements would be added up."""
+    table = torch.arange(32, dtype=torch.float64).view(4, 8)
+    whole = table[:, ::2].t() if gaps == "every other column" else table[:, :4].t().unsqueeze(-1).expand(4, 4, 4)
+    replicated, summands = Layout.parse("R"), Layout.parse("P")
+
+    def work(view: Any) -> torch.Tensor:
+        apart, joined = (
+            recipe(src, dst, tuple(whole.shape), view, needs_grad=False)
+            for src, dst in ((replicated, summands), (summands, replicated))
+        )
+        return convert(convert(whole, apart), joined)
+
+    for found in simulated((2,)).run(work).values():
+        assert torch.equal(found, whole)
