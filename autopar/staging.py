@@ -24,30 +24,33 @@ Order = tuple[int, ...]
 def memory_order(tensor: torch.Tensor) -> Order:
     """The dims of a tensor as they lie in memory, outermost first; as they are counted where it has gaps.
 
-    So, too, where it is contiguous: `contiguous()` of a part whose moved dims have length one keeps its strides.
+    Dims of one element lie anywhere, whatever their strides are, which ranks may have come to in other ways:
+    `contiguous()` of a part whose moved dims have length one keeps its strides.
 
     >>> memory_order(torch.empty(2, 3, 4).transpose(1, 2)), memory_order(torch.empty(4, 1).expand(4, 3))
     ((0, 2, 1), (0, 1))
     >>> memory_order(torch.empty(1, 4).t().contiguous()), torch.empty(1, 4).t().contiguous().stride()
     ((0, 1), (1, 4))
     """
-    if tensor.is_contiguous():
-        return tuple(range(tensor.dim()))
-    order = _by_stride(tensor)
-    return order if tensor.permute(order).is_contiguous() else tuple(range(tensor.dim()))
+    order = _outermost_first(tensor)
+    lies_so = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+    return order if lies_so else tuple(range(tensor.dim()))
 
 
-def has_gaps(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie apart in memory, as those of a slice do, or on one another, as those of an expansion.
+def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or where it has gaps (every other column, an expanded row) a copy without, of the same order in
+    memory as `zeros_like` of it has.
 
-    >>> has_gaps(torch.empty(2, 3).t()), has_gaps(torch.empty(2, 3)[:, 1:]), has_gaps(torch.empty(4, 1).expand(4, 3))
-    (False, True, True)
+    >>> x = torch.zeros(4, 6)[:, ::2].t()
+    >>> without_gaps(x).stride() == torch.zeros_like(x).stride()
+    True
     """
-    return not tensor.permute(_by_stride(tensor)).is_contiguous()
+    return tensor if tensor.permute(_outermost_first(tensor)).is_contiguous() else tensor.clone()
 
 
-def _by_stride(tensor: torch.Tensor) -> Order:
-    return tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+def _outermost_first(tensor: torch.Tensor) -> Order:
+    strides = [math.inf if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tuple(sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True))
 
 
 def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order: Order) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from autopar.runtime.collectives import LocalMesh, ReduceOp
 from autopar.runtime.compiled_outputs import as_output
 from autopar.runtime.cuts import Cut, Regrouping
 from autopar.runtime.second_derivatives import are_differentiated
-from autopar.staging import has_gaps, memory_order
+from autopar.staging import memory_order, without_gaps
 
 ActionKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "pad", "keep_on_first", "divide"
@@ -102,9 +102,7 @@ def _pad(action: Action, tensor: torch.Tensor) -> torch.Tensor:
 def _keep_on_first(action: Action, tensor: torch.Tensor) -> torch.Tensor:
     """What is kept lies in memory as the zeros of the others do, without gaps: else what is computed from it could lie
     in another order than theirs, and ranks would add up elements of other places."""
-    if action.rank != 0:
-        return torch.zeros_like(tensor)
-    return tensor.clone() if has_gaps(tensor) else tensor
+    return without_gaps(tensor) if action.rank == 0 else torch.zeros_like(tensor)
 
 
 def _divide(action: Action, tensor: torch.Tensor) -> torch.Tensor:
