@@ -36,6 +36,7 @@ from autopar.runtime.planning_anew import plan_anew
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
+from autopar.runtime.second_derivatives import detached
 from autopar.runtime.states import lies_of_states, put_states, with_states
 from autopar.runtime.structure import Structure, check_parameters
 from autopar.runtime.traces import Replan, Traced
@@ -100,6 +101,8 @@ class Planned:
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry = FORWARD) -> Any:
         """One call of the model, or of what is called there, on this rank's part."""
+        if not torch.is_grad_enabled() and self.programs.ask_for_gradients:
+            return detached(lambda: self.run(model, args, kwargs, entry))
         if self.structure is None:
             self.structure = Structure(model)
         self.structure.check(self.programs.traces)
@@ -140,15 +143,14 @@ class Planned:
         if program.plan.inputs == "local" and torch.is_grad_enabled():
             inputs = asked_as_own(inputs, program, self.device_mesh.size())
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
-        watched = transit is not None and lowered.route.again and torch.is_grad_enabled()
+        watched = lowered.route.again and torch.is_grad_enabled()
         what = self.user_class.__name__ if entry == FORWARD else str(entry)
         with named(f"call of {what}"), transit.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, inputs, held)
         given = self._returned(program, outputs, entry)
-        if self.returns_float32:
-            given = [as_float32(value) for value in given]
+        given = [as_float32(value) for value in given] if self.returns_float32 else given
         put_states(given, outputs, program, self.programs, self.device_mesh)
         program.traced.set_on(model, given)
         return program.traced.rebuild(given)
@@ -250,8 +252,7 @@ class Planned:
         kwargs: dict[str, Any],
         entry: Entry = FORWARD,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call as a trace sees it: with inputs="local" tensors are parts, as the first of `programs` that has them
-        says."""
+        """The call as a trace sees it: with inputs="local" tensors are parts, as the first of `programs` says."""
         if self.programs[0].plan.inputs == "global":
             return args, kwargs
         shape = self.rank.mesh.shape

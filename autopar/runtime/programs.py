@@ -83,6 +83,11 @@ class Program:
         """The inputs that are states, by their names in the graph."""
         return frozenset(str(n.target) for n in self.traced.graph.find_nodes(op="placeholder") if STATE in n.meta)
 
+    @cached_property
+    def asks_for_gradients(self) -> bool:
+        """Whether forward itself does."""
+        return any(node.target is torch.autograd.grad for node in self.traced.graph.nodes)
+
     @property
     def rows(self) -> int:
         """How many rows the whole batch has of which each rank passes its part; 0 where every rank passes all."""
@@ -131,6 +136,10 @@ class Programs(Sequence[Program]):
     def read_memory(self) -> bool:
         """Whether a call may run another one where its tensors lie otherwise."""
         return any(program.traced.reads_memory for program in self._kept)
+
+    @property
+    def ask_for_gradients(self) -> bool:
+        return any(program.asks_for_gradients for program in self._kept)
 
     @property
     def numbers(self) -> frozenset[int]:

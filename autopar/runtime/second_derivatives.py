@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 
@@ -19,6 +20,13 @@ from autopar.errors import InputError
 def are_differentiated() -> bool:
     """Asked in a backward: whether its gradients are to be differentiated again."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def detached(call: Callable[[], Any]) -> Any:
+    """What a call gives whose forward asks for gradients itself, under `no_grad`: it does so under `enable_grad`."""
+    with torch.enable_grad():
+        found = call()
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, found)
 
 
 def once(what: str, mend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -120,6 +120,28 @@ def by_forward(name: str, preset: str, inputs: str) -> float:
     return worst
 
 
+def molecules(preset: str) -> float:
+    """Trained by energies and forces, and then evaluated."""
+    batch = {
+        "kinds": torch.arange(16) % 10,
+        "positions": X[:, :6].reshape(16, 3),
+        "edges": torch.stack([(torch.arange(40) * 7) % 16, torch.arange(40) % 16]),
+        "molecules": torch.arange(16) // 4,
+    }
+    model, alone = pair(models.Molecules, {"batch": batch}, preset, optimizer="sgd")
+    worst = 0.0
+    for _ in range(2):
+        for one in (model, alone):
+            found = one({**batch, "positions": batch["positions"].clone()})
+            (whole(found["energies"]).square().mean() + whole(found["forces"]).square().mean()).backward()
+            torch.optim.SGD(one.parameters(), lr=0.1).step()
+        worst = max(worst, apart(taken(model), taken(alone)))
+    with torch.no_grad():
+        results = [one.eval()({**batch, "positions": batch["positions"].clone()}) for one in (model, alone)]
+    assert not any(value.requires_grad for value in results[0].values())
+    return max(worst, apart([*results[0].values()], [*results[1].values()]))
+
+
 class Normalised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,6 +183,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
             if inputs == "global" or preset != "tp"
         },
         **RECOMPUTED,
+        **{f"molecules-{preset}": partial(molecules, preset) for preset in PRESETS},
         "refused": refused,
         "with_micro_batches": with_micro_batches,
     }

@@ -94,5 +94,28 @@ class Pushed(Energy):
         return self.net[0](x)
 
 
+class Molecules(nn.Module):
+    """Energies of molecules and forces on their atoms, from a dict of positions and edges, also under `no_grad`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.by_distance, self.mix = nn.Embedding(10, 16), nn.Linear(8, 16), nn.Linear(16, 16)
+        self.out = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 1))
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        atoms, others = batch["edges"]
+        with torch.enable_grad():
+            positions = batch["positions"].requires_grad_()
+            apart = (positions[atoms] - positions[others]).norm(dim=-1, keepdim=True)
+            weights = self.by_distance(torch.exp(-(apart - torch.arange(8)).square()))
+            hidden = self.kinds(batch["kinds"])
+            for mix in (nn.Identity(), self.mix):
+                hidden = hidden + torch.zeros_like(hidden).index_add(0, atoms, mix(hidden)[others] * weights)
+            of_atoms = self.out(hidden).squeeze(-1)
+            energies = of_atoms.new_zeros(4).index_add(0, batch["molecules"], of_atoms)
+            (slope,) = torch.autograd.grad(energies.sum(), positions, create_graph=self.training)
+        return {"energies": energies, "forces": -slope}
+
+
 BY_THE_LOOP = {one.__name__: one for one in (Critic, Attending, Convolving)}
 BY_FORWARD = {one.__name__: one for one in (Forces, Laplacian, Pushed)}

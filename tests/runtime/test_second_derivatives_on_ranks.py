@@ -22,6 +22,11 @@ def test_gradients_of_gradients_are_those_of_one_process(name: str, way: str, ra
     assert all(worst < 1e-11 for worst in values(ranks, f"{name}-{way}"))
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_forces_train_and_are_evaluated(preset: str, ranks: list[dict[str, Any]]) -> None:
+    assert all(worst < 1e-11 for worst in values(ranks, f"molecules-{preset}"))
+
+
 @pytest.mark.parametrize("case", ["recomputed", "with_micro_batches"])
 def test_in_steps_of_every_kind(case: str, ranks: list[dict[str, Any]]) -> None:
     assert all(worst < 1e-11 for worst in values(ranks, case))
