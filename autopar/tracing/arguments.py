@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from autopar.tracing.dynamic import Symbolic
+from autopar.tracing.selections import Selected
 from autopar.tracing.sizes import TracedFloat, TracedInt
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
 from autopar.tracing.values import META, PLAIN, value_of
@@ -94,6 +95,8 @@ class Arguments:
             return tuple([self.take(v) for v in value])
         if isinstance(value, dict):
             return {k: self.take(v) for k, v in value.items()}
+        if kind is Selected:
+            raise value.unknown()
         return value
 
     def data_free(self, value: Any) -> Any:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from autopar.tracing import masked
 from autopar.tracing.asking import ask
 from autopar.tracing.custom_ops import outputs_of_operator
+from autopar.tracing.selections import SELECTING, Selected
 from autopar.tracing.targets import methods
 from autopar.tracing.values import data_free_like
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 _NO_SIZES = {torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 _REPEATING = methods("repeat_interleave")
-_SELECTING = methods("masked_select")
 
 
 class Again(Exception):
@@ -50,7 +50,7 @@ def run_without_kernel(
     masks = masked.masks_in(args) if func in masked.INDEXING else []
     if masks and known.knows(masks):
         return func(*masked.with_indices(args, lambda mask: _picked(recorder, mask))), None
-    if func in _SELECTING and len(args) == 2 and known.knows([args[1]]):
+    if func in SELECTING and len(args) == 2 and known.knows([args[1]]):
         everything, mask = args[0] + torch.empty_like(args[1], dtype=args[0].dtype), args[1]
         if mask.shape != everything.shape:
             mask = recorder.record(Tensor.expand, mask, everything.shape)
@@ -74,10 +74,13 @@ def run_without_kernel(
     tried = None if seen.unknown else outputs_of_operator(func, seen.data_free(args), seen.data_free(kwargs))
     if tried is not None:
         return tried, None
+    selected = Selected.of(recorder, args) if func in SELECTING and not seen.unknown else None
+    if selected is not None:
+        return selected, None
     name = getattr(func, "__name__", repr(func))
     reason = (str(error).strip().splitlines() or [""])[0][:200]
     deciding = seen.tensors
-    if "torch.nonzero()" in reason or func in _SELECTING:
+    if "torch.nonzero()" in reason or func in SELECTING:
         reason = "how many elements it picks depends on data"
         deciding = masks or deciding[-1:]
     what = f"{name} could not be computed on data-free tensors ({reason})"
