@@ -114,6 +114,15 @@ def _exchanged(
     return tuple(found)
 
 
+def _routed(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
+    """Over axes that split the tokens: which weights have a gradient, a byte each."""
+    learned = sum(fact.grad for fact in facts[3 : bound.inputs])
+    axes = [axis for axis, p in enumerate(layouts[0].placements) if p.is_sharded]
+    return tuple(InnerCollective("all_reduce", axis, 0, learned) for axis in axes if learned)
+
+
 def _swapped(
     bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
 ) -> tuple[InnerCollective, ...]:
@@ -143,5 +152,7 @@ _INNER: dict[str, Callable[[Bound, Facts, Sequence[Layout], tuple[int, ...]], tu
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
     "experts_exchanged": _exchanged,
+    "routed": _routed,
+    "routed_drawn": _routed,
     "sdpa_causal": _swapped,
 }

@@ -24,5 +24,10 @@ def as_output(value: torch.Tensor, given: torch.Tensor | None = None) -> torch.T
         return value.view_as(value)
     if given is None or not value._is_view() or storage_of(value) == storage_of(given):
         return value
+    return as_no_view(value)
+
+
+def as_no_view(value: torch.Tensor) -> torch.Tensor:
+    """`value` as an object of its own that autograd takes for no view of it."""
     with torch._C._ExcludeDispatchKeyGuard(_VIEWS):
         return value.view_as(value)

@@ -33,6 +33,8 @@ def experts(node: fx.Node) -> str | None:
 
 def routed(node: fx.Node) -> str | None:
     """`routed(hidden, routes, weights, *parameters)`; see `autopar.tracing.routed`: split on the tokens alone."""
+    target: Any = node.target
+    code = "routed_drawn" if target.draws else "routed"
     operands = []
     for number, operand in enumerate(node.args):
         rank = operand.meta["val"].ndim if isinstance(operand, fx.Node) else 0
@@ -40,7 +42,7 @@ def routed(node: fx.Node) -> str | None:
         if number < 3:
             dims[0] = "t"
         operands.append(" ".join(dims))
-    return f"{', '.join(operands)} -> t {operands[0].split()[1]} | plain"
+    return f"{', '.join(operands)} -> t {operands[0].split()[1]} | plain, t @{code}"
 
 
 RULES: dict[str, str | Writer] = {"experts": experts, "routed": routed}

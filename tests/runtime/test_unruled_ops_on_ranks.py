@@ -32,3 +32,11 @@ def test_experts_split_on(kind: str, two: list[dict[str, Any]]) -> None:
         found = value(rank, f"experts-{kind}")
         assert found["error"] < 1e-12
         assert found["factors"] == [kind]
+
+
+@pytest.mark.parametrize("kind", ["modules", "stack"])
+def test_experts_that_the_tokens_of_one_rank_alone_go_to(kind: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        found = value(rank, f"routed-{kind}")
+        assert found["error"] < 1e-12
+        assert found["factors"] == ["t"]

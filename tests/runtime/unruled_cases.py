@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
+from autopar.leaf_requests import LeafWarning
 from autopar.runtime.model_class import ATTRIBUTE
 from autopar.strategies import NoRuleWarning
 
@@ -114,6 +116,67 @@ def experts(kind: str) -> dict[str, Any]:
     return {"error": error(model, alone, losses), "factors": factors(model, "experts")}
 
 
+class RoutedModules(nn.ModuleList):
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 16)) for _ in range(4))
+
+    def forward(self, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        done = torch.zeros_like(hidden)
+        for number in routes.unique().tolist():
+            rows, places = torch.where(routes == number)
+            done.index_add_(0, rows, self[number](hidden[rows]) * weights[rows, places, None])
+        return done
+
+
+class RoutedStack(nn.Module):
+    """The last expert gives back what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.rand(3, 8, 16) / 4), nn.Parameter(torch.rand(3, 16, 8) / 4)
+
+    def forward(self, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        done = torch.zeros_like(hidden)
+        for number in routes.unique().tolist():
+            rows, places = torch.where(routes == number)
+            given = hidden[rows]
+            if number < len(self.up):
+                given = torch.tanh(given @ self.up[number].t()) @ self.down[number].t()
+            done.index_add_(0, rows, given * weights[rows, places, None])
+        return done
+
+
+class Mixture(nn.Module):
+    """The first number of a row tells its expert."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.experts = RoutedModules() if kind == "modules" else RoutedStack()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        routes, weights = x[:, :1].round().long(), x[:, 1:2].sigmoid()
+        hidden = self.first(x)
+        return (self.last(hidden + self.experts(hidden, routes, weights)) ** 2).mean()
+
+
+def routed(kind: str) -> dict[str, Any]:
+    """The first rank's rows go to experts 0 and 1, the second's to the last one, which in a stack has no weights."""
+    torch.manual_seed(3)
+    model = Mixture(kind).double()
+    alone = copy.deepcopy(model)
+    x = torch.randn(8, 16, dtype=torch.float64)
+    x[:, 0] = torch.tensor([0, 1, 1, 0, 3, 3, 3, 3])
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LeafWarning)
+        autopar.autoparallelize(model, {"x": x}, mesh, constraints="fsdp")
+    losses = model(x), alone(x)
+    for loss in losses:
+        loss.backward()
+    return {"error": error(model, alone, losses), "factors": factors(model, "routed")}
+
+
 def _case(run: Callable[[str], Any], kind: str) -> Callable[[], Any]:
     return lambda: run(kind)
 
@@ -121,4 +184,5 @@ def _case(run: Callable[[str], Any], kind: str) -> Callable[[], Any]:
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"discovered-{name}": _case(discovered, constraint) for name, constraint in SPLITS.items()}
     | {f"experts-{kind}": _case(experts, kind) for kind in KINDS}
+    | {f"routed-{kind}": _case(routed, kind) for kind in ("modules", "stack")}
 }

@@ -21,7 +21,8 @@ from autopar.strategies.check import LocalRun
 from autopar.strategies.examples import callable_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "instance_norm", "experts_exchanged", "sdpa_causal"}
+EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "instance_norm", "sdpa_causal"}
+EXCHANGING |= {"experts_exchanged", "routed"}
 Coordinate = tuple[int, ...]
 
 

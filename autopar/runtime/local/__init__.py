@@ -22,6 +22,8 @@ drawn             other random numbers, from such a counter or seeded by the ste
 recurrent_dropout recurrent layers with such masks between them
 experts           experts of a mixture that lie on several ranks (output P)
 experts_exchanged tokens sent to the ranks of their experts, and back
+routed            experts with a loop of their own on some of the tokens: all weights are read and have a gradient alike
+routed_drawn      the same with random numbers in it
 sdpa_causal       causal attention on a part of the queries: halves are swapped so that all have equally much to do
 sdpa_causal_mask  the same by a mask: what no fused kernel takes
 ================  ==========================================================================================
@@ -34,7 +36,19 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.local import causal, classes, draws, experts, losses, masks, norms, recurrent, shapes, vocabulary
+from autopar.runtime.local import (
+    causal,
+    classes,
+    draws,
+    experts,
+    losses,
+    masks,
+    norms,
+    recurrent,
+    routed,
+    shapes,
+    vocabulary,
+)
 from autopar.runtime.local.context import LocalContext, LocalOp
 
 LOCAL_OPS: Mapping[str, LocalOp] = {
@@ -56,10 +70,12 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "recurrent_dropout": recurrent.recurrent_dropout,
     "experts": experts.experts,
     "experts_exchanged": experts.exchanged,
+    "routed": routed.routed,
+    "routed_drawn": routed.routed,
     "sdpa_causal": causal.swapped_attention,
     "sdpa_causal_mask": masks.causal_attention,
 }
-NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn", "recurrent_dropout"})
+NEEDS_KEY = frozenset({"dropout", "sdpa_dropout", "drawn", "recurrent_dropout", "routed_drawn"})
 """Their code is handed the random key of the step."""
 
 

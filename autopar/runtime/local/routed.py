@@ -1,0 +1,80 @@
+"""Experts with a loop of their own, split on the tokens: every rank reads all their weights, whatever its tokens meet.
+
+Data decide which experts a rank's tokens go to. Of the others' weights autograd saves nothing there and has no
+gradient, so that ranks would gather other weights again in backward, and reduce other gradients. Here, on every rank,
+backward begins with all weights in one order, and a weight has a gradient on all ranks or on none: zeros where only
+other ranks' tokens met it, and none where nobody's did, as in one process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopar.runtime import collectives
+from autopar.runtime.compiled_outputs import as_no_view
+from autopar.runtime.local.context import LocalContext
+from autopar.runtime.local.draws import drawn
+
+_TOKENS = 2  # operands that go with the tokens: what the experts are given, and with what weight
+
+
+@torch.compiler.disable(reason="which experts a rank's tokens go to depends on data")  # type: ignore[untyped-decorator]
+def routed(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor | None
+) -> Any:
+    """`target(hidden, routes, weights, *parameters)` on this rank's tokens; `key`: where it draws random numbers."""
+    hidden, routes, *others = args
+    groups = [ctx.mesh.groups[axis] for axis in ctx.axes_that_shard(ctx.inputs[0], 0)]
+    hidden, *others = entered = _Entered.apply(groups, hidden, *others)
+    given = (hidden, routes, *others)
+    done = target(*given, **kwargs) if key is None else drawn(target, given, kwargs, ctx, key)
+    return _Left.apply(done, *entered)
+
+
+class _Entered(torch.autograd.Function):
+    """What the experts are given; in backward behind all that they did, whether or not they used it."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: list[str], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.groups = groups
+        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in given]
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in given)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        asked = [place for place, learns in enumerate(ctx.needs_input_grad[1:]) if learns]
+        weights = [place for place in asked if place >= _TOKENS]
+        here = [gradients[place] is not None for place in weights]
+        device = ctx.like[0][-1]
+        met = {*asked} - {*weights} | {*_on_some_rank(weights, here, device, ctx.groups)}
+        return None, *(
+            torch.zeros(shape, dtype=dtype, device=device) if gradient is None and place in met else gradient
+            for place, (gradient, (shape, dtype, device)) in enumerate(zip(gradients, ctx.like, strict=True))
+        )
+
+
+def _on_some_rank(places: list[int], here: list[bool], device: torch.device, groups: list[str]) -> list[int]:
+    """Those of the places that have something on any rank."""
+    if not places:
+        return []
+    found = torch.tensor(here, dtype=torch.uint8, device=device)
+    for group in groups:
+        found = collectives.all_reduce(found, "max", group)
+    return [place for place, there in zip(places, found.tolist(), strict=True) if there]
+
+
+class _Left(torch.autograd.Function):
+    """The result; in backward before all that the experts did."""
+
+    @staticmethod
+    def forward(ctx: Any, done: torch.Tensor, *entered: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*entered[_TOKENS:])
+        return as_no_view(done)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors  # weights that are gathered again come now, on all ranks alike
+        return gradient, *(None for _ in ctx.needs_input_grad[1:])
