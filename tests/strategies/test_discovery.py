@@ -115,7 +115,8 @@ RULES: dict[str, tuple[Any, ...]] = {
     "a b (_ c) -> a b c": (gated, x(16, 512, 2048)),
     "a b c _, a b _ _, a b _ d -> a b c d | linear:2": (attend, x(2, 8, 64, 16), x(2, 8, 64, 16), x(2, 8, 64, 16)),
     "a b _ -> a _ b _ | linear": (split_heads, x(16, 512, 768), 12),
-    "a c b -> a b | c max": (largest, x(16, 64, 32)),
+    "a c b -> a b | c max": (largest, x(16, 64, 32).detach()),
+    "a _ b -> a b": (largest, x(16, 64, 32)),  # equal elements of several ranks share the gradient
     "a b, _ c -> a b c | linear:1": (look_up, ids(50, 4, 8), x(50, 16)),
     "a b -> | linear": (total, x(6, 10)),
     "a b -> _ | a idle whole, b idle whole": (blank, x(6, 10).detach()),
