@@ -192,6 +192,18 @@ def test_there_is_no_rule_because(why: str, request: pytest.FixtureRequest) -> N
     assert re.search(why, found.why), found.why
 
 
+def of_chances(a: torch.Tensor) -> torch.Tensor:
+    if not 0 < float(a.min()) <= float(a.max()) < 1:
+        raise ValueError("no chances")
+    return a.log() - (1 - a).log()
+
+
+def test_what_takes_no_negative_numbers_is_tried_on_others() -> None:
+    for op, *args in ((torch.multinomial, 3), (torch.poisson,), (torch.bernoulli,)):
+        assert discover(example(op, torch.rand(16, 8), *args)[0]) == Found(None, "its results are random")
+    assert discover(example(of_chances, torch.rand(16, 8))[0]) == Found("a b -> a b")
+
+
 def test_draws_that_an_op_refuses_are_left_out() -> None:
     """Of a quantile some are beyond 1."""
     levels = torch.tensor([0.2, 0.8], dtype=torch.float64)
