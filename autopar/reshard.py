@@ -22,7 +22,7 @@ P→S       **reduce-scatter**     **all-gather**
 ========  =====================  =========================
 
 Only the bold ones cost anything. A partial value joined by mean goes to R or R+ only. One joined by max or
-min goes to R only, and an all-reduce in backward counts the ranks that hold the extremum.
+min goes to R only, and has no gradient: that is shared by all elements that are the extremum, which no rank knows.
 
 Of all orders of the changes the one with the least traffic is taken, of equal ones that which sends less over
 the first axes of the mesh: gathering a shard over two axes costs the same either way round, but the axis that
@@ -232,8 +232,7 @@ def change(src: Placement, dst: Placement, needs_grad: bool) -> tuple[Sent | Non
     """What a change of one axis of several devices sends forward and backward; None where there is no such change."""
     if dst.join != "sum" or (src.join != "sum" and not dst.is_replicated):
         return None
-    extremum = src.join in ("max", "min")
-    if extremum and dst.partial_grad:
+    if src.join in ("max", "min") and (needs_grad or dst.partial_grad):
         return None
     forward = backward = None
     if src.kind == "sharded":
@@ -247,7 +246,7 @@ def change(src: Placement, dst: Placement, needs_grad: bool) -> tuple[Sent | Non
             forward, backward = Sent("reduce_scatter", after=True, whole=True), Sent("all_gather", after=True)
         else:
             forward = Sent("all_reduce")
-            backward = Sent("all_reduce") if dst.partial_grad or extremum else None
+            backward = Sent("all_reduce") if dst.partial_grad else None
     elif not src.partial_grad:
         if dst.kind == "sharded":
             backward = Sent("all_gather", after=True)

@@ -42,20 +42,10 @@ class Ranks(Protocol):
 
 
 class LocalRun:
-    """One rank's part: local leaves and gradients of the outputs in; `finish` brings outputs and the leaves' gradients.
+    """One rank's part: local leaves and gradients of outputs in; `finish` brings outputs and the leaves' gradients."""
 
-    `extremes` are the joined values of outputs that join by max or min: the gradient goes to the ranks that hold them.
-    """
-
-    def __init__(
-        self,
-        node: fx.Node,
-        leaves: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        extremes: Sequence[torch.Tensor | None] = (),
-    ) -> None:
+    def __init__(self, node: fx.Node, leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         self.node, self.leaves, self.gradients = node, list(leaves), list(gradients)
-        self.extremes = list(extremes) or [None] * len(gradients)
         self.outputs: list[torch.Tensor] = []
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,10 +58,9 @@ class LocalRun:
         """Take the op's result and send the gradients back."""
         self.outputs = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         pairs = []
-        for output, gradient, extreme in zip(self.outputs, self.gradients, self.extremes, strict=True):
+        for output, gradient in zip(self.outputs, self.gradients, strict=True):
             if output.requires_grad:
-                gradient = gradient.to(output.dtype)
-                pairs.append((output, gradient if extreme is None else gradient * (output == extreme)))
+                pairs.append((output, gradient.to(output.dtype)))
         if pairs:
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
@@ -178,19 +167,11 @@ def check_strategy(
     work = {}
     for c in coordinates(mesh_shape):
         leaves = [_leaf(part[c], t.requires_grad) for part, t in zip(parts, tensors, strict=True)]
-        work[c] = LocalRun(node, leaves, [g[c] for g in back], _extremes(strategy, whole, mesh_shape, c))
+        work[c] = LocalRun(node, leaves, [g[c] for g in back])
     done = ranks.run(node, strategy, mesh_shape, work)
     for problem in _problems(done, whole, strategy, mesh_shape):
         bound = bound or bound_rule(node)
         raise RuleError(f"{node.target}, rule '{bound.rule if bound else ''}', split as {_text(strategy)}: {problem}")
-
-
-def _extremes(strategy: Strategy, whole: LocalRun, mesh_shape: Mesh, at: Coordinate) -> list[torch.Tensor | None]:
-    joined: list[torch.Tensor | None] = []
-    for output, layout in zip(whole.outputs, strategy.outputs, strict=True):
-        extreme = any(p.is_partial and p.join in ("max", "min") for p in layout.placements)
-        joined.append(take_shard(output.detach(), layout, mesh_shape, at) if extreme else None)
-    return joined
 
 
 def _problems(

@@ -62,6 +62,19 @@ def _log_softmax(
     return tuple(InnerCollective("all_reduce", axis, rows, given) for axis in axes for given in (0, back))
 
 
+def _extremum(
+    bound: Bound, facts: Facts, layouts: Sequence[Layout], mesh_shape: tuple[int, ...]
+) -> tuple[InnerCollective, ...]:
+    """Over axes that split what is reduced: the extremum, and in backward how many elements are it."""
+    given, result = facts[0], facts[-1]
+    numbers = math.prod(layouts[-1].local_shape(result.shape, mesh_shape))
+    back = numbers * _wide(result) if given.grad else 0
+    both = zip(layouts[0].placements, layouts[-1].placements, strict=True)
+    axes = [axis for axis, (p, out) in enumerate(both) if p.is_sharded and not out.is_sharded]
+    sizes = ((numbers * result.item_bytes, 0), (0, back))
+    return tuple(InnerCollective("all_reduce", axis, *size) for axis in axes for size in sizes)
+
+
 def _rows(fact: TensorFact, dim: int, layout: Layout, mesh_shape: tuple[int, ...]) -> int:
     """How many rows along `dim` one device has."""
     local = layout.local_shape(fact.shape, mesh_shape)
@@ -149,6 +162,7 @@ def _wide(fact: TensorFact) -> int:
 _INNER: dict[str, Callable[[Bound, Facts, Sequence[Layout], tuple[int, ...]], tuple[InnerCollective, ...]]] = {
     "cross_entropy": _cross_entropy,
     "log_softmax": _log_softmax,
+    "extremum": _extremum,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
     "experts_exchanged": _exchanged,

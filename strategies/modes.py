@@ -106,13 +106,22 @@ def axis_modes(
     for group in passing.groups:
         through = [P if i in group else R_PLUS if w else R for i, w in enumerate(wanted)]
         modes.append(Mode("P", (*through, *[P] * len(outputs))))
-    positions = list(positions)
+    positions = [position for position in positions if not _shares_gradient(bound, position, facts)]
     modes += [_split(bound, position, wanted) for position in positions]
     for note in bound.rule.notes:
         if note.pair:
             pair = [p for p in positions if p.outer == 1 and bound.factors[p.factor].name in note.pair]
             modes += [_split_at_once(bound, pair, note, wanted)] if len(pair) == len(note.pair) else []
     return modes
+
+
+def _shares_gradient(bound: Bound, position: Position, facts: Sequence[TensorFact]) -> bool:
+    """Whether ranks would join by maximum or minimum what has a gradient: all elements that are it share that, of which
+    each rank sees its own alone (`autopar.runtime.local.extrema` counts them)."""
+    if bound.factors[position.factor].note.join not in ("max", "min"):
+        return False
+    outputs = zip(bound.spots[bound.inputs :], facts[bound.inputs :], strict=True)
+    return any(fact.grad for spots, fact in outputs if spots[position.factor] is None)
 
 
 def _split(bound: Bound, position: Position, wanted: Sequence[bool]) -> Mode:

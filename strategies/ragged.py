@@ -24,7 +24,7 @@ from autopar.strategies.members import Flow, Member, RuledOp, Set, touching_node
 # local code that asks where a piece begins and how long it is, in place of dividing by the number of pieces
 _KNOWS_LENGTHS = {
     "", "shape", "split", "slice", "masked_scatter", "dropout", "drawn", "embedding_vocab", "cross_entropy",
-    "log_softmax", "instance_norm",
+    "log_softmax", "extremum", "instance_norm",
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ After the bar, separated by commas, come *notes*: a factor (or `...`, every fact
 factors that one axis splits at once, which hold no tensor together; or nothing, the op as a whole) and words:
 
 ==============  ====================================================================================
-sum mean max    how the pieces of an output without the factor join (default sum); also `min`
+sum mean max    how the pieces of an output without the factor join (default sum); also `min`. By `max` and
+                `min` only where there is no gradient, which equal elements of several ranks would share
 @name           local code that runs when the factor is split (no factor: when anything is)
 always          (op) its local code runs even when nothing is split: the op draws random numbers
 whole           the local code, or the op itself, gives the finished output: replicated, not partial

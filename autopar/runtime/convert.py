@@ -123,14 +123,12 @@ _APPLY = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Actions in the order in which they run; `extremum`: the forward is a maximum or minimum over an axis; `read`:
-    elements that the forward makes on the first rank (`Action.handed`)."""
+    """Actions in the order in which they run; `read`: elements that the forward makes on the first rank, `handed`."""
 
     forward: tuple[Action, ...]
     backward: tuple[Action, ...]
     reduction_dtype: torch.dtype | None = None
     dtype: torch.dtype | None = None
-    extremum: bool = False
     read: int = 0
 
     def gathered_bytes(self, shard: torch.Tensor) -> int:
@@ -149,7 +147,7 @@ def handed(actions: Sequence[Action], tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `convert` does on this rank; nearly always one stage."""
+    """What `convert` does on this rank; no stage where that is nothing."""
 
     stages: tuple[Stage, ...]
 
@@ -177,15 +175,14 @@ def recipe(
     stages: list[Stage] = []
     for step in steps(src, dst, shape, mesh.shape, needs_grad=needs_grad):
         forward, backward = _actions(step, shape, mesh)
-        extremum = step.src.join in ("max", "min")
-        if stages and not extremum and not stages[-1].extremum:
+        if stages:
             last = stages.pop()
             forward, backward = last.forward + forward, backward + last.backward
         if forward or backward:
             read = math.prod(step.layout_after.local_shape(shape, mesh.shape))
-            stages.append(Stage(forward, backward if needs_grad else (), reduction_dtype, None, extremum, read))
+            stages.append(Stage(forward, backward if needs_grad else (), reduction_dtype, None, read))
     if dtype is not None:
-        if not stages or stages[0].extremum:
+        if not stages:
             read = math.prod(src.local_shape(shape, mesh.shape))
             stages.insert(0, Stage((), (), reduction_dtype, read=read))
         stages[0] = replace(stages[0], dtype=dtype)
@@ -283,33 +280,10 @@ def conjugate(gradient: torch.Tensor, stage: Stage) -> torch.Tensor:
     return moved
 
 
-class _Extremum(torch.autograd.Function):
-    """Maximum or minimum over an axis; the gradient goes to the ranks that hold it, in equal parts."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, stage: Stage) -> torch.Tensor:
-        [action] = stage.forward
-        value = action.apply(tensor)
-        ctx.stage = stage
-        ctx.save_for_backward(tensor == value)
-        return as_output(value, tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        [holds] = ctx.saved_tensors
-        [forward] = ctx.stage.forward
-        with torch.no_grad():
-            holders = collectives.all_reduce(holds.to(gradient.dtype), "sum", forward.group)
-        if are_differentiated():  # each rank's part asks for some of the one gradient
-            gradient = _Moves.apply(gradient, Stage((), (replace(forward, op="sum"),)))
-        return gradient * holds / holders, None
-
-
 def convert(tensor: torch.Tensor, recipe: Recipe) -> torch.Tensor:
     """This rank's part of the tensor in the layout that `recipe` leads to; differentiable."""
     for stage in recipe.stages:
         if not stage.forward and not stage.backward and tensor.dtype == stage.dtype:
             continue
-        function = _Extremum if stage.extremum else _Moves
-        tensor = function.apply(tensor, stage)
+        tensor = _Moves.apply(tensor, stage)
     return tensor

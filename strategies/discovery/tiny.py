@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class Shrinking:
     """One way to make sizes tiny: sizes up to `kept` stay.
 
     `products`: multiples stay multiples; `ints`: arguments that are sizes become tiny too; `counts`: sizes that are
-    multiples of an argument stay so.
+    multiples of an argument stay so. `chances`: numbers are between 0 and 1, as the op takes no others.
 
     >>> Shrinking(1).sizes([8, 512, 1024], ways=2, turn=0)
     {8: 12, 512: 8, 1024: 20}
@@ -53,6 +53,7 @@ class Shrinking:
     products: bool = False
     ints: bool = False
     counts: bool = False
+    chances: bool = False
 
     def sizes(self, sizes: Sequence[int], ways: int, turn: int, given: Sequence[int] = ()) -> dict[int, int]:
         """Each size with its tiny one: 2 * `ways` * a prime, so that a piece can still be halved by the op.
@@ -98,7 +99,8 @@ class Tiny:
 def shrinking_of(node: fx.Node) -> Shrinking:
     """The freest shrinking with which the op runs; NotTiny says why there is none."""
     problem: Exception = NotTiny("it has no tensor inputs")
-    for shrinking in SHRINKINGS if tensors(node) else ():
+    raised: list[Shrinking] = []
+    for shrinking in itertools.chain(SHRINKINGS if tensors(node) else (), raised):
         try:
             made = tiny(node, shrinking, ways=2, turn=0, seed=1)
             _check_repeatable(made, tiny(node, shrinking, ways=2, turn=0, seed=2))
@@ -107,8 +109,11 @@ def shrinking_of(node: fx.Node) -> Shrinking:
         except Unrepeatable:
             raise
         except NotTiny as error:
-            problem = error
-        except Exception as error:  # whatever the op raises at sizes that it does not take
+            problem = problem if shrinking.chances else error
+        except Exception as error:  # whatever the op raises at sizes, or numbers, that it does not take
+            if shrinking.chances:
+                continue
+            raised.append(replace(shrinking, chances=True))
             problem = NotTiny(f"it does not run on small tensors ({type(error).__name__}: {str(error)[:200]})")
     raise problem
 
@@ -131,6 +136,9 @@ def tiny(node: fx.Node, shrinking: Shrinking, *, ways: int, turn: int, seed: int
                     raise NotTiny("it runs only on tensors that are too large to try")
                 if limit < 2 and not item.is_floating_point() and item.dtype != torch.bool:
                     raise NotTiny("its integers could be tried as zeros alone, which tell nothing")
+                if shrinking.chances and item.is_floating_point():
+                    made = 0.1 + 0.8 * torch.rand(shape, generator=generator, dtype=dtype)
+                    return made.requires_grad_(item.requires_grad)
                 return _drawn(item, shape, dtype, limit, generator, positive=seed % 2 == 0)
             if isinstance(item, int) and not isinstance(item, bool):
                 return sizes.get(int(item), int(item)) if shrinking.ints and item > _COUNTS else int(item)

@@ -39,15 +39,11 @@ def reduction(notes: str, *, factor_notes: str = "", split: bool = True, positio
     return write
 
 
-def extremum(join: str) -> Writer:
+def extremum(node: fx.Node) -> str | None:
     """`max` and `min`: of two tensors elementwise, of one tensor whole or along a dim (values and indices)."""
-
-    def write(node: fx.Node) -> str | None:
-        if len(tensors(node)) == 2:
-            return "..., ... -> ..."
-        return reduction("", factor_notes=join, split=len(output_shapes(node)) == 1)(node)
-
-    return write
+    if len(tensors(node)) == 2:
+        return "..., ... -> ..."
+    return reduction("", factor_notes="@extremum whole", split=len(output_shapes(node)) == 1)(node)
 
 
 def along(position: int = 1, notes: str = "", name: str = "dim", default: int | None = None) -> Writer:
@@ -88,10 +84,8 @@ def histogram(node: fx.Node) -> str:
 RULES: dict[str, str | Writer] = {
     "sum": reduction("linear"),
     "mean": reduction("linear", factor_notes="@mean"),
-    "amax": reduction("", factor_notes="max"),
-    "amin": reduction("", factor_notes="min"),
-    "max": extremum("max"),
-    "min": extremum("min"),
+    "amax amin": reduction("", factor_notes="@extremum whole"),
+    "max min": extremum,
     "count_nonzero": reduction(""),
     "var std prod all any argmax argmin logsumexp var_mean std_mean": reduction("", split=False),
     "norm linalg_vector_norm": reduction("", split=False, position=2),

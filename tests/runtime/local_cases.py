@@ -98,6 +98,10 @@ def _shapes(mesh: tuple[int, ...]) -> Iterator[Case]:
     yield Case("mean", "mean", torch.mean, (x,), (both,), (_on(mesh, "P", "P"),))
     if len(mesh) == 2:
         yield Case("mean of summands", "mean", torch.mean, (x,), ("S0,P",), ("P,P",))
+    tied, lines = numbers(8, 24).round().clamp(max=0), _on(mesh, "S1", "S0")  # zeros, unevenly over rows
+    yield Case("amax", "extremum", torch.amax, (tied,), (lines,), (_on(mesh, "R", "S0"),), (1,))
+    yield Case("amax, dim kept", "extremum", torch.Tensor.amax, (tied,), (rows,), (_on(mesh, "R"),), (0, True))
+    yield Case("min", "extremum", torch.Tensor.min, (-tied,), (both,), (_on(mesh, "R"),))
     yield Case("mse", "mean", F.mse_loss, (x, numbers(8, 24) * 2), (rows, rows), (_on(mesh, "P"),))
 
 

@@ -21,7 +21,7 @@ from autopar.strategies.check import LocalRun
 from autopar.strategies.examples import callable_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-EXCHANGING = {"cross_entropy", "log_softmax", "batch_norm", "instance_norm", "sdpa_causal"}
+EXCHANGING = {"cross_entropy", "log_softmax", "extremum", "batch_norm", "instance_norm", "sdpa_causal"}
 EXCHANGING |= {"experts_exchanged", "routed"}
 Coordinate = tuple[int, ...]
 
@@ -99,7 +99,7 @@ class Simulated:
         self.barriers[group].wait()
         stacked = torch.stack([values[rank] for rank in sorted(values)])
         self.barriers[group].wait()
-        return stacked.sum(0) if op == "sum" else stacked.amax(0)
+        return {"sum": stacked.sum, "max": stacked.amax, "min": stacked.amin}[op](0)
 
     def all_to_all(self, tensor: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
         axis = int(group.partition(":")[0])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rule_tensors import DRAWS, const, ids, mask, positive, weights, x
+from rule_tensors import DRAWS, const, ids, mask, positive, tied, weights, x
 
 Case = tuple[Any, ...]
 _ATEN = torch.ops.aten
@@ -112,6 +112,13 @@ NAMED: dict[str, list[Case]] = {
     "elementwise": _elementwise(),
     "reductions": [
         (torch.amin, x(6, 12), 0),
+        (torch.amax, tied(12, 5), 0),
+        (torch.amax, tied(6, 4, 12), (0, -1), True),
+        (torch.amax, tied(6, 12), {"axis": 1, "keepdims": True}),
+        (torch.amax, ids(3, 6, 12), 1),
+        ("amin", tied(12, 6), {"dim": 0, "keepdim": True}),
+        (torch.max, tied(6, 12)),
+        ("min", tied(6, 4, 12)),
         (torch.prod, x(6, 12), 1),
         (torch.var_mean, x(6, 12), 0),
         (torch.std_mean, x(6, 12), 1),

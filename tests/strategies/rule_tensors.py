@@ -28,6 +28,11 @@ def positive(*shape: int) -> Tensor:
     return (torch.rand(*shape, dtype=torch.float64, generator=DRAWS) + 0.5).requires_grad_()
 
 
+def tied(*shape: int) -> Tensor:
+    """As after a ReLU: many zeros, unevenly over rows, and few other values."""
+    return torch.randint(-3, 2, shape, generator=DRAWS).double().relu().requires_grad_()
+
+
 def ids(limit: int, *shape: int) -> Tensor:
     return torch.randint(0, limit, shape, generator=DRAWS)
 

@@ -115,7 +115,8 @@ RULES: dict[str, tuple[Any, ...]] = {
     "a b (_ c) -> a b c": (gated, x(16, 512, 2048)),
     "a b c _, a b _ _, a b _ d -> a b c d | linear:2": (attend, x(2, 8, 64, 16), x(2, 8, 64, 16), x(2, 8, 64, 16)),
     "a b _ -> a _ b _ | linear": (split_heads, x(16, 512, 768), 12),
-    "a c b -> a b | c max": (largest, x(16, 64, 32)),
+    "a c b -> a b | c max": (largest, x(16, 64, 32).detach()),
+    "a _ b -> a b": (largest, x(16, 64, 32)),  # equal elements of several ranks share the gradient
     "a b, _ c -> a b c | linear:1": (look_up, ids(50, 4, 8), x(50, 16)),
     "a b -> | linear": (total, x(6, 10)),
     "a b -> _ | a idle whole, b idle whole": (blank, x(6, 10).detach()),
@@ -189,6 +190,18 @@ def test_there_is_no_rule_because(why: str, request: pytest.FixtureRequest) -> N
     found = discover(example(target, *args)[0])
     assert found.rule is None
     assert re.search(why, found.why), found.why
+
+
+def of_chances(a: torch.Tensor) -> torch.Tensor:
+    if not 0 < float(a.min()) <= float(a.max()) < 1:
+        raise ValueError("no chances")
+    return a.log() - (1 - a).log()
+
+
+def test_what_takes_no_negative_numbers_is_tried_on_others() -> None:
+    for op, *args in ((torch.multinomial, 3), (torch.poisson,), (torch.bernoulli,)):
+        assert discover(example(op, torch.rand(16, 8), *args)[0]) == Found(None, "its results are random")
+    assert discover(example(of_chances, torch.rand(16, 8))[0]) == Found("a b -> a b")
 
 
 def test_draws_that_an_op_refuses_are_left_out() -> None:

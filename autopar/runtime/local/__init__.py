@@ -14,6 +14,7 @@ embedding_vocab   rows of the weight sharded: masked lookup (output P)
 cross_entropy     rows sharded: local sum over the global count (output P); classes sharded: normalised over
                   all ranks (output R), or picked by each rank from its own (`nll_loss`, output P)
 log_softmax       classes sharded: normalised over all ranks
+extremum          `amax`, `amin`, `max` and `min` over sharded dims: all ranks count who shares the gradient
 batch_norm        statistics over all axes that shard the batch or space; running statistics alike everywhere
 instance_norm     running statistics, which training writes, alike everywhere: means over all axes that shard the batch
 dropout           mask from a counter over global indices
@@ -41,6 +42,7 @@ from autopar.runtime.local import (
     classes,
     draws,
     experts,
+    extrema,
     losses,
     masks,
     norms,
@@ -62,6 +64,7 @@ LOCAL_OPS: Mapping[str, LocalOp] = {
     "embedding_vocab": vocabulary.embedding,
     "cross_entropy": losses.cross_entropy,
     "log_softmax": classes.log_softmax,
+    "extremum": extrema.extremum,
     "batch_norm": norms.batch_norm,
     "instance_norm": norms.instance_norm,
     "dropout": masks.dropout,

@@ -50,6 +50,11 @@ def joined(summands: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torc
     return _Joined.apply(summands, tuple(axes), mesh) if axes else summands
 
 
+def handed_out(gradient: torch.Tensor, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:
+    """A gradient, whole on every rank, of which each computes that of its own part: what the parts ask is summed."""
+    return _Given.apply(gradient, tuple(axes), mesh) if axes else gradient
+
+
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, axes: tuple[int, ...], mesh: LocalMesh) -> torch.Tensor:

@@ -1,0 +1,66 @@
+"""Maxima and minima over dims that lie on several ranks.
+
+torch gives the gradient in equal parts to all elements that are the extremum, and after a ReLU, say, many are. So the
+ranks count theirs together: a rank that holds more of them gets more of the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopar.runtime.collectives import LocalMesh, ReduceOp
+from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.local.context import LocalContext
+from autopar.runtime.local.exchange import handed_out, reduced
+from autopar.runtime.second_derivatives import are_differentiated
+
+
+def extremum(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
+    """`amax` and `amin`, and `max` and `min` of a whole tensor: finished on every rank."""
+    op: ReduceOp = "max" if "max" in target.__name__ else "min"
+    return _extremum(ctx, op, *args, **kwargs)
+
+
+def _extremum(
+    ctx: LocalContext,
+    op: ReduceOp,
+    input: torch.Tensor,
+    dim: int | tuple[int, ...] | list[int] = (),
+    keepdim: bool = False,
+    *,
+    axis: int | tuple[int, ...] | list[int] | None = None,
+    keepdims: bool = False,
+) -> torch.Tensor:
+    given = dim if axis is None else axis
+    listed = [given] if isinstance(given, int) else given
+    dims = tuple(sorted({d % input.ndim for d in listed})) or tuple(range(input.ndim))  # none given: all
+    axes = ctx.axes_that_shard(ctx.inputs[0], *dims)
+    found: torch.Tensor = _Extremum.apply(input, op, dims, axes, ctx.mesh)
+    return found if keepdim or keepdims else found.squeeze(dims)
+
+
+class _Extremum(torch.autograd.Function):
+    """With the reduced dims kept; the gradient goes in equal parts to the elements of all ranks that are it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, op: ReduceOp, dims: tuple[int, ...], axes: tuple[int, ...], mesh: LocalMesh
+    ) -> torch.Tensor:
+        own = x.amax(dims, keepdim=True) if op == "max" else x.amin(dims, keepdim=True)
+        value = reduced(own, op, axes, mesh)
+        ctx.dims, ctx.axes, ctx.mesh = dims, axes, mesh
+        ctx.save_for_backward(x, value)
+        return as_output(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, value = ctx.saved_tensors
+        with torch.no_grad():
+            held = x == value
+            wide = torch.promote_types(gradient.dtype, torch.float32)  # half precision counts to some hundreds
+            count = reduced(held.sum(ctx.dims, keepdim=True, dtype=wide), "sum", ctx.axes, ctx.mesh)
+        if are_differentiated():
+            gradient = handed_out(gradient, ctx.axes, ctx.mesh)
+        return (gradient / count).to(gradient.dtype) * held, None, None, None, None
