@@ -130,25 +130,3 @@ def test_a_lazy_module_is_to_be_called_first() -> None:
         autopar.plan(lazy, {"input": torch.empty(4, 8)}, Cluster.preset("cpu", (2,)))
     lazy(torch.empty(4, 8))
     autopar.plan(lazy, {"input": torch.empty(4, 8)}, Cluster.preset("cpu", (2,)))
-
-
-class Force(nn.Module):
-    """A force, which is the gradient of an energy by the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.energy = nn.Linear(8, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.requires_grad_()
-        [force] = torch.autograd.grad(self.energy(x).square().sum(), x)
-        return force.square().sum()
-
-
-@pytest.mark.filterwarnings("ignore::autopar.strategies.NoRuleWarning")
-def test_gradients_by_parts_of_an_input_are_refused() -> None:
-    asked = Force(), {"x": torch.empty(4, 8, device="meta")}
-    with pytest.raises(InputError, match=r'it has a part: plan with inputs="global" \[at .*.py:\d+'):
-        autopar.plan(*asked, MESH, inputs="local")
-    assert autopar.plan(*asked, MESH, inputs="global").nodes
-    assert autopar.plan(*asked, Cluster.preset("cpu", (1,)), inputs="local").nodes
