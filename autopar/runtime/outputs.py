@@ -16,7 +16,7 @@ from autopar.layout import Layout
 from autopar.runtime.collectives import LocalMesh, all_reduce
 from autopar.runtime.parameters import placements
 from autopar.runtime.scaled_gradients import with_scaled_gradient
-from autopar.runtime.second_derivatives import are_differentiated
+from autopar.runtime.second_derivatives import are_differentiated, changed_owner
 
 Lies = tuple[Layout, tuple[int, ...], tuple[int, ...]] | None
 """How an output lies, its global shape and strides; None for what is no tensor."""
@@ -136,19 +136,7 @@ class _MeanOfRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return (_Averaged.apply(gradient, ctx.mesh) if are_differentiated() else _averaged(gradient, ctx.mesh)), None
-
-
-class _Averaged(torch.autograd.Function):
-    """What `_MeanOfRanks` does to gradients; what is asked of them is of all ranks' losses, and asked for of one's."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor, mesh: LocalMesh) -> torch.Tensor:
-        return _averaged(gradient, mesh)
-
-    @staticmethod
-    def backward(ctx: Any, asked: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return asked, None
+        return changed_owner(gradient, partial(_averaged, mesh=ctx.mesh)), None
 
 
 def _averaged(gradient: torch.Tensor, mesh: LocalMesh) -> torch.Tensor:

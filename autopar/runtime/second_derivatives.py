@@ -22,6 +22,22 @@ def are_differentiated() -> bool:
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
+def changed_owner(gradient: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A gradient of all ranks' losses becomes one of a rank's own, or the other way round. What is asked of it is of
+    the other kind than what it is asked for, so that the change and its inverse meet."""
+    return _ChangedOwner.apply(gradient, change) if are_differentiated() else change(gradient)
+
+
+class _ChangedOwner(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return change(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, asked: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return asked, None
+
+
 def detached(call: Callable[[], Any]) -> Any:
     """What a call gives whose forward asks for gradients itself, under `no_grad`: it does so under `enable_grad`."""
     with torch.enable_grad():
