@@ -19,9 +19,9 @@ from autopar.comparison import tradeoff as budget_ladder
 from autopar.entries import Entry
 from autopar.errors import InputError
 from autopar.fingerprint import check_fingerprints, fingerprints
-from autopar.later_calls import plan_that_does, trace_first, trace_later
+from autopar.later_calls import plan_that_does, request_beside, trace_first, trace_later
 from autopar.layout import Layout
-from autopar.leaf_requests import split_requests, warn_of_leaves
+from autopar.leaf_requests import warn_of_leaves
 from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
 from autopar.micro_batches import fastest, prepared_for
 from autopar.plan_checks import check_given, check_on_graph
@@ -207,13 +207,14 @@ def autoparallelize(
     """Plan `model` for `device_mesh` and make it run the plan; every rank calls this alike.
 
     The model stays the same object; its parameters become `DTensor`s, so the optimizer is built afterwards. Every rank
-    traces, rank 0 alone solves. With a `plan` nobody does: `micro_batches`, `inputs` and `precision` are its own, and
-    the other options are for the plans of calls of another kind. A call that leaves out what `loss_fn` needs returns
-    the model's own output. Weights and buffers are rank 0's; what is on the meta device gets its values later, each
-    rank its part, from `autopar.materialise` or `autopar.load_weights`.
+    traces, rank 0 alone solves. With a `plan` nobody does: `micro_batches`, `inputs`, `precision` and `optimizer` are
+    its own, and the other options are for the plans of calls of another kind, whose `memory_budget` is the plan's where
+    none is given. A call that leaves out what `loss_fn` needs returns the model's own output. Weights and buffers are
+    rank 0's; what is on the meta device gets its values later, each rank its part, from `autopar.materialise` or
+    `autopar.load_weights`.
 
     Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the plan belongs to another model,
-    graph or mesh, when it has other micro-batches or inputs than were asked for, or when the ranks disagree.
+    graph or mesh, when it has other micro-batches, inputs or optimizer than were asked for, or when the ranks disagree.
     """
     from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
     from autopar.runtime.application import apply, check_unplanned, check_world
@@ -231,8 +232,8 @@ def autoparallelize(
         check_unplanned(module_of(model))
         check_world(device_mesh)
         if plan is not None:
-            check_given(Plan.given(plan), tuple(device_mesh.shape), micro_batches, inputs)
-            micro_batches, inputs = plan.micro_batches, plan.inputs
+            check_given(Plan.given(plan), tuple(device_mesh.shape), micro_batches, inputs, optimizer)
+            micro_batches, inputs, optimizer = plan.micro_batches, plan.inputs, plan.optimizer
             precision = Precision.from_dict(plan.precision)
         request = request_of(
             device_mesh,
@@ -247,9 +248,8 @@ def autoparallelize(
             compiled,
             solver,
         )
-        if plan is not None:  # its leaves are part of its graph
-            leaves, _ = split_requests(plan.constraints)
-            request = replace(request, constraints=tuple(dict.fromkeys((*leaves, *request.constraints))))
+        if plan is not None:
+            request = request_beside(plan, request)
         traced = trace_first(model, meta_args, concrete_args, request, watch)
         examples = {"the shapes and dtypes of the examples": description(module_of(model), (), meta_args)}
         digests = examples | fingerprints(model, traced.graph, tuple(device_mesh.shape))

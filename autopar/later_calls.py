@@ -1,4 +1,4 @@
-"""The traces of a model's calls, the planned one and those of another kind, and which do the same."""
+"""The traces of a model's calls, the planned one and those of another kind: what they are for, which do the same."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from autopar.call_arguments import is_without_loss, sorted_arguments
 from autopar.entries import FORWARD, Entry
+from autopar.leaf_requests import split_requests
 from autopar.looks import repeated
 from autopar.planning import Request, Stopwatch, trace_for
 from autopar.plans import Plan
@@ -18,6 +19,18 @@ from autopar.state_rows import note_rows
 from autopar.states import states_in, without_states
 from autopar.tracing import Traced
 from autopar.tracing.loss_owners import modules_of
+
+
+def request_beside(plan: Plan, request: Request) -> Request:
+    """What calls of another kind than a given plan's are planned for: its leaves, which are part of its graph, and its
+    budget where none is asked for."""
+    leaves, _ = split_requests(plan.constraints)
+    asked = request.memory_budget_bytes
+    return replace(
+        request,
+        constraints=tuple(dict.fromkeys((*leaves, *request.constraints))),
+        memory_budget_bytes=plan.memory_budget_bytes if asked is None else asked,
+    )
 
 
 def trace_first(

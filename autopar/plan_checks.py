@@ -29,14 +29,18 @@ def damage(plan: Plan) -> str:
     return ""
 
 
-def check_given(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inputs: str) -> None:
-    """Raise PlanMismatchError where a plan is for another mesh, or has other micro-batches or inputs than are given."""
+def check_given(plan: Plan, mesh_shape: tuple[int, ...], micro_batches: int, inputs: str, optimizer: str) -> None:
+    """Raise PlanMismatchError where a plan is for another mesh, or has other options of its own than are given."""
     if tuple(plan.mesh_shape) != mesh_shape:
         raise PlanMismatchError(
             f"the plan is for a mesh of {'x'.join(map(str, plan.mesh_shape))}, this one is "
             f"{'x'.join(map(str, mesh_shape))}: plan again for this mesh"
         )
-    asked = {"micro_batches": (micro_batches, 1, plan.micro_batches), "inputs": (inputs, "global", plan.inputs)}
+    asked = {
+        "micro_batches": (micro_batches, 1, plan.micro_batches),
+        "inputs": (inputs, "global", plan.inputs),
+        "optimizer": (optimizer, "adamw", plan.optimizer),
+    }
     for name, (given, default, planned) in asked.items():
         if given not in (default, planned):
             raise PlanMismatchError(f"the plan has {name}={planned!r}, not {given!r}: plan with that, or leave it out")

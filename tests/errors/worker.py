@@ -89,6 +89,21 @@ def later_call_does_not_fit(mesh: DeviceMesh) -> None:
     model(X)
 
 
+def call_beside_a_given_plan_does_not_fit(mesh: DeviceMesh) -> None:
+    needed = autopar.plan(Widening(), {"x": X}, mesh).predicted.peak_bytes
+    plan = autopar.plan(Widening(), {"x": X}, mesh, memory_budget=needed + 4096)
+    model = autopar.autoparallelize(Widening(), {"x": X}, mesh, plan=plan)
+    model(X)
+    model.copies = 1024
+    model(X)
+
+
+def plan_for_another_optimizer(mesh: DeviceMesh) -> None:
+    plan = autopar.plan(Net(), {"x": X}, mesh, optimizer="sgd")
+    autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan)  # the plan's own
+    autopar.autoparallelize(Net(), {"x": X}, mesh, plan=plan, optimizer="adam")
+
+
 def plan_of_another_model(mesh: DeviceMesh) -> None:
     plan = autopar.plan(Net(32), {"x": X}, mesh)
     autopar.autoparallelize(Net(16), {"x": X}, mesh, plan=plan)
@@ -299,6 +314,8 @@ def model_pickled(mesh: DeviceMesh) -> None:
 
 MISTAKES: list[Callable[[DeviceMesh], None]] = [
     budget_too_small,
+    call_beside_a_given_plan_does_not_fit,
+    plan_for_another_optimizer,
     plan_of_another_model,
     plan_of_another_mesh,
     later_call_does_not_fit,
