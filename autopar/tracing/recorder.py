@@ -36,7 +36,7 @@ from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema
-from autopar.tracing.values import META, makes_tensor, with_own_identity
+from autopar.tracing.values import META, data_free_like, makes_tensor, with_own_identity
 from autopar.tracing.without_kernel import Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
 
@@ -254,6 +254,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         try:
             with self.dynamic.kernels():
                 free = self.runs.run(func, free_args, free_kwargs) if seen.tensors else func(*free_args, **free_kwargs)
+            if not seen.tensors and isinstance(free, Tensor) and not free.is_meta:  # of numbers: `torch.div(7, 2)`
+                return data_free_like(free), free
             return free, None
         except (NotImplementedError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():

@@ -13,6 +13,7 @@ import torch
 
 from autopar.errors import UntraceableError
 from autopar.graph import EXAMPLE
+from autopar.tracing.without_kernel import as_numbers
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
@@ -23,7 +24,8 @@ _SIGNATURE = inspect.signature(lambda input, size, stride, storage_offset=None: 
 
 def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     given = _SIGNATURE.bind(*args, **{"input" if name == "self" else name: value for name, value in kwargs.items()})
-    tensor, size, stride, *start = given.args
+    tensor, *numbers = given.args
+    size, stride, *start = as_numbers(recorder, numbers)
     offset = start[0] if start else None
     last = (offset or 0) + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     order = sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride(dim), tensor.shape[dim] == 1))

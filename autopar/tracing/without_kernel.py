@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 _NO_SIZES = {torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 _REPEATING = methods("repeat_interleave")
+_ASKED_FOR_A_NUMBER = "Tensor.item()"  # in torch's message
 
 
 class Again(Exception):
@@ -44,6 +45,8 @@ def run_without_kernel(
     known = recorder.known
     if func in masked.INDEXING and _is_open(recorder, masked.single_indices(args)):
         return func(*seen.data_free(masked.at_zero(args))), None
+    if _ASKED_FOR_A_NUMBER in str(error):  # of a tensor that stands for a number
+        _again_with_numbers(recorder, args, kwargs)
     real = None if seen.unknown else known.run(func, args, kwargs, seen.tensors, None, [])
     if real is not None:
         return pytree.tree_map_only(Tensor, data_free_like, real), real
@@ -58,19 +61,7 @@ def run_without_kernel(
     repeated = _with_output_size(recorder, func, args, kwargs)
     if repeated is not None:
         raise Again(args, repeated)
-    read: list[int] = []
-
-    def number(value: Any) -> Any:
-        if isinstance(value, slice):
-            return slice(number(value.start), number(value.stop), number(value.step))
-        if not isinstance(value, Tensor) or value.ndim or value.dtype in _NO_SIZES or not known.knows([value]):
-            return value
-        read.append(int(ask(recorder, Tensor.item, (value,), {})))
-        return read[-1]
-
-    numbers = pytree.tree_map(number, (args, kwargs))
-    if read:
-        raise Again(*numbers)
+    _again_with_numbers(recorder, args, kwargs)
     tried = None if seen.unknown else outputs_of_operator(func, seen.data_free(args), seen.data_free(kwargs))
     if tried is not None:
         return tried, None
@@ -85,6 +76,28 @@ def run_without_kernel(
         deciding = masks or deciding[-1:]
     what = f"{name} could not be computed on data-free tensors ({reason})"
     raise recorder.unknown(what, deciding=deciding) from error
+
+
+def _again_with_numbers(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise Again where some of the arguments are known whole numbers."""
+    numbers = as_numbers(recorder, (args, kwargs))
+    if any(a is not b for a, b in zip(pytree.tree_leaves(numbers), pytree.tree_leaves((args, kwargs)), strict=True)):
+        raise Again(*numbers)
+
+
+def as_numbers(recorder: Recorder, value: Any) -> Any:
+    """Arguments with a number for each known whole number among them that is a tensor; the others stay themselves."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, slice):
+            ends = value.start, value.stop, value.step
+            read = [number(end) for end in ends]
+            return value if all(a is b for a, b in zip(read, ends, strict=True)) else slice(*read)
+        if not isinstance(value, Tensor) or value.ndim or value.dtype in _NO_SIZES or not recorder.known.knows([value]):
+            return value
+        return int(ask(recorder, Tensor.item, (value,), {}))
+
+    return pytree.tree_map(number, value)
 
 
 def _is_open(recorder: Recorder, indices: list[Tensor]) -> bool:

@@ -9,6 +9,7 @@ from itertools import count, pairwise
 from torch import fx
 
 from autopar.strategies.arguments import Writer, argument, input_shape, integers, letters, op_name, output_shapes
+from autopar.strided_dims import dims_passed
 
 
 def regroup(before: Sequence[int], after: Sequence[int]) -> str:
@@ -186,9 +187,14 @@ def repeat_interleave(node: fx.Node) -> str | None:
 
 
 def strided(node: fx.Node) -> str:
-    """`as_strided`: whole, and of a contiguous tensor, as it is in the trace."""
-    before, after = len(input_shape(node)), len(output_shapes(node)[0])
-    return f"{' '.join('_' * before)} -> {' '.join('_' * after)} | linear @strided always"
+    """`as_strided` of a contiguous tensor, as it is in the trace, split along dims that it only passes through."""
+    before, after = input_shape(node), output_shapes(node)[0]
+    size, stride = (argument(node, name, place) for name, place in (("size", 1), ("stride", 2)))
+    passed = dims_passed(before, size, stride, argument(node, "storage_offset", 3) or 0)
+    sides = ["_"] * len(before), ["_"] * len(after)
+    for name, (dim, place) in zip(letters(len(passed)), passed, strict=True):
+        sides[0][dim] = sides[1][place] = name
+    return f"{' '.join(sides[0])} -> {' '.join(sides[1])} | linear @strided always"
 
 
 RULES: dict[str, str | Writer] = {

@@ -44,6 +44,21 @@ def test_a_size_in_a_known_tensor_is_read_and_guarded(function):
         traced.bind((x, GRID + 1))
 
 
+def counted(x):
+    count = torch.div(x.shape[0], 2, rounding_mode="trunc")  # a tensor, as Longformer has it
+    windows = x.view(count, 2, -1).as_strided((4, count * 2 - 1, 2), (1, 4, 4))
+    return windows.new_zeros(count + 1, 4).sum() + windows.new_ones(1).view(count - 4, 1) + windows
+
+
+def test_a_count_made_of_numbers_is_no_input_of_the_ops_whose_sizes_it_is():
+    x = torch.randn(10, 4)
+    traced = trace(counted, dict(x=x))
+    assert torch.equal(traced.gm(x), counted(x))
+    assert not traced.find("div")
+    for name in ("view", "as_strided", "new_zeros"):
+        assert [node for node in traced.find(name) if len(node.all_input_nodes) > 1] == []
+
+
 def test_repeats_of_rows_are_known_row_by_row():
     x = torch.randn(2, 2, 4)
     traced = trace(repeated, dict(x=x, grid=known(GRID)))

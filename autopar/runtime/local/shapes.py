@@ -9,6 +9,7 @@ import torch
 
 from autopar.layout import Layout
 from autopar.runtime.local.context import LocalContext
+from autopar.strided_dims import on_part
 
 _RESHAPES = {"view", "reshape", "view_as", "reshape_as", "unflatten", "flatten"}
 _EXPANDS = {"expand", "expand_as", "broadcast_to"}
@@ -136,7 +137,20 @@ def _masked_scatter(ctx: LocalContext, input: torch.Tensor, mask: torch.Tensor, 
 
 def strided(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
     """`as_strided` of a tensor that is contiguous in the trace; one that was moved, or made of such, may be not."""
-    return target(args[0].contiguous(), *args[1:], **kwargs)
+    return _strided(target, ctx, *args, **kwargs)
+
+
+def _strided(
+    target: Any,
+    ctx: LocalContext,
+    input: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    input = input.contiguous()
+    strides, start = on_part(ctx.input_shapes[0], input.shape, stride, storage_offset or 0)
+    return target(input, ctx.local_shape(), strides, input.storage_offset() + start)
 
 
 def groups(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:
