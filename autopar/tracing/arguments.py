@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.tracing.dynamic import Symbolic
-from autopar.tracing.selections import Selected
+from autopar.tracing.picked import Picked
 from autopar.tracing.sizes import TracedFloat, TracedInt
 from autopar.tracing.unknown import UnknownBool, UnknownNumber
 from autopar.tracing.values import META, PLAIN, value_of
@@ -95,7 +95,7 @@ class Arguments:
             return tuple([self.take(v) for v in value])
         if isinstance(value, dict):
             return {k: self.take(v) for k, v in value.items()}
-        if kind is Selected:
+        if kind is Picked:
             raise value.unknown()
         return value
 

@@ -44,6 +44,7 @@ from autopar.tracing.merging import merge_equal_constants
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.own_containers import containers_restored
 from autopar.tracing.own_hooks import own_hooks_left_out
+from autopar.tracing.picked import Picked
 from autopar.tracing.plain_reads import PlainReads
 from autopar.tracing.python_random import draws_refused
 from autopar.tracing.recorder import Recorder
@@ -283,4 +284,6 @@ class Attempt:
             return self.recorder.node_of(value)
         if isinstance(value, UnknownNumber):
             return value.node
+        if isinstance(value, Picked):
+            raise value.unknown()
         return self.recorder.sizes.node(value) if isinstance(value, TracedNumbers) else value

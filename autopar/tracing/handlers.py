@@ -16,7 +16,6 @@ from autopar.tracing.covariance import COVARIANCES, covariances
 from autopar.tracing.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.legacy_new import new
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
-from autopar.tracing.selections import ctc_loss
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.strided import as_strided
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
@@ -258,7 +257,6 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
     torch.nn.functional.scaled_dot_product_attention: _attention,
     **DATA_FREE,
-    torch.nn.functional.ctc_loss: ctc_loss,
     **dict.fromkeys(LOOKED_INTO, look_into),
     **dict.fromkeys(_EMBEDDING_ARGUMENTS, _embedding),
     **dict.fromkeys(methods("bincount"), _bincount),

@@ -33,6 +33,8 @@ from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.known import MADE_KNOWN
 from autopar.tracing.order import ExecutionOrder
+from autopar.tracing.picked import Picks
+from autopar.tracing.picked import any_in as any_picked
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema
@@ -67,6 +69,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self.autocast = autocasting.Autocast()
         self.sizes = SizeNodes(graph, self.annotate_number)
         self.dynamic = DynamicSizes(graph, self.annotate_number, self.is_recording, self.where)
+        self.picks = Picks(self)
         self.grad = torch.is_grad_enabled()
         self.paused = False
         self.in_leaf = False
@@ -81,6 +84,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.picks and (any_picked(args) or any_picked(kwargs)):
+            return self.picks.call(func, args, kwargs)
         if self.paused or func in QUESTIONS:
             self.reads_memory |= func in OF_MEMORY and not self.paused and not isinstance(args[0], torch.nn.Parameter)
             if self.in_leaf and func not in QUESTIONS and func not in HANDLERS:

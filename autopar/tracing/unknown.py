@@ -106,7 +106,8 @@ def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., 
             return NotImplemented
         theirs = other.stand_in if isinstance(other, UnknownNumber) else other
         operands = (other, self) if reflected else (self, other)
-        return self._made(function, *operands, kind=type(function(self.stand_in, theirs or 1)))
+        kind = float if isinstance(function(self.stand_in, theirs or 1), float) else int  # of a traced size, too
+        return self._made(function, *operands, kind=kind)
 
     return compute
 

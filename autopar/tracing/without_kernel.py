@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from autopar.tracing import masked
 from autopar.tracing.asking import ask
 from autopar.tracing.custom_ops import outputs_of_operator
-from autopar.tracing.selections import SELECTING, Selected
+from autopar.tracing.picked import SELECTING
 from autopar.tracing.targets import methods
 from autopar.tracing.values import data_free_like
 
@@ -65,7 +65,7 @@ def run_without_kernel(
     tried = None if seen.unknown else outputs_of_operator(func, seen.data_free(args), seen.data_free(kwargs))
     if tried is not None:
         return tried, None
-    selected = Selected.of(recorder, args) if func in SELECTING and not seen.unknown else None
+    selected = None if seen.unknown else recorder.picks.selection(func, args, kwargs)
     if selected is not None:
         return selected, None
     name = getattr(func, "__name__", repr(func))

@@ -1,0 +1,288 @@
+"""Rows that a mask of unknown contents picks: `logits[mask]`, `x[mask.nonzero()]`, `masked_select`.
+
+How many there are depends on data, so that no data-free tensor stands for them. All rows do, beside the mask: what
+treats each row by itself treats them all, those that are not picked hold a harmless number, and what puts rows together
+(a sum, a mean, a loss) leaves them out. So losses over masked tokens, labelled nodes or valid pixels are op by op in
+the graph, split like any other. Who asks for what only the picked rows can tell gets UnknownDataError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.targets import getter, methods
+
+if TYPE_CHECKING:
+    from autopar.tracing.errors import UnknownDataError
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+SELECTING = methods("masked_select")
+COUNTING = methods("nonzero", "argwhere") | {torch.where}
+EACH = -1
+_HARMLESS = 0.5
+"""In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
+_COMPARED_BY_VALUE = {
+    "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
+    "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
+    "bitwise_or", "bitwise_not", "isnan", "isfinite", "isinf", "view", "reshape", "flatten", "squeeze",
+    "unsqueeze", "getitem", "bool", "to",
+}  # fmt: skip
+
+
+class Pick:
+    """A mask of unknown contents as it was when it picked, `rows`, flat, and how many are picked."""
+
+    def __init__(self, recorder: Recorder, mask: Tensor) -> None:
+        self.recorder, self.node = recorder, recorder.node_of(mask)
+        self._given, self._version = mask, mask._version
+        with recorder:
+            self.mask = mask.clone()  # whose contents the user may change
+            self.rows = self.mask if mask.ndim == 1 else self.mask.flatten()
+        self._count: Tensor | None = None
+        self.counted: Any = None
+        """How many rows are picked, a number that is not known, once it was asked for."""
+
+    @property
+    def count(self) -> Tensor:
+        """How many rows are picked."""
+        if self._count is None:
+            with recording(self.recorder), torch.no_grad():
+                self._count = self.rows.sum()
+        return self._count
+
+    @property
+    def number(self) -> Any:
+        """The same as a number."""
+        if self.counted is None:
+            with recording(self.recorder):
+                self.counted = self.count.item()
+        return self.counted
+
+    def is_of(self, mask: Tensor) -> bool:
+        """Whether a mask holds what this one did: itself, unchanged, or `labels >= 0` written twice."""
+        if mask is self._given:
+            return mask._version == self._version
+        return mask.shape == self.mask.shape and self.is_made_by(self.recorder.node_of(mask))
+
+    def is_made_by(self, node: Any) -> bool:
+        """Whether a node's result is alike, as no tensor that it was made of has been written into."""
+        read: set[fx.Node] = set()
+        if not same_contents(self.node, node, read):
+            return False
+        nodes = self.recorder.nodes
+        return all(tensor._version == 0 for tensor in self.recorder.alive if nodes.get(id(tensor)) in read)
+
+    def of(self, values: Tensor) -> Picked:
+        """What is picked of a tensor whose first dims are the mask's."""
+        beside = values.ndim - self.mask.ndim
+        with recording(self.recorder):
+            others = self.mask.logical_not()
+            others = others[(..., *[None] * beside)] if beside else others
+            kept = values.masked_fill(others, _HARMLESS if values.is_floating_point() or values.is_complex() else 0)
+            kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
+        return Picked(self, kept)
+
+    def indices(self) -> tuple[Picked, ...]:
+        """Where the picked elements are, a tensor a dim."""
+        with recording(self.recorder):
+            made = []
+            for dim, length in enumerate(self.mask.shape):
+                along = torch.arange(length, device=self.mask.device)
+                shown = along[(slice(None), *[None] * (self.mask.ndim - dim - 1))].expand(self.mask.shape)
+                made.append(Picked(self, shown.flatten(), places=dim))
+        return tuple(made)
+
+
+class Picked:
+    """Rows that are picked: `values` has all (rows, ...); `places`: the dim whose indices they are, `EACH` where the
+    columns are those of each dim."""
+
+    def __init__(self, pick: Pick, values: Tensor, places: int | None = None) -> None:
+        self.pick, self.values, self.places = pick, values, places
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise TypeError(f"{func} met rows of a trace that is over")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in _TENSORS:
+            raise AttributeError(f"rows that a mask picks have no attribute {name!r}")
+        if name in _ALIKE:
+            return getattr(self.values, name)
+        if name == "shape":
+            return (self.pick.number, *self.values.shape[1:])
+        if name == "device":
+            with recording(self.pick.recorder):
+                return self.values.device
+        member = getattr(Tensor, name)
+        if not callable(member):
+            return self.pick.recorder.picks.call(getter(name), (self,), {})
+        return partial(self._call, member)
+
+    def _call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.pick.recorder.picks.call(func, (self, *args), kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._call(Tensor.__getitem__, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise self.unknown("__setitem__")
+
+    def __len__(self) -> int:
+        return int(self.pick.number)
+
+    def __bool__(self) -> bool:
+        raise self.unknown("__bool__")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self.unknown("__iter__")
+
+    def unknown(self, name: str = "__getitem__") -> UnknownDataError:
+        what = f"{name} meets what a mask has picked, and how many elements these are depends on data"
+        return self.pick.recorder.unknown(what, deciding=[self.pick.mask])
+
+
+def _delegated(name: str) -> Any:
+    member = getattr(Tensor, name)
+    return lambda self, *others: self._call(member, *others)
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OF_ONE = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")
+for _name in (*_OPERATORS, *(f"r{name}" for name in _OPERATORS), *_OF_ONE):
+    if hasattr(Tensor, f"__{_name}__"):
+        setattr(Picked, f"__{_name}__", _delegated(f"__{_name}__"))
+Picked.__hash__ = object.__hash__  # type: ignore[method-assign]
+_TENSORS = frozenset(dir(Tensor))
+_ALIKE = frozenset(("dtype", "ndim", "requires_grad", "layout", "is_cuda", "dim", "is_floating_point", "is_complex"))
+
+
+def recording(recorder: Recorder) -> Any:
+    """A context in which torch functions are recorded: also where they are already, as in the user's own code."""
+    return contextlib.nullcontext() if recorder.is_recording() else recorder
+
+
+def any_in(value: Any) -> bool:
+    """Whether there are picked rows among arguments."""
+    if isinstance(value, (tuple, list)):
+        return any(map(any_in, value))
+    if isinstance(value, dict):
+        return any(map(any_in, value.values()))
+    return isinstance(value, Picked)
+
+
+def all_in(value: Any) -> list[Picked]:
+    """The picked rows among arguments."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Picked)]
+
+
+def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
+    """Whether two nodes, or arguments, come out alike by how they are made if nothing is written into what is `read`
+    for them, which is noted."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
+    if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
+        return type(a) is type(b) and type(a) in (bool, int, float, torch.dtype, type(None)) and bool(a == b)
+    read |= {a, b}
+    if a is b:
+        return True
+    name = a.target if a.op == "call_method" else getattr(a.target, "__name__", "")
+    alike = a.op == b.op and a.target == b.target and not a.kwargs and not b.kwargs
+    return alike and name in _COMPARED_BY_VALUE and same_contents(a.args, b.args, read)
+
+
+class Picks:
+    """The masks of a trace that pick rows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.made: list[Pick] = []
+        self.dense: Pick | None = None
+        """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
+
+    def __bool__(self) -> bool:
+        return bool(self.made)
+
+    def of(self, mask: Tensor) -> Pick:
+        """The pick of a mask, that of an earlier one with the same contents."""
+        for pick in self.made:
+            if pick.is_of(mask):
+                return pick
+        self.made.append(Pick(self.recorder, mask))
+        return self.made[-1]
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a torch function makes of picked rows; UnknownDataError where only these can tell."""
+        from autopar.tracing import picked_labels, picked_rows, picked_sums, picked_writes
+
+        first = all_in((args, kwargs))[0]
+        name = getattr(func, "__name__", repr(func))
+        if self.recorder.paused:
+            raise first.unknown(name)
+        for way in (picked_writes, picked_labels, picked_sums, picked_rows):
+            made = way.call(self, func, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        raise first.unknown(name)
+
+    def selection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `x[mask]`, `masked_select`, `nonzero` or `torch.where(mask)` pick; None where it is something else."""
+        if func in COUNTING and len(args) == 1 and isinstance(args[0], Tensor):
+            return self._places(func, args[0], kwargs)
+        if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
+            return None
+        values, index = args
+        if func in SELECTING:
+            if not _is_mask(index):
+                return None
+            with recording(self.recorder):
+                shape = torch.broadcast_shapes(values.shape, index.shape)
+                values, index = values.expand(shape), index if index.shape == shape else index.expand(shape)
+            return self.of(index).of(values) if index.ndim else None
+        if func is not Tensor.__getitem__:
+            return None
+        mask, *rest = index if isinstance(index, tuple) else (index,)
+        if not _is_mask(mask) or not mask.ndim or mask.shape != values.shape[: mask.ndim] or not _plain(rest):
+            return None
+        if rest:
+            with recording(self.recorder):
+                values = values[(*[slice(None)] * mask.ndim, *rest)]
+        return self.of(mask).of(values)
+
+    def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
+        if not mask.ndim or kwargs.keys() - {"as_tuple"}:
+            return None
+        if mask.dtype != torch.bool:
+            with recording(self.recorder):
+                mask = mask != 0
+        pick = self.of(mask)
+        places = pick.indices()
+        if func is torch.where or kwargs.get("as_tuple"):
+            return places
+        with recording(self.recorder):
+            columns = torch.stack([one.values for one in places], 1)
+        return Picked(pick, columns, places=EACH)
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool
+
+
+def _plain(rest: list[Any]) -> bool:
+    return all(one is None or one is Ellipsis or isinstance(one, (slice, int)) for one in rest)
+
+
+def masked(picked: Picked, fill: Any) -> Tensor:
+    """All rows, those that are not picked filled."""
+    beside = picked.values.ndim - 1
+    with recording(picked.pick.recorder):
+        others = picked.pick.rows.logical_not()
+        return picked.values.masked_fill(others[(..., *[None] * beside)] if beside else others, fill)

@@ -1,0 +1,210 @@
+"""What treats each picked row by itself: it runs on all rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in, recording
+from autopar.tracing.targets import writes_its_first
+
+Tensor = torch.Tensor
+_ALSO_POINTWISE = {
+    "to", "type", "float", "double", "half", "bfloat16", "long", "int", "bool", "contiguous", "clone", "detach", "cpu",
+    "cuda", "type_as", "relu6", "softsign", "tanhshrink", "logsigmoid", "dropout", "where", "nan_to_num", "isclose",
+    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+}  # fmt: skip
+_OPERATOR_NAMES = {
+    "truediv": "div", "rtruediv": "div", "rdiv": "div", "floordiv": "floor_divide", "mod": "remainder",
+    "rmod": "remainder", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
+    "radd": "add", "rsub": "sub", "rmul": "mul", "rpow": "pow", "pos": "positive",
+}  # fmt: skip
+_ALONG = {  # the place of `dim`, and its default
+    "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "sum": (1, None), "mean": (1, None),
+    "amax": (1, None), "amin": (1, None), "max": (1, None), "min": (1, None), "argmax": (1, None), "argmin": (1, None),
+    "logsumexp": (1, None), "cumsum": (1, None), "prod": (1, None), "any": (1, None), "all": (1, None),
+    "std": (1, None), "var": (1, None), "unsqueeze": (1, None), "squeeze": (1, None), "gather": (1, None),
+    "sort": (1, -1), "argsort": (1, -1), "topk": (2, -1), "norm": (2, None), "vector_norm": (2, None),
+    "normalize": (2, 1), "cosine_similarity": (2, 1), "glu": (1, -1), "chunk": (2, 0), "unbind": (1, 0),
+    "split": (2, 0), "select": (1, None), "narrow": (1, None),
+}  # fmt: skip
+_OF_A_BATCH = {
+    "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d",
+    "avg_pool2d", "one_hot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "pairwise_distance",
+}  # fmt: skip
+_KEEPING = {"to", "long", "contiguous", "clone", "squeeze", "view", "reshape", "flatten", "__getitem__"}
+_PRODUCTS = {"linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d"}
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rows that come out, or NotImplemented."""
+    met = all_in((args, kwargs))
+    pick = met[0].pick
+    if any(one.pick is not pick for one in met) or writes_its_first(func):
+        return NotImplemented
+    name = getattr(func, "__name__", "").strip("_").removeprefix("linalg_")
+    name = _OPERATOR_NAMES.get(name, name)
+    if name in _PRODUCTS:
+        if picks.dense not in (None, pick):
+            return NotImplemented
+        picks.dense = pick
+    if name == "getitem":
+        return _indexed(picks, pick, *args)
+    if name == "index_select" and len(args) == 3 and args[1] == 0 and not kwargs:
+        return _indexed(picks, pick, args[0], args[2])
+    if name in ("size", "numel", "nelement"):
+        return _size(name, *args, **kwargs)
+    if name in ("view", "reshape", "flatten"):
+        sizes = _sizes(pick, name, *args, **kwargs)
+        return NotImplemented if sizes is None else _run(picks, pick, Tensor.reshape, (met[0], sizes), {})
+    return _run(picks, pick, func, args, kwargs) if _by_rows(name, args, kwargs, met) else NotImplemented
+
+
+def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
+    """The call on all rows."""
+    given, named = pytree.tree_map_only(Picked, lambda one: one.values, (args, kwargs))
+    with recording(picks.recorder):
+        made = func(*given, **named)
+    return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor)), made)
+
+
+def _places(func: Any, args: Any, made: Tensor) -> int | None:
+    """Of which dim the rows that come out are the indices."""
+    first = args[0]
+    if not isinstance(first, Picked) or first.places is None or func.__name__ not in _KEEPING:
+        return None
+    if made.ndim == first.values.ndim:
+        return first.places
+    if func is Tensor.__getitem__:  # one column
+        column = args[1][1] if len(args[1]) == 2 else None
+        return column % first.pick.mask.ndim if isinstance(column, int) and first.places == EACH else None
+    return 0 if first.places == EACH and first.pick.mask.ndim == made.ndim == 1 else None
+
+
+def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
+    first = args[0] if args else None
+    if _is_pointwise(name):
+        rank = max(one.values.ndim for one in met)
+        others = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        return all(one.values.ndim == rank for one in met) and all(
+            t.ndim < rank or _is_one_row(t, rank) for t in others
+        )
+    if name in ("cat", "concat", "stack"):
+        along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        parts = list(first) if isinstance(first, (tuple, list)) else []
+        rank = met[0].values.ndim + (name == "stack")
+        alike = len(parts) == len(met) and all(one.values.ndim == met[0].values.ndim for one in met)
+        return alike and isinstance(along, int) and along % rank != 0
+    if not isinstance(first, Picked):
+        return name == "embedding" and len(met) == 1 and isinstance(args[1] if len(args) > 1 else None, Tensor)
+    rank = first.values.ndim
+    if name in _ALONG:
+        place, default = _ALONG[name]
+        along = args[place] if len(args) > place else kwargs.get("dim", default)
+        rank += name == "unsqueeze"
+        dims = along if isinstance(along, (tuple, list)) else (along,)
+        if any(isinstance(one, Tensor) for one in pytree.tree_leaves((args, kwargs))):
+            return False
+        return all(isinstance(dim, int) and -rank <= dim < rank and dim % rank for dim in dims)
+    if name in ("transpose", "swapaxes", "permute"):
+        dims = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        if name == "permute":
+            return bool(dims) and dims[0] in (0, -rank)
+        return len(dims) == 2 and all(dim % rank for dim in dims)
+    if name in ("linear", "matmul", "mm"):
+        other = args[1] if len(args) > 1 else None
+        return len(met) == 1 and rank >= 2 and isinstance(other, Tensor) and other.ndim <= 2
+    if name in ("bmm", "scaled_dot_product_attention"):
+        return len(met) == len([a for a in args if isinstance(a, (Tensor, Picked))]) and rank >= 3
+    if name == "embedding":
+        return True
+    if name == "pairwise_distance":
+        return len(met) == 2 and rank == 2
+    if name in _OF_A_BATCH:
+        shape = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
+        inner = name not in ("layer_norm", "rms_norm") or len(shape) < rank
+        return len(met) == 1 and inner and (rank >= 2 or name == "one_hot") and _is_batched(name, rank)
+    return False
+
+
+def _is_batched(name: str, rank: int) -> bool:
+    dims = next((int(c) for c in name if c.isdigit()), None)
+    return dims is None or rank == dims + 2
+
+
+def _is_one_row(tensor: Tensor, rank: int) -> bool:
+    return tensor.ndim == rank and tensor.shape[0] == 1
+
+
+def _is_pointwise(name: str) -> bool:
+    if name in _ALSO_POINTWISE:
+        return True
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return False
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
+
+
+def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
+    if name != "size":
+        return picked.pick.number * math.prod(picked.values.shape[1:])
+    shape = picked.shape
+    return shape if dim is None else shape[dim]
+
+
+def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> list[int] | None:
+    """The shape that a view gives to all rows, each of which stays one; None where it does not."""
+    if not isinstance(picked, Picked):
+        return None
+    own = list(picked.values.shape)
+    if name == "flatten":
+        given = dict(zip(("start_dim", "end_dim"), sizes, strict=False)) | kwargs
+        start, end = given.get("start_dim", 0) % len(own), given.get("end_dim", -1) % len(own)
+        wanted: list[Any] = [*own[:start], math.prod(own[start : end + 1]), *own[end + 1 :]]
+        return wanted if wanted[0] == own[0] else None
+    wanted = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else list(sizes)
+    if kwargs or not wanted or not all(isinstance(size, int) for size in wanted[1:]):
+        return None
+    rows, rest = wanted[0], wanted[1:]
+    is_count = rows is pick.counted and rows is not None
+    if not is_count and not (isinstance(rows, int) and rows == -1):
+        return None
+    if is_count and rest.count(-1) == 1:
+        rest[rest.index(-1)] = math.prod(own[1:]) // max(math.prod(size for size in rest if size != -1), 1)
+    return [own[0], *rest] if math.prod(rest) == math.prod(own[1:]) and min(rest, default=0) >= 0 else None
+
+
+def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
+    """Of picked rows something of each; of a tensor, the rows that picked places are those of."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if isinstance(indexed, Picked):
+        if len(parts) == 1 and isinstance(parts[0], Picked):  # a mask of the rows
+            again = parts[0].values
+            if again.dtype != torch.bool or again.ndim != 1:
+                return NotImplemented
+            with recording(picks.recorder):
+                both = pick.rows & again
+            return picks.of(both).of(indexed.values)
+        if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
+            return NotImplemented
+        taken = sum(part is not None and part is not Ellipsis for part in parts)
+        whole = parts[0] == slice(None) if isinstance(parts[0], slice) else parts[0] is Ellipsis
+        if not whole or (parts[0] is Ellipsis and taken >= indexed.values.ndim):
+            return NotImplemented
+        return _run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
+    dims = pick.mask.ndim
+    if not all(isinstance(part, Picked) for part in parts):
+        return NotImplemented
+    if [part.places for part in parts[:dims]] == list(range(dims)) and indexed.shape[:dims] == pick.mask.shape:
+        rows = pick.of(indexed)
+        if len(parts) == dims:
+            return rows
+        if len(parts) == dims + 1 and parts[dims].values.ndim == 1 and rows.values.ndim == 2:
+            return rows.gather(1, parts[dims].unsqueeze(1)).squeeze(1)
+        return NotImplemented
+    if len(parts) == 1 and not parts[0].values.is_floating_point() and parts[0].values.dtype != torch.bool:
+        return _run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
+    return NotImplemented

@@ -1,0 +1,101 @@
+"""What puts picked rows together: sums, means, extrema and losses leave the other rows out."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autopar.tracing.picked import Picked, Picks, all_in, masked, recording
+
+Tensor = torch.Tensor
+_INFINITE = {"amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}
+_NEUTRAL = {"any": False, "all": True, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "prod": 1}
+_OF_CLASSES = (F.cross_entropy, F.nll_loss)
+_LOSSES: set[Any] = {
+    F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.soft_margin_loss,
+    F.hinge_embedding_loss, F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss,
+    F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
+}  # fmt: skip
+_WEIGHED = {*_OF_CLASSES, F.binary_cross_entropy, F.binary_cross_entropy_with_logits}  # a mean does not show weights
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What comes out, or NotImplemented."""
+    if func in _LOSSES:
+        return _loss(picks, func, args, kwargs)
+    name = getattr(func, "__name__", "").strip("_").removeprefix("linalg_")
+    met = all_in((args, kwargs))
+    if len(met) != 1 or not args or met[0] is not args[0]:
+        return NotImplemented
+    if name in ("sum", "mean"):
+        return _summed(met[0], name, *args[1:], **kwargs)
+    if len(args) > 1 or kwargs:
+        return NotImplemented
+    if name in _INFINITE and met[0].values.is_floating_point():
+        return _with(met[0], func, _INFINITE[name])
+    return _with(met[0], func, _NEUTRAL[name]) if name in _NEUTRAL else NotImplemented
+
+
+def _with(picked: Picked, func: Any, fill: Any) -> Any:
+    rows = masked(picked, fill)
+    with recording(picked.pick.recorder):
+        return func(rows)
+
+
+def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    rank = picked.values.ndim
+    if dim is not None and not all(isinstance(one, int) for one in (dim if isinstance(dim, (tuple, list)) else (dim,))):
+        return NotImplemented
+    dims = list(range(rank)) if dim is None else [d % rank for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    counts = name == "mean" and not picked.values.is_floating_point() and not picked.values.is_complex()
+    if 0 not in dims or counts:  # integers have no mean
+        return NotImplemented
+    rows = masked(picked, 0)
+    with recording(picked.pick.recorder):
+        total = rows.sum(dims, keepdim=keepdim, dtype=dtype)
+        if name == "sum":
+            return total
+        beside = math.prod(picked.values.shape[d] for d in dims if d)
+        return total / (picked.pick.count * beside if beside != 1 else picked.pick.count)
+
+
+def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        given = inspect.signature(func).bind(*args, **kwargs)
+    except TypeError:
+        return NotImplemented
+    met = all_in((args, kwargs))
+    pick = met[0].pick
+    told = given.arguments
+    how = told.get("reduction", "mean")
+    if any(one.pick is not pick for one in met) or any(told.get(old) is not None for old in ("size_average", "reduce")):
+        return NotImplemented
+    plain = [
+        value for name, value in told.items() if isinstance(value, Tensor) and name not in ("weight", "pos_weight")
+    ]
+    rank = max(one.values.ndim for one in met)
+    if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
+        return NotImplemented
+    target = told.get("target")
+    if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
+        told["target"] = masked(target, told.get("ignore_index", -100))
+        told["input"] = told["input"].values
+        with recording(picks.recorder):
+            return func(*given.args, **given.kwargs)
+    told["reduction"] = "none"
+    for name, value in list(told.items()):
+        told[name] = value.values if isinstance(value, Picked) else value
+    with recording(picks.recorder):
+        each = Picked(pick, func(*given.args, **given.kwargs))
+    if how == "none":
+        return each
+    if how == "batchmean":
+        total = each.sum()
+        with recording(picks.recorder):
+            return total / pick.count
+    return each.sum() if how == "sum" else each.mean()

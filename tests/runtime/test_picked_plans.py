@@ -1,0 +1,23 @@
+"""What a mask of unknown contents picks is the same under any plan."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from deviation import deviation
+from picked_cases import PICKED, Model, batch
+from random_plans import random_plan
+
+from autopar.tracing import trace
+
+
+@pytest.mark.parametrize("kind", PICKED)
+def test_values_and_gradients_are_those_of_the_unsplit_model(kind: str) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, inputs = Model(PICKED[kind]), batch(seed)
+        traced = trace(model, inputs)
+        plan = random_plan(traced.graph, model, (2,), random.Random(seed))
+        assert deviation(model, inputs, traced, plan) < 1e-10

@@ -1,0 +1,37 @@
+"""What a mask of unknown contents picks is op by op in the graph, with the values and gradients of eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from picked_cases import NOT_TOLD, PICKED, Model, batch
+
+from autopar.tracing import trace
+from autopar.tracing.errors import UnknownDataError
+
+
+@pytest.mark.parametrize("kind", PICKED)
+def test_values_and_gradients_are_those_of_eager(kind: str) -> None:
+    torch.manual_seed(0)
+    model, first = Model(PICKED[kind]), batch(0)
+    first["x"].requires_grad_()
+    traced = trace(model, first)
+    assert not traced.failures
+    for seed in range(4):
+        made = []
+        for run in (traced.gm, model):
+            given = batch(seed)
+            given["x"].requires_grad_()
+            out = run(**given)
+            inputs = (given["x"], model.w, model.v)
+            made.append([out, *torch.autograd.grad(out, inputs, allow_unused=True, materialize_grads=True)])
+        torch.testing.assert_close(*made, rtol=1e-11, atol=1e-12, equal_nan=True)
+        assert kind in ("a mask of all dims", "none picked") or made[0][0].isfinite()
+
+
+@pytest.mark.parametrize("kind", NOT_TOLD)
+def test_what_only_the_picked_rows_can_tell(kind: str) -> None:
+    with pytest.raises(
+        UnknownDataError, match=r"depends on data: give 'labels' a known|the value of <bool gt> is needed"
+    ):
+        trace(Model(NOT_TOLD[kind]), batch(0))
