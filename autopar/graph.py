@@ -8,6 +8,7 @@ VAL            data-free value: a meta tensor (`requires_grad` set where a gradi
 SCOPE          module stack, outermost first: ((path, type name), ...); () in the root
 REGION         path of `torch.utils.checkpoint` region numbers; () outside
 PLACE          "file:line" in the user's code
+OF_DATA        there where the value is a number that only data tells
 EXAMPLE        of an input: the caller's example, whose dtype may be another than that in which it is read
 KNOWN          real value of a tensor computed from constants alone
 GRAD_MODE      whether grad mode was on
@@ -55,6 +56,7 @@ STATE_OF = "state_of"
 ROWS = "rows"
 KIND = "kind"
 FORM = "form"
+OF_DATA = "of data"
 
 _NUMBERS = (int, float, type(None))  # values that hold no tensor
 _SINGLE = frozenset((*_NUMBERS, bool, str))  # arguments that hold no node

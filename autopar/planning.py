@@ -15,6 +15,7 @@ from autopar.argument_checks import count_of, flag_of, loss_of, module_of, secon
 from autopar.claimed_device import claimed_device
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
+from autopar.data_numbers import check_numbers
 from autopar.entries import FORWARD, Entry
 from autopar.errors import AutoparError, InputError
 from autopar.failed_forward import as_untraceable
@@ -278,8 +279,8 @@ class Prepared:
 def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch) -> Prepared:
     """Annotate a trace and list every node's strategies.
 
-    Raises UntraceableError where too much of the model is in leaves that nobody asked for; tells of the others by a
-    LeafWarning.
+    Raises UntraceableError where too much of the model is in leaves that nobody asked for, or an op hangs on a number
+    of data; tells of other leaves by a LeafWarning.
     """
     from autopar.cost import annotate
     from autopar.cost.blocks import find_repeats
@@ -287,6 +288,7 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
 
     if request.inputs == "local" and max(request.cluster.shape) > 1:
         traced.guards.check_whole_inputs()
+    check_numbers(traced.graph)
     with watch.stage("annotate"):
         annotate(traced.graph, request.cluster.device.kind, root=traced.root, compiled=request.compiled)
         check_shares(traced.graph, traced.failures, request.constraints)

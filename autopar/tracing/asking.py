@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.graph import VAL
+from autopar.graph import OF_DATA, VAL
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asserting import asserted
 from autopar.tracing.errors import OR_LEAF
@@ -68,6 +68,9 @@ def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> Unknow
     node = recorder.graph.call_method("item", graph_args)
     recorder.annotate(node, place=True)
     node.meta[VAL] = None
+    node.meta[OF_DATA] = True
     number = (UnknownBool if kind is bool else UnknownNumber)(recorder, node, kind)
+    with recorder.on():  # now: the tensor may be written into later
+        number.read(tensor)
     number.whole = recorder.known.whole_part(tensor)
     return number

@@ -188,6 +188,9 @@ class Attempt:
             may_be_states=found.may,
             made_of_constants=found.made,
             set_spec=set_spec,
+            numbers_returned=frozenset(
+                place for place, one in enumerate((*outputs, *beside)) if isinstance(one, UnknownNumber)
+            ),
             own_key=(own_key, (repeats if self.inputs.same else (), lie)),
             reads_memory=reads_memory,
             entry=self.options.entry,
@@ -283,7 +286,7 @@ class Attempt:
         if isinstance(value, torch.Tensor):
             return self.recorder.node_of(value)
         if isinstance(value, UnknownNumber):
-            return value.node
+            return self.recorder.node_of(value.tensor)
         if isinstance(value, Picked):
             raise value.unknown()
         return self.recorder.sizes.node(value) if isinstance(value, TracedNumbers) else value

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.known import Known
 from autopar.tracing.picked import Picked
+from autopar.tracing.unknown import UnknownNumber
 
 WITHOUT_CACHES = "training has no use for caches, set model.config.use_cache = False"
 
@@ -39,7 +40,7 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
 
 def _holds_tensors(leaf: Any) -> bool:
     """Whether items or attributes of a leaf are tensors, or dataclasses with tensors, or containers of them."""
-    if isinstance(leaf, (torch.Tensor, Known, Picked, type)) or type(leaf).__module__ == "builtins":
+    if isinstance(leaf, (torch.Tensor, Known, Picked, UnknownNumber, type)) or type(leaf).__module__ == "builtins":
         return False
     held: list[Any] = []
     if isinstance(leaf, Mapping):

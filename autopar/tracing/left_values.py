@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from autopar.graph import VAL
 from autopar.random_ops import drawn_name, draws
 from autopar.tracing.known import AS_ANOTHER, FILLING, Known
+from autopar.tracing.unknown import UnknownNumber
 
 if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
@@ -54,9 +55,11 @@ def writes_into(value: Any) -> list[int]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    if not isinstance(value, (torch.Tensor, list, tuple, dict)):  # nearly all that modules have
+    """The tensors in a value, and those that stand for numbers of data."""
+    if not isinstance(value, (torch.Tensor, list, tuple, dict, UnknownNumber)):  # nearly all that modules have
         return []
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    leaves = (leaf.tensor if isinstance(leaf, UnknownNumber) else leaf for leaf in pytree.tree_leaves(value))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def holds_data(value: Any, recorder: Recorder) -> bool:

@@ -8,7 +8,6 @@ the graph, split like any other. Who asks for what only the picked rows can tell
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ class Pick:
     def __init__(self, recorder: Recorder, mask: Tensor) -> None:
         self.recorder, self.node = recorder, recorder.node_of(mask)
         self._given, self._version = mask, mask._version
-        with recorder:
+        with recorder.on():
             self.mask = mask.clone()  # whose contents the user may change
             self.rows = self.mask if mask.ndim == 1 else self.mask.flatten()
         self._count: Tensor | None = None
@@ -54,7 +53,7 @@ class Pick:
     def count(self) -> Tensor:
         """How many rows are picked."""
         if self._count is None:
-            with recording(self.recorder), torch.no_grad():
+            with self.recorder.on(), torch.no_grad():
                 self._count = self.rows.sum()
         return self._count
 
@@ -62,7 +61,7 @@ class Pick:
     def number(self) -> Any:
         """The same as a number."""
         if self.counted is None:
-            with recording(self.recorder):
+            with self.recorder.on():
                 self.counted = self.count.item()
         return self.counted
 
@@ -83,7 +82,7 @@ class Pick:
     def of(self, values: Tensor) -> Picked:
         """What is picked of a tensor whose first dims are the mask's."""
         beside = values.ndim - self.mask.ndim
-        with recording(self.recorder):
+        with self.recorder.on():
             others = self.mask.logical_not()
             others = others[(..., *[None] * beside)] if beside else others
             kept = values.masked_fill(others, _HARMLESS if values.is_floating_point() or values.is_complex() else 0)
@@ -92,7 +91,7 @@ class Pick:
 
     def indices(self) -> tuple[Picked, ...]:
         """Where the picked elements are, a tensor a dim."""
-        with recording(self.recorder):
+        with self.recorder.on():
             made = []
             for dim, length in enumerate(self.mask.shape):
                 along = torch.arange(length, device=self.mask.device)
@@ -120,7 +119,7 @@ class Picked:
         if name == "shape":
             return (self.pick.number, *self.values.shape[1:])
         if name == "device":
-            with recording(self.pick.recorder):
+            with self.pick.recorder.on():
                 return self.values.device
         member = getattr(Tensor, name)
         if not callable(member):
@@ -163,11 +162,6 @@ for _name in (*_OPERATORS, *(f"r{name}" for name in _OPERATORS), *_OF_ONE):
 Picked.__hash__ = object.__hash__  # type: ignore[method-assign]
 _TENSORS = frozenset(dir(Tensor))
 _ALIKE = frozenset(("dtype", "ndim", "requires_grad", "layout", "is_cuda", "dim", "is_floating_point", "is_complex"))
-
-
-def recording(recorder: Recorder) -> Any:
-    """A context in which torch functions are recorded: also where they are already, as in the user's own code."""
-    return contextlib.nullcontext() if recorder.is_recording() else recorder
 
 
 def any_in(value: Any) -> bool:
@@ -243,7 +237,7 @@ class Picks:
         if func in SELECTING:
             if not _is_mask(index):
                 return None
-            with recording(self.recorder):
+            with self.recorder.on():
                 shape = torch.broadcast_shapes(values.shape, index.shape)
                 values, index = values.expand(shape), index if index.shape == shape else index.expand(shape)
             return self.of(index).of(values) if index.ndim else None
@@ -253,7 +247,7 @@ class Picks:
         if not _is_mask(mask) or not mask.ndim or mask.shape != values.shape[: mask.ndim] or not _plain(rest):
             return None
         if rest:
-            with recording(self.recorder):
+            with self.recorder.on():
                 values = values[(*[slice(None)] * mask.ndim, *rest)]
         return self.of(mask).of(values)
 
@@ -261,13 +255,13 @@ class Picks:
         if not mask.ndim or kwargs.keys() - {"as_tuple"}:
             return None
         if mask.dtype != torch.bool:
-            with recording(self.recorder):
+            with self.recorder.on():
                 mask = mask != 0
         pick = self.of(mask)
         places = pick.indices()
         if func is torch.where or kwargs.get("as_tuple"):
             return places
-        with recording(self.recorder):
+        with self.recorder.on():
             columns = torch.stack([one.values for one in places], 1)
         return Picked(pick, columns, places=EACH)
 
@@ -283,6 +277,6 @@ def _plain(rest: list[Any]) -> bool:
 def masked(picked: Picked, fill: Any) -> Tensor:
     """All rows, those that are not picked filled."""
     beside = picked.values.ndim - 1
-    with recording(picked.pick.recorder):
+    with picked.pick.recorder.on():
         others = picked.pick.rows.logical_not()
         return picked.values.masked_fill(others[(..., *[None] * beside)] if beside else others, fill)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.tracing.picked import Pick, Picked, Picks, all_in, recording
+from autopar.tracing.picked import Pick, Picked, Picks, all_in
 
 Tensor = torch.Tensor
 _SUMS = ("sum", torch.sum)
@@ -27,7 +27,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if not isinstance(given.get("targets"), Picked) or len(all_in((args, kwargs))) > 1:
         return NotImplemented
     given["targets"] = padded(given["targets"], given["target_lengths"])
-    with recording(picks.recorder):
+    with picks.recorder.on():
         return func(*(given.pop(name) for name in names), *args[len(names) :], **given)
 
 
@@ -39,7 +39,7 @@ def padded(picked: Picked, lengths: object) -> Tensor:
     pick = picked.pick
     if pick.mask.ndim != 2 or picked.values.ndim != 1 or not _counts(pick, lengths):
         raise picked.unknown("ctc_loss")
-    with recording(pick.recorder):
+    with pick.recorder.on():
         values, others = picked.values.view(pick.mask.shape), pick.mask.logical_not()
         order = others.to(torch.uint8).argsort(dim=1, stable=True)
         return values.gather(1, order).masked_fill(others.gather(1, order), 0)

@@ -8,20 +8,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in, recording
+from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in
+from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
-_ALSO_POINTWISE = {
-    "to", "type", "float", "double", "half", "bfloat16", "long", "int", "bool", "contiguous", "clone", "detach", "cpu",
-    "cuda", "type_as", "relu6", "softsign", "tanhshrink", "logsigmoid", "dropout", "where", "nan_to_num", "isclose",
-    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
-}  # fmt: skip
-_OPERATOR_NAMES = {
-    "truediv": "div", "rtruediv": "div", "rdiv": "div", "floordiv": "floor_divide", "mod": "remainder",
-    "rmod": "remainder", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
-    "radd": "add", "rsub": "sub", "rmul": "mul", "rpow": "pow", "pos": "positive",
-}  # fmt: skip
 _ALONG = {  # the place of `dim`, and its default
     "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "sum": (1, None), "mean": (1, None),
     "amax": (1, None), "amin": (1, None), "max": (1, None), "min": (1, None), "argmax": (1, None), "argmin": (1, None),
@@ -45,8 +36,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     pick = met[0].pick
     if any(one.pick is not pick for one in met) or writes_its_first(func):
         return NotImplemented
-    name = getattr(func, "__name__", "").strip("_").removeprefix("linalg_")
-    name = _OPERATOR_NAMES.get(name, name)
+    name = plain_name(func)
     if name in _PRODUCTS:
         if picks.dense not in (None, pick):
             return NotImplemented
@@ -66,7 +56,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
     given, named = pytree.tree_map_only(Picked, lambda one: one.values, (args, kwargs))
-    with recording(picks.recorder):
+    with picks.recorder.on():
         made = func(*given, **named)
     return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor)), made)
 
@@ -86,7 +76,7 @@ def _places(func: Any, args: Any, made: Tensor) -> int | None:
 
 def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
     first = args[0] if args else None
-    if _is_pointwise(name):
+    if is_pointwise(name):
         rank = max(one.values.ndim for one in met)
         others = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         return all(one.values.ndim == rank for one in met) and all(
@@ -139,15 +129,6 @@ def _is_one_row(tensor: Tensor, rank: int) -> bool:
     return tensor.ndim == rank and tensor.shape[0] == 1
 
 
-def _is_pointwise(name: str) -> bool:
-    if name in _ALSO_POINTWISE:
-        return True
-    packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
-        return False
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
-
-
 def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
     if name != "size":
         return picked.pick.number * math.prod(picked.values.shape[1:])
@@ -185,7 +166,7 @@ def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
             again = parts[0].values
             if again.dtype != torch.bool or again.ndim != 1:
                 return NotImplemented
-            with recording(picks.recorder):
+            with picks.recorder.on():
                 both = pick.rows & again
             return picks.of(both).of(indexed.values)
         if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):

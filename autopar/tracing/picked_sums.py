@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.tracing.picked import Picked, Picks, all_in, masked, recording
+from autopar.tracing.picked import Picked, Picks, all_in, masked
+from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
 _INFINITE = {"amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}
@@ -28,7 +29,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """What comes out, or NotImplemented."""
     if func in _LOSSES:
         return _loss(picks, func, args, kwargs)
-    name = getattr(func, "__name__", "").strip("_").removeprefix("linalg_")
+    name = plain_name(func)
     met = all_in((args, kwargs))
     if len(met) != 1 or not args or met[0] is not args[0]:
         return NotImplemented
@@ -43,7 +44,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _with(picked: Picked, func: Any, fill: Any) -> Any:
     rows = masked(picked, fill)
-    with recording(picked.pick.recorder):
+    with picked.pick.recorder.on():
         return func(rows)
 
 
@@ -56,7 +57,7 @@ def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *
     if 0 not in dims or counts:  # integers have no mean
         return NotImplemented
     rows = masked(picked, 0)
-    with recording(picked.pick.recorder):
+    with picked.pick.recorder.on():
         total = rows.sum(dims, keepdim=keepdim, dtype=dtype)
         if name == "sum":
             return total
@@ -85,17 +86,17 @@ def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
         told["target"] = masked(target, told.get("ignore_index", -100))
         told["input"] = told["input"].values
-        with recording(picks.recorder):
+        with picks.recorder.on():
             return func(*given.args, **given.kwargs)
     told["reduction"] = "none"
     for name, value in list(told.items()):
         told[name] = value.values if isinstance(value, Picked) else value
-    with recording(picks.recorder):
+    with picks.recorder.on():
         each = Picked(pick, func(*given.args, **given.kwargs))
     if how == "none":
         return each
     if how == "batchmean":
         total = each.sum()
-        with recording(picks.recorder):
+        with picks.recorder.on():
             return total / pick.count
     return each.sum() if how == "sum" else each.mean()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked import Picked, Picks, recording
+from autopar.tracing.picked import Picked, Picks
 
 Tensor = torch.Tensor
 
@@ -21,7 +21,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return NotImplemented
     mask = pick.mask
     rest = written.shape[mask.ndim :]
-    with recording(picks.recorder):
+    with picks.recorder.on():
         if isinstance(value, Picked):
             if value.pick is not pick or value.values.ndim != 1 + len(rest):
                 return NotImplemented

@@ -19,7 +19,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autopar.graph import VAL, storage_of
+from autopar.graph import OF_DATA, VAL, storage_of
 from autopar.on_copies import without
 from autopar.tracing import arrays, autocasting, bias, places
 from autopar.tracing.arguments import Arguments
@@ -38,6 +38,7 @@ from autopar.tracing.picked import any_in as any_picked
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema
+from autopar.tracing.unknown import of_tensors
 from autopar.tracing.values import META, data_free_like, makes_tensor, with_own_identity
 from autopar.tracing.without_kernel import Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
@@ -130,6 +131,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
         if torch._C._is_any_autocast_enabled():
             args, kwargs = self._autocast(func, args, kwargs)
         seen = Arguments(self, args, kwargs)
+        if seen.unknown and (made := of_tensors(self, func, args, kwargs, seen)) is not None:
+            return made
         result = self._again(func, args, kwargs, seen)
         if result is not None:
             return self._write_down(func, args, kwargs, seen, result)
@@ -242,6 +245,10 @@ class Recorder(TorchFunctionMode, GraphWriter):
             return False
         return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
+    def on(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which torch functions are recorded, also where they are already, as in the user's own code."""
+        return contextlib.nullcontext() if self.is_recording() else self
+
     def _again(self, func: Callable[..., Any], args: Any, kwargs: Any, seen: Arguments) -> Tensor | None:
         """What a call makes that ran before and only makes one tensor of unknown values; None for others."""
         if seen.replaced or not seen.tensors or func in MADE_KNOWN or self.known.can_tell(seen.tensors):
@@ -274,6 +281,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         node = self.graph.call_function(function, Arguments(self, operands).graph_args)
         self.annotate(node, place=True)
         node.meta[VAL] = None
+        node.meta[OF_DATA] = True
         return node
 
     def unknown(self, message: str, mend: str = "", *, deciding: Iterable[Tensor] = ()) -> UnknownDataError:

@@ -58,6 +58,7 @@ class Traced:
     of_loss: Mapping[str, nn.Module] = field(default_factory=dict)
     set_spec: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure([]))
     set_outputs: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    numbers_returned: frozenset[int] = frozenset()
     new_states: tuple[State, ...] = ()
     may_be_states: Mapping[State, bool] = field(default_factory=dict)
     made_of_constants: Mapping[State, Any] = field(default_factory=dict)
@@ -109,6 +110,8 @@ class Traced:
             return False
         if (self.set_attributes, self.set_spec) != (other.set_attributes, other.set_spec):
             return False
+        if self.numbers_returned != other.numbers_returned:
+            return False
         if self.reads_values or other.reads_values or not _alike(self._constants_read(), other._constants_read()):
             return False
         if self.states != other.states:
@@ -129,12 +132,18 @@ class Traced:
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
-        return pytree.tree_unflatten(list(leaves)[: self.out_spec.num_leaves], self.out_spec)
+        return pytree.tree_unflatten(self._as_returned(leaves)[: self.out_spec.num_leaves], self.out_spec)
+
+    def _as_returned(self, leaves: Sequence[Any]) -> list[Any]:
+        """Flat outputs with a number in the place of each tensor that stands for one."""
+        if not self.numbers_returned:
+            return list(leaves)
+        return [leaf.item() if place in self.numbers_returned else leaf for place, leaf in enumerate(leaves)]
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
         """Set on the modules of a model what forward does, from the flat outputs of the graph."""
         if self.set_attributes:
-            values = pytree.tree_unflatten(list(leaves)[self.out_spec.num_leaves :], self.set_spec)
+            values = pytree.tree_unflatten(self._as_returned(leaves)[self.out_spec.num_leaves :], self.set_spec)
             for (path, name), value in zip(self.set_attributes, values, strict=True):
                 module = self.of_loss[path] if path in self.of_loss else model.get_submodule(path)
                 if not isinstance(value, str) or value != ABSENT:

@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from autopar.tracing.asserting import asserted
 from autopar.tracing.patching import attributes_set
+from autopar.tracing.pointwise import is_pointwise, plain_name
+from autopar.tracing.targets import writes_its_first
 
 if TYPE_CHECKING:
+    from autopar.tracing.arguments import Arguments
     from autopar.tracing.recorder import Recorder
 
+_DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
+_FUNCTIONS: dict[Any, Any] = {
+    operator.not_: torch.logical_not,
+    operator.floordiv: torch.floor_divide,
+    operator.mod: torch.remainder,
+}
+_MAKERS = {torch.tensor, torch.as_tensor, torch.scalar_tensor}
 _STAND_IN = {int: 1, float: 1.0, bool: True}  # what meta kernels are given: only its type matters
 
 
@@ -31,6 +42,25 @@ class UnknownNumber:
         self.whole: int | None = None  # what int() gives, where that is known
         self.positive = False
         self.nonzero = False
+        self._tensor: torch.Tensor | None = None
+        self._made_of: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """Note what it is read of: a tensor of one element."""
+        self._tensor = tensor.detach().reshape(()).to(_DTYPES[self.kind])
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The number as a tensor without dims (int64, float64 or bool), for a graph in which nobody reads numbers."""
+        if self._tensor is None:
+            assert self._made_of is not None
+            function, operands = self._made_of
+            with self.recorder.on():
+                given = [one.tensor if isinstance(one, UnknownNumber) else one for one in operands]
+                if function is operator.truediv:  # whole numbers too
+                    given = [one.double() if isinstance(one, torch.Tensor) else one for one in given]
+                self._tensor = _FUNCTIONS.get(function, function)(*given).to(_DTYPES[self.kind])
+        return self._tensor
 
     @property
     def stand_in(self) -> Any:
@@ -44,8 +74,11 @@ class UnknownNumber:
         raise TypeError(f"{func} met a number of a trace that is over")
 
     def _made(self, function: Callable[..., Any], *operands: Any, kind: type) -> Any:
-        made = UnknownBool if kind is bool else UnknownNumber
-        return made(self.recorder, self.recorder.number_node(function, operands, kind), kind)
+        number = (UnknownBool if kind is bool else UnknownNumber)(
+            self.recorder, self.recorder.number_node(function, operands, kind), kind
+        )
+        number._made_of = function, operands
+        return number
 
     def _compare(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
         if type(other) in (int, float) and other <= 0:
@@ -185,3 +218,31 @@ def as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, UnknownNumber):
         value = value.recorder.record(torch.tensor, value)
     return torch.as_tensor(value)
+
+
+def of_tensors(
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments
+) -> Any:
+    """What a function of numbers that are not known makes, given them as tensors, with the dtype that numbers lead to;
+    None where it takes no tensors in their place."""
+    if func in _MAKERS and args and isinstance(args[0], UnknownNumber):
+        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if args[0].kind is float else _DTYPES[args[0].kind])
+        with recorder.on():
+            return args[0].tensor.to(dtype, copy=True)
+    if not is_pointwise(plain_name(func)) or not has_unknown((args, kwargs)):
+        return None
+    given, named = pytree.tree_map_only(UnknownNumber, lambda one: one.tensor, (args, kwargs))
+    try:
+        with recorder.pausing():
+            like = func(*seen.data_free(args), **seen.data_free(kwargs)) if not writes_its_first(func) else None
+        made = recorder.record(func, *given, **named)
+    except TypeError:  # `add(alpha=)` takes a number alone
+        return None
+    if like is None or made.dtype == like.dtype:
+        return made
+    return recorder.record(torch.Tensor.to, made, like.dtype)
+
+
+def has_unknown(value: Any) -> bool:
+    """Whether there are such numbers among arguments."""
+    return any(isinstance(leaf, UnknownNumber) for leaf in pytree.tree_leaves(value))

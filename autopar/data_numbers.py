@@ -1,0 +1,21 @@
+"""Numbers that forward reads of tensors (`.item()`) and hands to an op that takes no tensor in their place."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.errors import UntraceableError
+from autopar.graph import OF_DATA, PLACE, SCOPE, input_nodes, output_tensors, target_name
+
+
+def check_numbers(graph: fx.Graph) -> None:
+    """Raise UntraceableError where an op's shape or meaning hangs on a number that only data tells: a plan has none."""
+    for node in graph.nodes:
+        if output_tensors(node) and any(OF_DATA in source.meta for source in input_nodes(node)):
+            scope = [path for path, _ in node.meta.get(SCOPE, ())[-1:]]
+            raise UntraceableError(
+                f"{target_name(node)} is given a number that is read of a tensor: what it makes hangs on data then, "
+                "which no plan knows. Give it the tensor where it takes one (leave out .item()), or compute the number "
+                "before the call and pass it as an argument",
+                where=", ".join(filter(None, [*scope, node.meta.get(PLACE, "")])),
+            )
