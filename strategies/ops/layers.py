@@ -157,11 +157,21 @@ def pooling(spatial: int, *, notes: str = "") -> Writer:
     return write
 
 
+def weight_norm(node: fx.Node) -> str | None:
+    """Directions and lengths of weights along one dim: each is made of what is at its place of that dim."""
+    rank, dim = len(output_shapes(node)[0]), argument(node, "dim", 2, 0)
+    if not 0 <= dim < rank:  # -1: one length for all
+        return None
+    direction, length = (" ".join("a" if k == dim else other for k in range(rank)) for other in ("_", "1"))
+    return f"{direction}, {length} -> {direction} | linear:1"
+
+
 RULES: dict[str, str | Writer] = {
     "layer_norm": over_last_dims("input normalized_shape weight bias eps"),
     "rms_norm": over_last_dims("input normalized_shape weight eps"),
     "batch_norm": batch_norm,
     "group_norm": group_norm,
+    "weight_norm": weight_norm,
     "instance_norm": instance_norm,
     "embedding": embedding,
     "embedding_bag": embedding_bag,

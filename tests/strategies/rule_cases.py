@@ -248,6 +248,8 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
         (F.layer_norm, x(6, 4, 12), (4, 12)),
         (F.layer_norm, x(6, 12), (12,), {"bias": x(12), "weight": x(12)}),
         (F.rms_norm, x(6, 4, 12), (12,), x(12)),
+        (torch._weight_norm, x(6, 4, 3), positive(6, 1, 1)),
+        (torch._weight_norm, x(4, 6, 3), positive(1, 6, 1), 1),
         (F.group_norm, x(6, 4, 3), 2, x(4), x(4)),
         (F.embedding, ids(12, 6, 4), x(12, 6)),
         (F.embedding, ids(12, 6, 4), x(12, 6), 3),
