@@ -136,7 +136,7 @@ class Picked:
         raise self.unknown("__setitem__")
 
     def __len__(self) -> int:
-        return int(self.pick.number)
+        raise self.unknown("len()")
 
     def __bool__(self) -> bool:
         raise self.unknown("__bool__")
