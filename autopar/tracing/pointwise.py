@@ -11,7 +11,7 @@ import torch
 _ALSO = {  # those that torch does not mark so
     "to", "type", "float", "double", "half", "bfloat16", "long", "int", "bool", "contiguous", "clone", "detach", "cpu",
     "cuda", "type_as", "relu6", "softsign", "tanhshrink", "logsigmoid", "dropout", "where", "nan_to_num", "isclose",
-    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "fill",
 }  # fmt: skip
 _OF_OPERATORS = {
     "truediv": "div", "rtruediv": "div", "rdiv": "div", "floordiv": "floor_divide", "mod": "remainder",

@@ -229,7 +229,8 @@ def of_tensors(
         dtype = kwargs.get("dtype") or (torch.get_default_dtype() if args[0].kind is float else _DTYPES[args[0].kind])
         with recorder.on():
             return args[0].tensor.to(dtype, copy=True)
-    if not is_pointwise(plain_name(func)) or not has_unknown((args, kwargs)):
+    written = func is torch.Tensor.__setitem__ and not has_unknown(args[1])
+    if not (written or is_pointwise(plain_name(func))) or not has_unknown((args, kwargs)):
         return None
     given, named = pytree.tree_map_only(UnknownNumber, lambda one: one.tensor, (args, kwargs))
     try:

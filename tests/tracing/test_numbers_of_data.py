@@ -1,0 +1,67 @@
+"""Numbers that forward reads of tensors are tensors in the graph, with the dtypes that numbers lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import Made
+
+from autopar import Cluster, UntraceableError, plan
+from autopar.tracing import trace
+
+Tensor = torch.Tensor
+
+
+def filled(x: Tensor) -> Tensor:
+    made = torch.zeros_like(x)
+    made[1:] = x.sum().item()
+    made[0].fill_(x.max().item())
+    return made
+
+
+def changed_later(x: Tensor) -> Any:
+    total = x.sum()
+    read = total.item()
+    total.mul_(2)
+    return x * read, total, read
+
+
+COMPUTED: dict[str, Callable[[Tensor], Any]] = {
+    "divided": lambda x: x / x.abs().sum().item(),
+    "by a size": lambda x: x * (x.shape[0] / (1 + x.abs().max().item())),
+    "a count": lambda x: x.sum() / (x > 0).sum().item(),
+    "whole numbers divided": lambda x: (x > 0).sum().item() / x.shape[0] * x,
+    "rounded down": lambda x: x * ((x > 0).sum().item() // 2 + (x > 0).sum().item() % 3),
+    "compared": lambda x: torch.where(x > x.mean().item(), x, x * 2),
+    "clamped": lambda x: x.clamp(max=x.max().item() / 2),
+    "of half precision": lambda x: x.bfloat16().sum() * x.sum().item(),
+    "of whole numbers": lambda x: (x > 0).long() * x.mean().item(),
+    "as a tensor": lambda x: torch.tensor(x.mean().item()) + torch.tensor((x > 0).sum().item()),
+    "written": filled,
+    "read before a write": changed_later,
+    "returned": lambda x: {"mean": x.mean().item(), "count": [(x > 0).sum().item() + 1], "some": x.sum().item() > 0},
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_as_in_eager(kind: str) -> None:
+    traced = trace(Made(COMPUTED[kind]), {"x": torch.randn(4, 6)})
+    assert not traced.failures
+    for seed in range(3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+        made, wanted = traced.gm(x), COMPUTED[kind](x)
+        torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-6)
+        if isinstance(wanted, dict):
+            assert [type(value) for value in made.values()] == [type(value) for value in wanted.values()]
+    assert not any(str(node.target) == "item" for node in traced.graph.nodes)
+
+
+def test_an_op_that_takes_a_number_alone() -> None:
+    model = Made(lambda x: torch.full((4, 6), x.sum().item()) * x)
+    with pytest.raises(
+        UntraceableError, match=r"full is given a number that is read.*test_numbers_of_data"
+    ):
+        plan(model, {"x": torch.randn(4, 6)}, Cluster.preset("cpu", shape=(2,)))
