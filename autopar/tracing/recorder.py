@@ -131,7 +131,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         if torch._C._is_any_autocast_enabled():
             args, kwargs = self._autocast(func, args, kwargs)
         seen = Arguments(self, args, kwargs)
-        if seen.unknown and (made := of_tensors(self, func, args, kwargs, seen)) is not None:
+        if seen.unknown and (made := of_tensors(self, func, args, kwargs, seen)) is not NotImplemented:
             return made
         result = self._again(func, args, kwargs, seen)
         if result is not None:

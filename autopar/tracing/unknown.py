@@ -224,21 +224,21 @@ def of_tensors(
     recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments
 ) -> Any:
     """What a function of numbers that are not known makes, given them as tensors, with the dtype that numbers lead to;
-    None where it takes no tensors in their place."""
+    NotImplemented where it takes no tensors in their place."""
     if func in _MAKERS and args and isinstance(args[0], UnknownNumber):
         dtype = kwargs.get("dtype") or (torch.get_default_dtype() if args[0].kind is float else _DTYPES[args[0].kind])
         with recorder.on():
             return args[0].tensor.to(dtype, copy=True)
     written = func is torch.Tensor.__setitem__ and not has_unknown(args[1])
     if not (written or is_pointwise(plain_name(func))) or not has_unknown((args, kwargs)):
-        return None
+        return NotImplemented
     given, named = pytree.tree_map_only(UnknownNumber, lambda one: one.tensor, (args, kwargs))
     try:
         with recorder.pausing():
             like = func(*seen.data_free(args), **seen.data_free(kwargs)) if not writes_its_first(func) else None
         made = recorder.record(func, *given, **named)
     except TypeError:  # `add(alpha=)` takes a number alone
-        return None
+        return NotImplemented
     if like is None or made.dtype == like.dtype:
         return made
     return recorder.record(torch.Tensor.to, made, like.dtype)
