@@ -58,7 +58,7 @@ class Transit:
         self._live: dict[int, Gathered] | None = None
         self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
         self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
-        self._unread: dict[Bucket, int] = {}
+        self._unread: dict[Bucket, dict[int, int]] = {}  # how often each of these is still to be read
         self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
         self._reductions: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
@@ -93,16 +93,20 @@ class Transit:
                 self._live[storage.cdata] = Gathered(storage, bucket, member)
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
-        """A member that backward needs; kept for as long as others that were saved are not read."""
-        if bucket not in self._whole:
+        """A member that backward needs; kept for as long as others that saved it have not read it. Those that come with
+        it may be read much later: a tied head comes with the norm behind its embedding."""
+        if member not in self._whole.get(bucket, ()):
             packed = self._packed[bucket]
             members = sorted(packed)  # in one order on all ranks
             self._whole[bucket] = dict(zip(members, self._arrived(bucket, members), strict=True))
-            self._unread[bucket] = sum(packed.values())
+            self._unread[bucket] = packed.copy()
             self._go_ahead(bucket, read=True)
-        whole = self._whole[bucket][member]
-        self._unread[bucket] -= 1
-        if not self._unread[bucket]:
+        there, unread = self._whole[bucket], self._unread[bucket]
+        whole = there[member]
+        unread[member] -= 1
+        if not unread[member]:
+            del there[member]
+        if not there:
             del self._whole[bucket]
             self._read[bucket] = torch._C._current_graph_task_id()
         return whole
