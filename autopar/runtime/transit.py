@@ -23,8 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autopar.cost.ahead import due_ahead
 from autopar.cost.reductions import due
 from autopar.graph import storage_of
-from autopar.runtime.accumulation import Accumulation
+from autopar.runtime.accumulation import Accumulation, reduced_at_once
 from autopar.runtime.buckets import Bucket
+from autopar.runtime.convert import Stage
 from autopar.runtime.flights import Flight
 from autopar.runtime.own_gradients import own
 from autopar.runtime.ranges import named
@@ -62,6 +63,7 @@ class Transit:
         self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
         self._reductions: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
+        self._unreduced: dict[int, dict[Stage, torch.Tensor]] = {}  # by place: a bucket to come reduces them too
         end_those_left()
 
     def __del__(self) -> None:
@@ -228,6 +230,7 @@ class Transit:
                     given[i] = waiting if gradient is None else waiting.add_(gradient)
             if holds:
                 return
+        self._await(bucket, given)
         there = [(i, gradient) for i, gradient in enumerate(given) if gradient is not None]
         if not there:
             return
@@ -245,6 +248,18 @@ class Transit:
         for number, (i, _) in enumerate(there):
             self._arriving.setdefault(bucket.places[i], []).append((flight, number))
 
+    def _await(self, bucket: Bucket, given: list[torch.Tensor | None]) -> None:
+        """Add to a bucket's gradients what others have left, and leave those that one to come will reduce: each of
+        several replays that read a parameter would reduce its own, and the results stay until the end."""
+        leaves = self._route.awaiting.get(bucket, frozenset())
+        for i, (place, stage) in enumerate(zip(bucket.places, bucket.stages, strict=True)):
+            gradient, left = given[i], self._unreduced.get(place, {})
+            if (before := left.pop(stage, None)) is not None:
+                given[i] = gradient = before if gradient is None else before.add_(gradient)
+            if i in leaves and gradient is not None:
+                self._unreduced.setdefault(place, {})[stage] = gradient if before is not None else own(gradient)
+                given[i] = None
+
     def brings(self, place: int) -> bool:
         """Whether gradients of the parameter at a place come this way, or else from ops alone."""
         return place in self._route.places
@@ -257,6 +272,7 @@ class Transit:
         """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
+        found += reduced_at_once(self._unreduced.pop(place, {}))
         if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
             self._reductions = [one for one in self._reductions if one.holds_more]
         moves = fills and not self._held and self._accumulation.moves()  # asked in any case: it counts passes

@@ -58,6 +58,20 @@ class Tables(nn.Module):
         return torch.stack([table(input_ids) for table in self.tables]).square().mean()
 
 
+class Loop(nn.Module):
+    """One block many times: each of its replays has a gradient of the weights, and reduces it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(8, 128), nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids % 8)
+        for _ in range(8):
+            x = x + self.down(torch.tanh(self.up(x)))
+        return x.square().mean()
+
+
 def mixtral() -> nn.Module:
     config = transformers.MixtralConfig(
         vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, num_attention_heads=2,
@@ -79,6 +93,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "copies for products": functools.partial(peaks, Turned, "tp", 32),
         "a tied head and a norm": functools.partial(peaks, Tied, "fsdp", 4),
         "rows of tables": functools.partial(peaks, Tables, "tp", 16),
+        "one block in a loop": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
         "experts": functools.partial(peaks, mixtral, "tp", 16),
     }
 }
