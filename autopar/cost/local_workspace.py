@@ -4,6 +4,8 @@ for an op where it is split.
 Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
 float32 at least; the ops themselves make a second one, that of the logarithms. Where causal queries lie on several,
 halves of them are on their way and results are joined. Where experts lie on several, each has room for every route.
+What drops at random has a mask of one byte an element (`autopar.runtime.local.masks`), where PyTorch's own on CPUs is
+of the input's dtype, and for a moment what it drops of.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from autopar.graph import COST, tensor_inputs, tensor_of
+from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
+_DROPS = frozenset({"dropout", "sdpa_dropout"})
 _PARAMETER_OF_EXPERTS = 3  # among their inputs, the first that has experts as its first dim
 _NUMBERS_A_ROW = 8  # sums of exponentials, what labels pick, their gradients, and where labels are
 
@@ -31,6 +34,8 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
     if strategy.local == "sdpa_causal" and cost.work is not None and cost.work.attention:
         return _of_halves(node, strategy, mesh_shape, backward=backward)
     whole = cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes
+    if strategy.local in _DROPS and not backward:
+        whole = max(whole, _mask_elements(node) * tensor_of(tensor_inputs(node)[0]).element_size())
     return round(whole * _part(strategy, mesh_shape))
 
 
@@ -42,11 +47,24 @@ def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], i
     cost, copies, found = node.meta[COST], 0, 0
     if not internal_bytes:
         return 0
+    if strategy.local == "dropout":
+        return round(_mask_elements(node) * strategy.work)
+    if strategy.local == "sdpa_dropout":
+        internal_bytes -= _mask_elements(node) * (tensor_of(tensor_inputs(node)[0]).element_size() - 1)
     for place, size in cost.saved_copies:
         whole = tuple(tensor_of(tensor_inputs(node)[place]).shape)
         local = math.prod(strategy.inputs[place].local_shape(whole, mesh_shape))
         copies, found = copies + size, found + size * local // max(1, math.prod(whole))
     return found + round((internal_bytes - copies) * _part(strategy, mesh_shape))
+
+
+def _mask_elements(node: fx.Node) -> int:
+    """Of what an op that drops at random draws: one an element, a channel, or a query and key."""
+    shape = tuple(tensor_of(tensor_inputs(node)[0]).shape)
+    name = target_name(node).rpartition(".")[2]
+    if name.startswith("dropout"):
+        return math.prod(shape[: len(shape) - int(name[-2]) if name != "dropout" else None])
+    return math.prod(shape[:-1]) * tensor_of(tensor_inputs(node)[1]).shape[-2]
 
 
 def _part(strategy: Strategy, mesh_shape: tuple[int, ...]) -> float:

@@ -177,6 +177,14 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
     )
 
 
+def test_attention_that_drops_keeps_scores_on_cuda() -> None:
+    """No fused kernel drops what the global tensor drops: the runtime forms the scores."""
+    q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), dropout_p=0.1)
+    annotate(node.graph, "cuda")
+    assert node.meta[COST].saved_internal_bytes >= 2 * (2 * 4 * 16 * 16) * 2
+
+
 @pytest.mark.parametrize(
     ("of_keys", "of_values", "fused"), [(24, 16, True), (16, 24, True), (24, 12, False), (12, 12, True)]
 )

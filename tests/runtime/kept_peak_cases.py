@@ -72,6 +72,23 @@ class Loop(nn.Module):
         return x.square().mean()
 
 
+class Dropping(nn.Module):
+    """Drops at random, in attention too: masks of a byte an element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 8)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids)
+        for _ in range(4):
+            heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+            attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+            x = x + nn.functional.dropout(attended.transpose(1, 2).flatten(2), 0.2)
+            x = x + nn.functional.dropout(torch.tanh(x), 0.2)
+        return self.head(x).square().mean()
+
+
 def mixtral() -> nn.Module:
     config = transformers.MixtralConfig(
         vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, num_attention_heads=2,
@@ -94,6 +111,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "a tied head and a norm": functools.partial(peaks, Tied, "fsdp", 4),
         "rows of tables": functools.partial(peaks, Tables, "tp", 16),
         "one block in a loop": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
+        "masks of what is dropped": functools.partial(peaks, Dropping, "ddp", 32),
         "experts": functools.partial(peaks, mixtral, "tp", 16),
     }
 }
