@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import fx
 
+from autopar.cost.local_workspace import kept_bytes
 from autopar.cost.memory import Copy
 from autopar.graph import TensorRef
 from autopar.solver.model import Model
@@ -74,7 +75,7 @@ class HeldByCaller:
             op = self.problem.ops[number]
             again = self.model.z(number, op.again.dropped) if op.again.dropped and op.node is node else None
             for i, (variable, choice) in enumerate(zip(self.model.x[number], op.choices, strict=True)):
-                beside = round(internal * choice.strategy.work)
+                beside = kept_bytes(node, choice.strategy, self.memory.mesh_shape, internal)
                 add(always, variable, beside)
                 if again is not None:
                     size = beside + sum(savings.held_copies(node, choice.strategy).values())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from autopar.cost.local_workspace import kept_bytes
 from autopar.cost.traffic import in_segment
 from autopar.graph import TensorRef, is_cast_input
 from autopar.solver.counts import Counts
@@ -56,7 +57,7 @@ class Saved:
                 continue
             saver, data = Saver(number, 0, op.again.dropped), self.stages[op.stage]
             for i, choice in enumerate(op.choices):
-                size = round(internal * choice.strategy.work)
+                size = kept_bytes(op.node, choice.strategy, self.memory.mesh_shape, internal)
                 keep(data.block, number, self.model.x[number][i], size)
                 for part in self._parts(number):
                     add(data.freed.setdefault(part, {}), self.model.x[number][i], size)

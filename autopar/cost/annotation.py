@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -13,7 +12,7 @@ from torch import fx, nn
 from autopar.cost.call_keys import CallKinds
 from autopar.cost.calls import NoDataError, arguments, callable_of, data_free
 from autopar.cost.fusion import fuse
-from autopar.cost.kernels import has_row, kernel
+from autopar.cost.kernels import Kernel, kernel
 from autopar.cost.measure import Measured, measure, storage_id, touched_bytes
 from autopar.cost.node_cost import NodeCost, Work
 from autopar.cost.products import as_product
@@ -125,9 +124,10 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
         written = sum(map(touched_bytes, outputs))
         work = _work(outputs, [], [], written, 0, 0, 1, 0)
         return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
-    for leaves in (True, False):  # autograd refuses an in-place op on a leaf: try then with inputs that are none
+    # autograd refuses an in-place op on a leaf: try then with inputs that are none; and a size may be a tensor
+    for leaves, known_numbers in ((True, False), (False, False), (True, True)):
         try:
-            found = _measured(node, refs, device_kind, root, leaves)
+            found = _measured(node, refs, device_kind, root, leaves=leaves, known_numbers=known_numbers)
             return dataclasses.replace(found, estimated=isinstance(node.target, LeafCall))  # data may lead it elsewhere
         except NoDataError:
             continue
@@ -135,21 +135,28 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
 
 
 def _measured(
-    node: fx.Node, refs: Sequence[TensorRef], device_kind: str, root: nn.Module | None, leaves: bool
+    node: fx.Node,
+    refs: Sequence[TensorRef],
+    device_kind: str,
+    root: nn.Module | None,
+    *,
+    leaves: bool,
+    known_numbers: bool,
 ) -> NodeCost:
     """The node run alone; raises NoDataError where it cannot."""
     with torch.set_grad_enabled(bool(node.meta.get(GRAD_MODE, True))):
         fresh = {ref: _fresh(tensor_of(ref), leaves) for ref in dict.fromkeys(refs)}
-        args, kwargs = arguments(node, fresh)
+        args, kwargs = arguments(node, fresh, known_numbers=known_numbers)
         call, owned = callable_of(node, root)
         with data_free(node):
             measured = measure(lambda: call(*args, **kwargs), [*fresh.values(), *owned])
             workspace = measure_workspace(lambda: call(*args, **kwargs), [*fresh.values(), *owned])
     if len(measured.outputs) != len(output_tensors(node)):
         raise NoDataError(f"{node} alone yields {len(measured.outputs)} tensors")
-    found = _from_measured(node, device_kind, measured, [fresh[ref] for ref in refs], owned, args, kwargs)
+    own = kernel(node.target, device_kind, measured.outputs, args, kwargs)
+    found = _from_measured(node, measured, [fresh[ref] for ref in refs], owned, own)
     places = [list(fresh).index(ref) for ref in refs]
-    return workspace.added_to(found, places, at_once=has_row(node.target, device_kind))
+    return workspace.added_to(found, places, at_once=own is not None and own.at_once)
 
 
 def _fresh(tensor: torch.Tensor, leaf: bool) -> torch.Tensor:
@@ -161,17 +168,14 @@ def _fresh(tensor: torch.Tensor, leaf: bool) -> torch.Tensor:
 
 def _from_measured(
     node: fx.Node,
-    device_kind: str,
     measured: Measured,
     inputs: Sequence[torch.Tensor],
     owned: Sequence[torch.Tensor],
-    args: Any,
-    kwargs: Any,
+    override: Kernel | None,
 ) -> NodeCost:
     """The figures of the target device: as measured, but for what its own kernel does otherwise."""
     outputs, trains = measured.outputs, any(t.requires_grad for t in measured.outputs)
-    override = kernel(node.target, device_kind, outputs, args, kwargs)
-    saved, internal = dict(measured.saved), None
+    saved, internal, copies = dict(measured.saved), None, tuple[tuple[int, int], ...]()
     if override and trains:
         internal = override.internal_bytes
         if override.saved is not None:
@@ -181,7 +185,10 @@ def _from_measured(
     input_at = {storage_id(t): i for i, t in reversed(list(enumerate(inputs)))}
     output_at = {storage_id(t): i for i, t in reversed(list(enumerate(outputs))) if storage_id(t) not in input_at}
     if internal is None:
-        internal = sum(size for s, size in saved.items() if s not in input_at and s not in output_at)
+        beside = {s: size for s, size in saved.items() if s not in input_at and s not in output_at}
+        internal = sum(beside.values())
+        copied = [(input_at.get(measured.copied.get(s, s)), size) for s, size in beside.items()]
+        copies = tuple((place, size) for place, size in copied if place is not None)
     forward, backward = measured.forward, measured.backward
     moved_forward, moved_backward = forward.moved_bytes, backward.moved_bytes
     kernels_forward, kernels_backward = forward.kernels, backward.kernels
@@ -204,6 +211,7 @@ def _from_measured(
         tuple(sorted(i for s, i in input_at.items() if s in saved)),
         tuple(sorted(i for s, i in output_at.items() if s in saved)),
         internal,
+        copies,
         moved_forward,
         moved_backward,
         tuple(input_at.get(storage_id(t)) for t in outputs),

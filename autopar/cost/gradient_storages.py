@@ -16,7 +16,7 @@ from torch import fx
 
 from autopar.cost.point import Read
 from autopar.cost.traffic import in_segment, needs_grad
-from autopar.graph import COST, TensorRef, is_getitem, output_tensors
+from autopar.graph import COST, TensorRef, is_getitem, output_tensors, tensor_of
 
 if TYPE_CHECKING:
     from autopar.cost.memory import StepMemory
@@ -113,9 +113,10 @@ class GradientStorages:
                 self._views.discard(ref)
 
     def name(self) -> None:
-        """Name each storage that one tensor has left after that: the others' layouts say nothing about it any more."""
+        """Name each storage that one tensor has left after that: the others' layouts say nothing about it any more. Not
+        where it has a part alone (what `stack` read, say): all of it is there as long as that."""
         holders = Counter(self._of.values())
         for ref, storage in self._of.items():
-            if holders[storage] == 1:
+            if holders[storage] == 1 and tensor_of(ref).nbytes >= tensor_of(storage).nbytes:
                 self._of[ref] = ref
                 self._handed.pop(ref, None)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._prims_common import suggest_memory_format  # private: as the kernels ask
 
 from autopar.cost.measure import touched_bytes
 
@@ -23,14 +24,15 @@ from autopar.cost.measure import touched_bytes
 class Kernel:
     """What a row overrides; None leaves the measured figure.
 
-    `saved`: inputs and outputs kept for backward. `causal`: forward does this part of the model's FLOPs.
+    `saved`: inputs and outputs kept for backward, `internal_bytes` beside them. `causal`: forward does this part of
+    the model's FLOPs.
     `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: bytes, in one kernel each way.
     `output`: the output with the strides that the kernel gives it. `attention`: a rate of its own holds for it.
     `workspace_backward`: bytes that it takes meanwhile.
     """
 
     saved: tuple[Tensor, ...] | None = None
-    internal_bytes: int = 0
+    internal_bytes: int | None = None
     causal: float = 1.0
     backward_passes: float | None = None
     moved_forward: int | None = None
@@ -38,6 +40,11 @@ class Kernel:
     attention: bool = False
     output: Tensor | None = None
     workspace_backward: int = 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all of it is one kernel, with no temporaries but `workspace_backward`."""
+        return self.moved_forward is not None
 
 
 Row = Callable[..., Kernel | None]
@@ -126,8 +133,9 @@ def _fused_on_cpu(
 def _fused_on_cuda(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
 ) -> bool:
-    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
-    if not _heads_fit(query, key, value, grouped):
+    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`; none
+    drops as the global tensor is dropped, so that with dropout `autopar.runtime.local.masks` forms the scores."""
+    if dropout_p or not _heads_fit(query, key, value, grouped):
         return False
     if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
@@ -214,6 +222,40 @@ def _batch_norm(
     return None if training else Kernel(internal_bytes=0)
 
 
+def _batch_norm_on_cpu(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Kernel:
+    """The output is contiguous, or has its channels last where the input has: what is transposed to be normalised, and
+    back, is copied by each product that reads it."""
+    return Kernel(internal_bytes=None if training else 0, output=_in_format(outputs[0], _channels_last(input)))
+
+
+def _convolution_on_cpu(outputs: Sequence[Tensor], input: Tensor, weight: Tensor, *others: Any, **more: Any) -> Kernel:
+    """oneDNN writes channels last where the input or the weight has them so; of five dims, it takes no float64."""
+    by_onednn = outputs[0].dim() == 4 or input.dtype in (torch.float32, torch.bfloat16)
+    return Kernel(output=_in_format(outputs[0], by_onednn and (_channels_last(input) or _channels_last(weight))))
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    """Whether a picture or a volume lies with its channels last."""
+    return suggest_memory_format(tensor) in (torch.channels_last, torch.channels_last_3d)
+
+
+def _in_format(output: Tensor, channels_last: bool) -> Tensor:
+    """The output contiguous, or with its channels last."""
+    of_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = of_dims.get(output.dim(), torch.contiguous_format) if channels_last else torch.contiguous_format
+    return torch.empty_like(output, memory_format=last)
+
+
 ROWS: dict[tuple[Any, str], Row] = {
     (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu, _as_query, sums_in_single=False),
     (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda, _on_cuda, sums_in_single=True),
@@ -223,8 +265,12 @@ ROWS: dict[tuple[Any, str], Row] = {
     (torch.rms_norm, "cuda"): _rms_norm_on_cuda,
     (F.layer_norm, "cpu"): _layer_norm_on_cpu,
     (torch.layer_norm, "cpu"): _layer_norm_on_cpu,
-    (F.batch_norm, "cpu"): _batch_norm,
+    (F.batch_norm, "cpu"): _batch_norm_on_cpu,
     (F.batch_norm, "cuda"): _batch_norm,
+    (torch.conv2d, "cpu"): _convolution_on_cpu,
+    (torch.conv3d, "cpu"): _convolution_on_cpu,
+    (torch.conv_transpose2d, "cpu"): _convolution_on_cpu,
+    (torch.conv_transpose3d, "cpu"): _convolution_on_cpu,
 }
 
 

@@ -1,8 +1,11 @@
-"""Temporaries of ops beside what is kept: as measured, or of the code that stands for an op where it is split.
+"""What ops have on a device beside inputs and outputs, kept or for a moment: as measured, or of the code that stands
+for an op where it is split.
 
 Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
 float32 at least; the ops themselves make a second one, that of the logarithms. Where causal queries lie on several,
-halves of them are on their way and results are joined.
+halves of them are on their way and results are joined. Where experts lie on several, each has room for every route.
+What drops at random has a mask of one byte an element (`autopar.runtime.local.masks`), where PyTorch's own on CPUs is
+of the input's dtype, and for a moment what it drops of.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from autopar.graph import COST, tensor_inputs, tensor_of
+from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
+_DROPS = frozenset({"dropout", "sdpa_dropout"})
+_PARAMETER_OF_EXPERTS = 3  # among their inputs, the first that has experts as its first dim
 _NUMBERS_A_ROW = 8  # sums of exponentials, what labels pick, their gradients, and where labels are
 
 
@@ -28,7 +33,46 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
         return _of_classes(node, strategy, mesh_shape)
     if strategy.local == "sdpa_causal" and cost.work is not None and cost.work.attention:
         return _of_halves(node, strategy, mesh_shape, backward=backward)
-    return round((cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes) * strategy.work)
+    whole = cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes
+    if strategy.local in _DROPS and not backward:
+        whole = max(whole, _mask_elements(node) * tensor_of(tensor_inputs(node)[0]).element_size())
+    return round(whole * _part(strategy, mesh_shape))
+
+
+def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], internal_bytes: int) -> int:
+    """Bytes that an op keeps for backward on a device beside inputs and outputs, of `internal_bytes` on one device.
+
+    A copy of an input is cut as the input is, which an op may read whole where it is split along another dim.
+    """
+    cost, copies, found = node.meta[COST], 0, 0
+    if not internal_bytes:
+        return 0
+    if strategy.local == "dropout":
+        return round(_mask_elements(node) * strategy.work)
+    if strategy.local == "sdpa_dropout":
+        internal_bytes -= _mask_elements(node) * (tensor_of(tensor_inputs(node)[0]).element_size() - 1)
+    for place, size in cost.saved_copies:
+        whole = tuple(tensor_of(tensor_inputs(node)[place]).shape)
+        local = math.prod(strategy.inputs[place].local_shape(whole, mesh_shape))
+        copies, found = copies + size, found + size * local // max(1, math.prod(whole))
+    return found + round((internal_bytes - copies) * _part(strategy, mesh_shape))
+
+
+def _mask_elements(node: fx.Node) -> int:
+    """Of what an op that drops at random draws: one an element, a channel, or a query and key."""
+    shape = tuple(tensor_of(tensor_inputs(node)[0]).shape)
+    name = target_name(node).rpartition(".")[2]
+    if name.startswith("dropout"):
+        return math.prod(shape[: len(shape) - int(name[-2]) if name != "dropout" else None])
+    return math.prod(shape[:-1]) * tensor_of(tensor_inputs(node)[1]).shape[-2]
+
+
+def _part(strategy: Strategy, mesh_shape: tuple[int, ...]) -> float:
+    """The part of what an op has beside inputs and outputs that is on one device."""
+    if strategy.local != "experts":
+        return strategy.work
+    cut = zip(strategy.inputs[_PARAMETER_OF_EXPERTS].placements, mesh_shape, strict=True)
+    return strategy.work * math.prod(size for p, size in cut if p.is_sharded and p.dim == 0)
 
 
 def _splits_classes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> bool:

@@ -15,6 +15,8 @@ from autopar.flops import TotalFlops
 
 # These read, of their first argument, only as much as they yield.
 _PICKS = {"embedding", "index_select", "gather", "index", "take", "select_backward", "slice_backward"}
+# These lay all of a tensor out anew, or in another dtype.
+_COPIES = {"clone", "_to_copy"}
 # These make a tensor without writing it.
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -27,6 +29,7 @@ class Measured:
     flops_forward: int = 0
     flops_backward: int = 0
     saved: dict[int, int] = field(default_factory=dict)  # storage identity -> bytes
+    copied: dict[int, int] = field(default_factory=dict)  # those that are a whole storage laid out anew -> that one
     forward: Traffic = field(default_factory=lambda: Traffic())
     backward: Traffic = field(default_factory=lambda: Traffic())
 
@@ -55,6 +58,7 @@ class Traffic(TorchDispatchMode):
         self.moved_bytes = 0
         self.kernels = 0
         self.read_bytes: dict[int, int] = {}  # storage identity -> bytes
+        self.copied: dict[int, int] = {}  # storage identity -> that of which all is copied into it
         self._alive: list[torch.Tensor] = []  # so that identities stay unique
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,6 +74,9 @@ class Traffic(TorchDispatchMode):
             writes = [t for t in writes if storage_id(t) not in sources]
             if not writes:
                 return out
+        if func.overloadpacket.__name__ in _COPIES and _has_all(reads[0]):
+            source = storage_id(reads[0])
+            self.copied[storage_id(writes[0])] = self.copied.get(source, source)
         written = sum(map(touched_bytes, writes))
         picks = func.overloadpacket.__name__ in _PICKS
         for i, tensor in enumerate(reads):
@@ -79,6 +86,11 @@ class Traffic(TorchDispatchMode):
         self.moved_bytes += written
         self.kernels += 1
         return out
+
+
+def _has_all(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has each element of its storage, and each once."""
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured:
@@ -109,6 +121,7 @@ def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured
         flops_forward,
         counter.get_total_flops() - flops_forward,
         {storage_id(t): t.untyped_storage().nbytes() for t in saved},
+        forward.copied,
         forward,
         backward,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cost.lifetimes import Lifetimes
-from autopar.cost.local_workspace import workspace_bytes
+from autopar.cost.local_workspace import kept_bytes, workspace_bytes
 from autopar.cost.memory import StepMemory
 from autopar.cost.point import Point, Read
 from autopar.cost.traffic import needs_grad
@@ -91,7 +91,7 @@ def not_while_converting_bytes(lifetimes: Lifetimes, point: Point, strategy: Str
         return found
     read, made = lifetimes.unkept(node, strategy)
     for _, outputs, beside in (memory.saved(node), memory.savings.held(node)):
-        found += round(beside * strategy.work)
+        found += kept_bytes(node, strategy, memory.mesh_shape, beside)
         refs = [TensorRef(node, j) for j in outputs]
         made |= {memory.copy(ref, strategy.outputs[ref.index]) for ref in refs if memory.roots[ref].node is node}
     return found + sum(map(memory.copy_bytes, made - read))

@@ -12,6 +12,7 @@ from torch import fx
 from autopar.cost.blocks import Repeat, regions
 from autopar.cost.folds import MODEL, Fold
 from autopar.cost.grouping import Grouping
+from autopar.cost.local_workspace import kept_bytes
 from autopar.cost.memory import Copy, Cuts, StepMemory
 from autopar.cost.momentary import Momentary
 from autopar.cost.moving import Moving, moving, replayed
@@ -254,7 +255,7 @@ class PlannedBytes:
 
     def beside(self, node: fx.Node) -> int:
         """Statistics and masks that an op keeps."""
-        return round(self.memory.saved(node)[2] * self.chosen[node].work)
+        return kept_bytes(node, self.chosen[node], self.memory.mesh_shape, self.memory.saved(node)[2])
 
     def inner_inputs(self, segment: Segment) -> set[Copy]:
         """What an inner segment reads from outside, as its ops want it."""

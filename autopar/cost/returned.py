@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from autopar.cost.local_workspace import kept_bytes
 from autopar.cost.memory import Copy, StepMemory
 from autopar.graph import TensorRef
 from autopar.plans import Segment
@@ -47,7 +48,8 @@ class Returned:
         for node in memory.graph.nodes:
             if node not in chosen or (node.op != "output" and node not in savings.holding):
                 continue
-            copies, beside = savings.held_copies(node, chosen[node]), round(savings.held(node)[2] * chosen[node].work)
+            copies = savings.held_copies(node, chosen[node])
+            beside = kept_bytes(node, chosen[node], memory.mesh_shape, savings.held(node)[2])
             held.update(copies)
             _add(self.always, region_of[node], beside)
             if node in segment_of:

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.cost.measure import storage_holders, storage_id
+from autopar.cost.measure import storage_holders, storage_id, touched_bytes
 from autopar.cost.node_cost import NodeCost
 
 
@@ -96,7 +96,7 @@ def measure_workspace(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -
             alias[place] = source.get(storage_id(gradient))
             views[place] = _is_view(gradient)
             if alias[place] is None:
-                own[storage_id(gradient)] = gradient.untyped_storage().nbytes()
+                own[storage_id(gradient)] = touched_bytes(gradient)  # of a part of a larger one (rfft's), not the rest
     return Workspace(forward, max(0, live.peak_bytes - before - sum(own.values())), tuple(alias), tuple(views))
 
 

@@ -11,7 +11,7 @@ while some wait would miss them: that is an error. Zeroing gradients drops what 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -88,9 +88,7 @@ class Accumulation:
     def take_rest(self, name: str) -> list[torch.Tensor]:
         """What still waits for other reductions of the parameter, reduced and no longer kept here."""
         self._parameters.pop(name, None)
-        rest = self._waiting.pop(name, {})
-        flights = (Flight([g], [stage.backward], reduction_dtype=stage.reduction_dtype) for stage, g in rest.items())
-        return [gradient for flight in flights for gradient in flight.finish()]
+        return reduced_at_once(self._waiting.pop(name, {}))
 
     def forget(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Drop what waits, of these parameters or of all, as zeroing gradients does."""
@@ -121,6 +119,12 @@ class Accumulation:
                 "make the last forward and backward before optimizer.step() outside no_sync(), or plan with "
                 "micro_batches=1, or drop them with zero_grad()"
             )
+
+
+def reduced_at_once(gradients: Mapping[Stage, torch.Tensor]) -> list[torch.Tensor]:
+    """What several reductions make of gradients of a parameter."""
+    flights = (Flight([g], [stage.backward], reduction_dtype=stage.reduction_dtype) for stage, g in gradients.items())
+    return [gradient for flight in flights for gradient in flight.finish()]
 
 
 every: weakref.WeakSet[Accumulation] = weakref.WeakSet()

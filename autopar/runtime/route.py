@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autopar.runtime.buckets import Bucket
+from autopar.runtime.convert import Stage
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Route:
     places: frozenset[int] = frozenset()  # in the state, of all members of buckets that move
     names: tuple[str, ...] = ()  # of the state
     read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
+    awaiting: dict[Bucket, frozenset[int]] = field(default_factory=dict)  # members that a later one in backward has too
 
     @staticmethod
     def of(stops: Sequence[Stop], names: Sequence[str]) -> Route:
@@ -51,4 +53,17 @@ class Route:
         moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
         places = frozenset(place for bucket in moving for place in bucket.places)
         forward, backward = (dict(itertools.pairwise(order)) for order in (there, back))
-        return Route(forward, backward, again, longest, places, tuple(names))
+        return Route(forward, backward, again, longest, places, tuple(names), awaiting=_awaiting(stops))
+
+
+def _awaiting(stops: Sequence[Stop]) -> dict[Bucket, frozenset[int]]:
+    """Members of buckets that are reduced alike in another one, which backward comes to later: blocks that share
+    parameters have a bucket each where they are recomputed."""
+    found: dict[Bucket, frozenset[int]] = {}
+    reduced: set[tuple[int, Stage]] = set()
+    for bucket in dict.fromkeys(stop.bucket for stop in stops if stop.bucket.reduces):
+        members = list(zip(bucket.places, bucket.stages, strict=True))
+        if again := frozenset(i for i, member in enumerate(members) if member in reduced):
+            found[bucket] = again
+        reduced.update(members)
+    return found

@@ -23,8 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autopar.cost.ahead import due_ahead
 from autopar.cost.reductions import due
 from autopar.graph import storage_of
-from autopar.runtime.accumulation import Accumulation
+from autopar.runtime.accumulation import Accumulation, reduced_at_once
 from autopar.runtime.buckets import Bucket
+from autopar.runtime.convert import Stage
 from autopar.runtime.flights import Flight
 from autopar.runtime.own_gradients import own
 from autopar.runtime.ranges import named
@@ -58,10 +59,11 @@ class Transit:
         self._live: dict[int, Gathered] | None = None
         self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
         self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
-        self._unread: dict[Bucket, int] = {}
+        self._unread: dict[Bucket, dict[int, int]] = {}  # how often each of these is still to be read
         self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
         self._reductions: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
+        self._unreduced: dict[int, dict[Stage, torch.Tensor]] = {}  # by place: a bucket to come reduces them too
         end_those_left()
 
     def __del__(self) -> None:
@@ -93,16 +95,20 @@ class Transit:
                 self._live[storage.cdata] = Gathered(storage, bucket, member)
 
     def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
-        """A member that backward needs; kept for as long as others that were saved are not read."""
-        if bucket not in self._whole:
+        """A member that backward needs; kept for as long as others that saved it have not read it. Those that come with
+        it may be read much later: a tied head comes with the norm behind its embedding."""
+        if member not in self._whole.get(bucket, ()):
             packed = self._packed[bucket]
             members = sorted(packed)  # in one order on all ranks
             self._whole[bucket] = dict(zip(members, self._arrived(bucket, members), strict=True))
-            self._unread[bucket] = sum(packed.values())
+            self._unread[bucket] = packed.copy()
             self._go_ahead(bucket, read=True)
-        whole = self._whole[bucket][member]
-        self._unread[bucket] -= 1
-        if not self._unread[bucket]:
+        there, unread = self._whole[bucket], self._unread[bucket]
+        whole = there[member]
+        unread[member] -= 1
+        if not unread[member]:
+            del there[member]
+        if not there:
             del self._whole[bucket]
             self._read[bucket] = torch._C._current_graph_task_id()
         return whole
@@ -224,6 +230,7 @@ class Transit:
                     given[i] = waiting if gradient is None else waiting.add_(gradient)
             if holds:
                 return
+        self._await(bucket, given)
         there = [(i, gradient) for i, gradient in enumerate(given) if gradient is not None]
         if not there:
             return
@@ -241,6 +248,18 @@ class Transit:
         for number, (i, _) in enumerate(there):
             self._arriving.setdefault(bucket.places[i], []).append((flight, number))
 
+    def _await(self, bucket: Bucket, given: list[torch.Tensor | None]) -> None:
+        """Add to a bucket's gradients what others have left, and leave those that one to come will reduce: each of
+        several replays that read a parameter would reduce its own, and the results stay until the end."""
+        leaves = self._route.awaiting.get(bucket, frozenset())
+        for i, (place, stage) in enumerate(zip(bucket.places, bucket.stages, strict=True)):
+            gradient, left = given[i], self._unreduced.get(place, {})
+            if (before := left.pop(stage, None)) is not None:
+                given[i] = gradient = before if gradient is None else before.add_(gradient)
+            if i in leaves and gradient is not None:
+                self._unreduced.setdefault(place, {})[stage] = gradient if before is not None else own(gradient)
+                given[i] = None
+
     def brings(self, place: int) -> bool:
         """Whether gradients of the parameter at a place come this way, or else from ops alone."""
         return place in self._route.places
@@ -253,6 +272,7 @@ class Transit:
         """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
+        found += reduced_at_once(self._unreduced.pop(place, {}))
         if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
             self._reductions = [one for one in self._reductions if one.holds_more]
         moves = fills and not self._held and self._accumulation.moves()  # asked in any case: it counts passes

@@ -55,6 +55,7 @@ from autopar.tracing.sharing import place_shared_attributes
 from autopar.tracing.sizes import Traced as TracedNumbers
 from autopar.tracing.traced import Traced
 from autopar.tracing.transforms import transformed_bodies
+from autopar.tracing.transposed_products import as_linear_layers
 from autopar.tracing.unknown import UnknownNumber, checks_noted
 from autopar.tracing.written_around import check_writes
 
@@ -151,6 +152,7 @@ class Attempt:
         output.meta[VAL] = fx.node.map_aggregate(flat, lambda v: v.meta[VAL] if isinstance(v, fx.Node) else v)
         if self.options.remove_inplace:
             functionalize(self.graph)
+            as_linear_layers(self.graph)
         guards = take_guards(self.graph)
         if unseen and not self.inputs.same:  # calls that do not look at a state are alike whatever it is
             self.inputs = leave_out(self.graph, self.inputs, unseen)

@@ -11,6 +11,7 @@ from torch import nn
 
 from autopar.cost import NodeCost, annotate, saved_bytes, total_flops
 from autopar.graph import COST, GRAD_MODE
+from autopar.tracing import trace
 
 
 class Attention(nn.Module):
@@ -206,6 +207,20 @@ def leaf_graph(leaf: nn.Module) -> tuple[torch.fx.Graph, nn.Module]:
     root = nn.Module()
     root.leaf = leaf
     return graph, root
+
+
+def test_a_size_may_be_a_known_tensor() -> None:
+    """As Longformer cuts a sequence: a view, which keeps nothing."""
+
+    class Cut(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).view(torch.div(x.shape[0], 4, rounding_mode="trunc"), 4, -1)
+
+    graph = trace(Cut(), {"x": torch.empty(8, 4, device="meta", requires_grad=True)}).graph
+    annotate(graph)
+    cost = next(node for node in graph.nodes if node.target == "view").meta[COST]
+    assert not cost.estimated
+    assert (cost.alias_of, cost.saved_inputs, cost.saved_outputs) == ((0,), (), ())
 
 
 def test_a_leaf_module_owns_its_parameters() -> None:

@@ -9,6 +9,7 @@ from recorded import counted_saved_bytes, graph_of_call
 
 from autopar.cost import annotate, saved_bytes
 from autopar.cost.kernels import ROWS
+from autopar.cost.workspace import measure_workspace
 from autopar.graph import COST, VAL
 
 
@@ -21,12 +22,21 @@ def tensors(value: Any, device: str) -> Any:
 class Spec:
     """A tensor still to be made, on the meta device and on the CPU alike."""
 
-    def __init__(self, *shape: int, dtype: torch.dtype = torch.float32, grad: bool = True, swap: bool = False) -> None:
-        self.shape, self.dtype, self.grad, self.swap = shape, dtype, grad, swap
+    def __init__(
+        self,
+        *shape: int,
+        dtype: torch.dtype = torch.float32,
+        grad: bool = True,
+        swap: bool = False,
+        last: bool = False,
+    ) -> None:
+        self.shape, self.dtype, self.grad, self.swap, self.last = shape, dtype, grad, swap, last
 
     def make(self, device: str) -> torch.Tensor:
         made = torch.ones(self.shape, dtype=self.dtype, device=device)
         made = made.transpose(1, 2) if self.swap else made
+        if self.last:
+            made = made.to(memory_format=torch.channels_last if made.dim() == 4 else torch.channels_last_3d)
         return made.requires_grad_(self.grad)
 
 
@@ -67,8 +77,25 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
         (Spec(4, 8, dtype=torch.bfloat16), (8,), Spec(8), Spec(8)),
         {},
     ),
+    "batch norm, transposed": (F.batch_norm, (Spec(4, 8, 3, swap=True), *STATS, Spec(3), Spec(3), True), {}),
+    "batch norm, channels last": (F.batch_norm, (Spec(4, 3, 8, 8, last=True), *STATS, Spec(3), Spec(3), True), {}),
     "batch norm, training": (F.batch_norm, (Spec(4, 3, 8, 8), *STATS, Spec(3), Spec(3), True), {}),
     "batch norm, eval": (F.batch_norm, (Spec(4, 3, 8, 8), *STATS, Spec(3), Spec(3), False), {}),
+    "convolution": (torch.conv2d, (Spec(4, 3, 8, 8), Spec(6, 3, 3, 3)), {}),
+    "convolution, channels last": (torch.conv2d, (Spec(4, 3, 8, 8, last=True), Spec(6, 3, 3, 3)), {}),
+    "convolution, weight's channels last": (torch.conv2d, (Spec(4, 3, 8, 8), Spec(6, 3, 3, 3, last=True)), {}),
+    "transposed convolution": (torch.conv_transpose2d, (Spec(4, 3, 8, 8, last=True), Spec(3, 6, 2, 2)), {}),
+    "convolution of three dims": (torch.conv3d, (Spec(4, 3, 4, 8, 8, last=True), Spec(6, 3, 3, 3, 3)), {}),
+    "convolution of three dims, float64": (
+        torch.conv3d,
+        (Spec(4, 3, 4, 8, 8, last=True, dtype=torch.float64), Spec(6, 3, 3, 3, 3, dtype=torch.float64)),
+        {},
+    ),
+    "transposed convolution of three dims": (
+        torch.conv_transpose3d,
+        (Spec(4, 3, 4, 8, 8, last=True), Spec(3, 6, 2, 2, 2)),
+        {},
+    ),
     "rms norm": (F.rms_norm, (Spec(4, 8), (8,), Spec(8)), {}),
     "dropout": (F.dropout, (Spec(4, 8), 0.3), {}),
     "dropout, bf16": (F.dropout, (Spec(4, 8, dtype=torch.bfloat16), 0.3), {}),
@@ -110,6 +137,17 @@ def test_every_row_for_the_cpu_is_among_the_calls() -> None:
     assert {target for target, kind in ROWS if kind == "cpu"} <= named
 
 
+def test_attention_that_is_not_fused_makes_scores_for_a_moment() -> None:
+    """Values of another size than keys, as in DeepSeek: gradients of scores and of chances live at once."""
+    shapes = (2, 4, 16, 8), (2, 4, 16, 8), (2, 4, 16, 12)
+    node = graph_of_call(ATTENTION, *(torch.empty(s, device="meta", requires_grad=True) for s in shapes))
+    annotate(node.graph, "cpu")
+    real = measure_workspace(lambda: ATTENTION(*given), given := [torch.ones(s, requires_grad=True) for s in shapes])
+    cost = node.meta[COST]
+    assert (cost.workspace_forward_bytes, cost.workspace_backward_bytes) == (real.forward_bytes, real.backward_bytes)
+    assert real.backward_bytes >= 2 * 4 * 16 * 16 * 4
+
+
 @pytest.mark.parametrize("op", [F.dropout, torch.dropout])
 def test_a_dropout_mask_is_one_byte_an_element_on_cuda(op: Any) -> None:
     node = graph_of_call(op, torch.empty(4, 8, device="meta", requires_grad=True), 0.3, True)
@@ -137,6 +175,14 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
     assert cost.workspace_backward_bytes == (0 if dtype == torch.float32 else 4 * q.numel()), (
         "gradients of q in float32"
     )
+
+
+def test_attention_that_drops_keeps_scores_on_cuda() -> None:
+    """No fused kernel drops what the global tensor drops: the runtime forms the scores."""
+    q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), dropout_p=0.1)
+    annotate(node.graph, "cuda")
+    assert node.meta[COST].saved_internal_bytes >= 2 * (2 * 4 * 16 * 16) * 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""Ranks whose steps peak with what ops keep beside what they read and make: copies for products, routes of experts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from peak_cases import measured
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import autopar
+
+WORDS, LENGTH, WIDTH = 512, 32, 64
+
+
+class Turned(nn.Module):
+    """Normalises over the last dim but one, as in PatchTST, so that each product copies what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(input_ids).transpose(1, 2)).transpose(1, 2)
+        return torch.stack([torch.tanh(head(x)).square().mean() for head in self.heads]).sum()
+
+
+class Tied(nn.Module):
+    """A head that is the embedding, behind which there is a norm: one bucket, read at both ends of backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(3)
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(input_ids))
+        for layer in self.layers:
+            x = x + layer(x)
+        return (x @ self.words.weight.T).square().mean()
+
+
+class Tables(nn.Module):
+    """Rows of several tables in one tensor, as in models of recommendations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(WORDS, WIDTH) for _ in range(6))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return torch.stack([table(input_ids) for table in self.tables]).square().mean()
+
+
+class Loop(nn.Module):
+    """One block many times: each of its replays has a gradient of the weights, and reduces it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(8, 128), nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids % 8)
+        for _ in range(8):
+            x = x + self.down(torch.tanh(self.up(x)))
+        return x.square().mean()
+
+
+class Dropping(nn.Module):
+    """Drops at random, in attention too: masks of a byte an element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 8)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids)
+        for _ in range(4):
+            heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+            attended = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+            x = x + nn.functional.dropout(attended.transpose(1, 2).flatten(2), 0.2)
+            x = x + nn.functional.dropout(torch.tanh(x), 0.2)
+        return self.head(x).square().mean()
+
+
+def mixtral() -> nn.Module:
+    config = transformers.MixtralConfig(
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config)
+
+
+def peaks(build: Callable[[], nn.Module], preset: str, rows: int) -> dict[str, Any]:
+    ids = torch.randint(WORDS, (rows, LENGTH))
+    batch = {"input_ids": ids, "labels": ids} if build is mixtral else {"input_ids": ids}
+    mesh = init_device_mesh("cpu", (2,))
+    model = autopar.autoparallelize(build(), batch, mesh, constraints=preset, optimizer="sgd", time_limit=20)
+    return measured(model, batch, torch.optim.SGD(model.parameters()))
+
+
+CASES: dict[int, dict[str, Callable[[], Any]]] = {
+    2: {
+        "copies for products": functools.partial(peaks, Turned, "tp", 32),
+        "a tied head and a norm": functools.partial(peaks, Tied, "fsdp", 4),
+        "rows of tables": functools.partial(peaks, Tables, "tp", 16),
+        "one block in a loop": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
+        "masks of what is dropped": functools.partial(peaks, Dropping, "ddp", 32),
+        "experts": functools.partial(peaks, mixtral, "tp", 16),
+    }
+}
