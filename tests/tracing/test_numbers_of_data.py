@@ -61,7 +61,5 @@ def test_as_in_eager(kind: str) -> None:
 
 def test_an_op_that_takes_a_number_alone() -> None:
     model = Made(lambda x: torch.full((4, 6), x.sum().item()) * x)
-    with pytest.raises(
-        UntraceableError, match=r"full is given a number that is read.*test_numbers_of_data"
-    ):
+    with pytest.raises(UntraceableError, match=r"full is given a number that is read.*test_numbers_of_data"):
         plan(model, {"x": torch.randn(4, 6)}, Cluster.preset("cpu", shape=(2,)))
