@@ -21,7 +21,8 @@ FIRST_WRITES   of a parameter: what forward writes into it before anything reads
                ((method, arguments, keyword arguments), ...), the same for each element
 STATE          of an input that is a state: which of the outputs is what the next call is given, -1 without
 STATE_OF       of an input that is a state: the attribute, as in 'model.layers.0.h'
-ROWS           of an input that is a state: along which dim its rows lie where that is known, -1 for none
+ROWS           of an input that is a state: along which dim its rows lie where that is known, -1 for none; so of any
+               other input of a later call that is taken for no rows
 KIND           of a call that was annotated: a number, equal for calls of one graph that do the same
                (target, constants, facts of inputs and outputs); gone where it was not
 FORM           of a call that was annotated: a number, equal for calls that are written alike: of a kind

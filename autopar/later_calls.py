@@ -64,7 +64,7 @@ def trace_later(
 ) -> Traced:
     """The trace of a call of another kind than `first`, or of another method than the model's forward.
 
-    `rows`: along which dim those of its states lie, where that is known.
+    `rows`: along which dim those of its states lie, where that is known, and -1 of inputs that are no rows.
 
     Where a tensor is passed twice, one in which each input is a tensor of its own, if that does the same: it runs calls
     of different tensors, too.

@@ -1,4 +1,4 @@
-"""Along which dims the rows of states lie, of which each rank has its own with `inputs="local"`."""
+"""Along which dims rows lie, of which each rank has its own with `inputs="local"`: of states, and of later inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from autopar.graph import ROWS, STATE, resolve
+from autopar.graph import ROWS, resolve
 
 
 def by_output(graph: fx.Graph, batch_dims: Sequence[int]) -> dict[int, int]:
@@ -18,7 +18,7 @@ def by_output(graph: fx.Graph, batch_dims: Sequence[int]) -> dict[int, int]:
 
 
 def note_rows(graph: fx.Graph, rows: Mapping[str, int]) -> None:
-    """Note how states lie that other calls have left or are given, by their names as inputs."""
+    """Note how states lie that other calls have left or are given, and which inputs are no rows, by their names."""
     for node in graph.find_nodes(op="placeholder"):
-        if STATE in node.meta and node.target in rows:
+        if node.target in rows:
             node.meta[ROWS] = rows[str(node.target)]

@@ -14,6 +14,7 @@ from autopar.gradient_starts import RUN_WHOLE
 from autopar.graph import (
     KIND,
     PLACE,
+    ROWS,
     SCOPE,
     STATE,
     VAL,
@@ -90,9 +91,10 @@ def strategies_for(
             shapes = [tuple(tensor_of(ref).shape) for ref in refs]
             found[node] = ends.returned(shapes, ways, mesh_shape, [uneven.dims.get(ref, frozenset()) for ref in refs])
         elif output_tensors(node) and not is_getitem(node):
+            given = "global" if STATE in node.meta or node.meta.get(ROWS) == -1 else inputs
             key = (
                 node.op,
-                inputs,
+                given,
                 STATE in node.meta,
                 node in constant,
                 tuple(TensorFact.of(t) for t in output_tensors(node)),
@@ -100,7 +102,6 @@ def strategies_for(
                 uneven.dims.get(TensorRef(node, 0), frozenset()),
             )
             if key not in shared:
-                given = "global" if STATE in node.meta else inputs
                 shared[key] = _of_end(node, node in constant, mesh_shape, given, key[-1])
             found[node] = shared[key]
     return split_states(graph, found, mesh_shape) if inputs == "local" else found

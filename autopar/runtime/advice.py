@@ -51,6 +51,10 @@ _ADVICE = {  # by words of the error, the first that fit
         "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
         " compute the new value and write it with copy_"
     ),
+    "object has no attribute 'mesh'": (
+        "torch takes a sum of two DTensors, as numbers of parameters of a planned model are, for one with a number of "
+        "Python's that it has added before: add numbers ((p == 0).sum().item(), on every rank)"
+    ),
     "No inf checks were recorded for this optimizer": (
         "a GradScaler found no gradient of the optimizer's parameters. A plan with micro_batches=N moves gradients in "
         "every N-th backward: step the scaler after it"

@@ -31,6 +31,7 @@ from autopar.runtime.leaving import leave_quietly
 from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
 from autopar.runtime.lowering import Rank
 from autopar.runtime.mended_ops import mend_ops
+from autopar.runtime.mended_reductions import mend_reductions
 from autopar.runtime.model_class import ATTRIBUTE, planned_class
 from autopar.runtime.optimizers import refuse_unfit
 from autopar.runtime.overflow import find_overflows_everywhere
@@ -105,6 +106,7 @@ def apply(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh,
     advise()
     read_whole_numbers()
     mend_ops()
+    mend_reductions()
     count_writes_into_lists()
     find_overflows_everywhere()
     if device.type == "cpu":

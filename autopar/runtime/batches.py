@@ -7,6 +7,7 @@ dealt out as the plan lays the inputs out, and ranks whose layouts are the same 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import Sampler
 
 from autopar.errors import InputError
 from autopar.layout import Layout, take_shard
+from autopar.runtime.calls import Lies
 from autopar.runtime.carried import planned_of
 from autopar.runtime.planned import Planned
 
@@ -27,9 +29,10 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
 
     `batch`: inputs by name, as in `meta_args`; a tuple or list of positional inputs; or the first input alone. It may
     have fewer rows than the example, as a last batch does. By name it may also have what the model does not take,
-    targets of a loss outside of it: of these, this rank gets the rows that it has of the inputs.
+    targets of a loss outside of it: of these, this rank gets the rows that it has of the inputs. So it does of inputs
+    that the example did not have, a mask say, whose first dim is as long as that of the others.
 
-    Raises InputError for a batch whose rows the ranks cannot share evenly, and for inputs that the plan does not have.
+    Raises InputError for a batch whose rows the ranks cannot share evenly, and for more inputs than the model takes.
     """
     planned = planned_of(model)
     lies = planned.programs.first.inputs
@@ -39,16 +42,20 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
     names = list(parameters)
     if isinstance(batch, Mapping):
         taken = {name for name in batch if not {name, f"{name}_0"}.isdisjoint({*parameters, *lies})}
-        return {name: _part(name, value, planned, lies, is_input=name in taken) for name, value in batch.items()}
+        length = _length({name: value for name, value in batch.items() if name in taken}, lies)
+        return {
+            name: _part(name, value, planned, lies, length, is_input=name in taken) for name, value in batch.items()
+        }
     if isinstance(batch, (tuple, list)):
         if len(batch) > len(names) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
             raise InputError(
                 f"{len(batch)} positional inputs were given, and the model takes {len(names)}: {names}; what it does "
                 "not take (targets) is cut by name, local_batch(model, {'name': tensor})"
             )
-        parts = [_part(name, value, planned, lies) for name, value in zip(names, batch, strict=False)]
+        length = _length(dict(zip(names, batch, strict=False)), lies)
+        parts = [_part(name, value, planned, lies, length) for name, value in zip(names, batch, strict=False)]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return _part(names[0], batch, planned, lies)
+    return _part(names[0], batch, planned, lies, _length({names[0]: batch}, lies))
 
 
 def sampler(
@@ -132,26 +139,38 @@ def _of_rows(planned: Planned) -> tuple[Layout, int]:
     return layout, shape[0]
 
 
+def _named(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What an argument holds, tensors with their names in a graph."""
+    leaves = pytree.tree_leaves(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return [(name, value)]
+    places = itertools.count()
+    return [(f"{name}_{next(places)}" if isinstance(leaf, torch.Tensor) else name, leaf) for leaf in leaves]
+
+
+def _length(batch: Mapping[str, Any], lies: Mapping[str, Lies]) -> int | None:
+    """How many rows a batch has: as those inputs say that the example says to have rows, or if none is, the first."""
+    leaves = [leaf for name, value in batch.items() for leaf in _named(name, value)]
+    lengths = {name: len(leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
+    if lies.keys().isdisjoint(lengths):
+        return next(iter(lengths.values()), None)
+    return next((n for name, n in lengths.items() if name in lies and not lies[name][0].is_replicated), None)
+
+
 def _part(
-    name: str,
-    value: Any,
-    planned: Planned,
-    lies: Mapping[str, tuple[Layout, tuple[int, ...]]],
-    *,
-    is_input: bool = True,
+    name: str, value: Any, planned: Planned, lies: Mapping[str, Lies], length: int | None, *, is_input: bool = True
 ) -> Any:
-    leaves, spec = pytree.tree_flatten(value)
-    single = len(leaves) == 1 and leaves[0] is value
-    places = iter(range(len(leaves)))
+    """`length`: of the batch; an input that the example did not have has rows if its first dim is as long."""
     parts = []
-    for leaf in leaves:
+    for own_name, leaf in _named(name, value):
+        known = lies.get(own_name) if is_input else _of_rows(planned)
         if isinstance(leaf, torch.Tensor):
-            known = lies.get(name if single else f"{name}_{next(places)}") if is_input else _of_rows(planned)
-            if known is None:
-                raise InputError(f"the plan was made without an input '{name}': give an example of it in meta_args")
-            leaf = _cut(name, leaf, known[0], planned)
-        parts.append(leaf)
-    return pytree.tree_unflatten(parts, spec)
+            if known is None and leaf.ndim and len(leaf) == length:
+                known = _of_rows(planned)
+            parts.append(leaf if known is None else _cut(name, leaf, known[0], planned))
+        else:
+            parts.append(leaf)
+    return pytree.tree_unflatten(parts, pytree.tree_structure(value))
 
 
 def _cut(name: str, tensor: torch.Tensor, layout: Layout, planned: Planned) -> torch.Tensor:

@@ -14,6 +14,8 @@ from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.own_way import in_torchs_own_way
+
 
 @functools.cache
 def count_writes_into_lists() -> None:
@@ -34,11 +36,6 @@ def _writing_lists() -> list[OpOverload[..., Any]]:
 
 
 def _counted(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-    handlers.pop(op_call, None)  # torch's own way is taken where there is no handler (another thread may be there)
-    try:
-        result = op_call(*args, **kwargs)
-    finally:
-        handlers[op_call] = _counted
+    result = in_torchs_own_way(op_call, args, kwargs)
     increment_version([one for one in args[0] if isinstance(one, DTensor) and not one.is_inference()])
     return result

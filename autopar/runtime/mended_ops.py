@@ -2,8 +2,10 @@
 
 `F.mse_loss(student(x), teacher(x))` of two planned models: the gradient of a mean is divided by the number of this
 rank's elements, so that it is too large by as many as there are parts. Torch runs these ops as they are on the parts,
-as their decompositions would allow, where sizes are constants. `fill_` of a tensor whose parts are summands, which
-`F.cosine_embedding_loss` does, writes the whole number into each part. And those that it fails at (`compared_ops`).
+as their decompositions would allow, where sizes are constants. The mean itself is that of the parts' means, which is
+another one where these have unequally many elements, as those of odd parameters do. `fill_` of a tensor whose parts are
+summands, which `F.cosine_embedding_loss` does, writes the whole number into each part. And those that it fails at:
+`compared_ops`, and zeros written into summands, as the gradient of a norm does (`(w.T @ w).norm()`).
 """
 
 from __future__ import annotations
@@ -17,9 +19,16 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial
 
 from autopar.runtime.compared_ops import ALLCLOSE, EQUAL, compared
+from autopar.runtime.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
-_GRADIENTS_OF_MEANS = (
+_MEANS = (
+    _aten.mse_loss.default,
+    _aten.smooth_l1_loss.default,
+    _aten.huber_loss.default,
+    _aten.binary_cross_entropy.default,
+    _aten.binary_cross_entropy_with_logits.default,
+    _aten.soft_margin_loss.default,
     _aten.mse_loss_backward.default,
     _aten.smooth_l1_loss_backward.default,
     _aten.huber_loss_backward.default,
@@ -35,9 +44,10 @@ def mend_ops() -> None:
     The dispatcher is private: torch has no public way to say how an op runs on DTensors.
     """
     handlers = DTensor._op_dispatcher._custom_op_handlers
-    for op in _GRADIENTS_OF_MEANS:
+    for op in _MEANS:
         handlers.setdefault(op, _decomposed)
     handlers.setdefault(_aten.fill_.Scalar, _filled)
+    handlers.setdefault(_aten.masked_fill_.Scalar, _cleared)
     for op in (EQUAL, ALLCLOSE):
         handlers.setdefault(op, compared)
 
@@ -52,4 +62,12 @@ def _filled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[s
     mesh = tensor.device_mesh
     sums = [axis for axis, one in enumerate(tensor.placements) if isinstance(one, Partial) and one.reduce_op == "sum"]
     op_call(tensor._local_tensor, 0 if any(mesh.get_local_rank(axis) for axis in sums) else value)
+    return tensor
+
+
+def _cleared(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    tensor, mask, value = args
+    if value != 0 or mask.numel() != 1 or not any(placement.is_partial() for placement in tensor.placements):
+        return in_torchs_own_way(op_call, args, kwargs)
+    op_call(tensor._local_tensor, mask.full_tensor() if isinstance(mask, DTensor) else mask, value)
     return tensor

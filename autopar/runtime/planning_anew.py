@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from autopar.entries import FORWARD, Entry, of_model
 from autopar.errors import AutoparError, InputError
 from autopar.runtime.agreement import agree
-from autopar.runtime.calls import description, place_of, tensors_of_call
+from autopar.runtime.calls import Call, description, place_of, tensors_of_call
 from autopar.runtime.entered import as_built
 from autopar.runtime.local_rows import check_rows
 from autopar.runtime.parameters import plain_parameters
@@ -39,11 +41,10 @@ def plan_anew(
             call = planned.whole_call(model, like, args, kwargs, entry)
             if entry == FORWARD:
                 check_rows(programs, model, (args, kwargs), call)
+            rows = {**programs.rows_of_states, **_without_rows(planned, entry.of(model), (args, kwargs), call)}
             call = call[0], {**call[1], **looks_of_set(programs, model)}
             earlier = [(program.traced, program.plan) for program in programs.of(entry)]
-            traced, plan = planned.replan(
-                model, *call, planned.storage, planned.trained.names, earlier, entry, programs.rows_of_states
-            )
+            traced, plan = planned.replan(model, *call, planned.storage, planned.trained.names, earlier, entry, rows)
             program = next((one for one in programs if one.plan is plan), None)
             if program is None:
                 first = programs.first.traced.root  # a copy may go again
@@ -58,6 +59,17 @@ def plan_anew(
         raise _refused(planned, model, args, kwargs, entry, error) from error
     finally:
         model.__class__ = planned_class
+
+
+def _without_rows(planned: Planned, called: Callable[..., Any], passed: Call, whole: Call) -> dict[str, int]:
+    """Which inputs the call with the `whole` batch takes as this rank has `passed` them, as notes for its graph.
+
+    The plan would take every tensor of this rank for its rows, a vector too that all ranks have.
+    """
+    if planned.programs[0].plan.inputs == "global" or math.prod(planned.rank.mesh.shape) == 1:
+        return {}
+    given, taken = (tensors_of_call(called, *one) for one in (passed, whole))
+    return {name: -1 for name, tensor in given.items() if tensor.shape == taken[name].shape}
 
 
 def _refused(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autopar.runtime import collectives
+from autopar.runtime.torch_states import follow
 
 # 64-bit mixing: D. Lea and S. Vigna, splitmix64. 32-bit mixing: C. Wellons, "Prospecting for hash functions" (2018).
 _GOLDEN_64, _MIX_64_A, _MIX_64_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -31,6 +32,11 @@ class RandomState:
     def __init__(self, seed: int, device: torch.device) -> None:
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.seed = torch.tensor(_signed(seed % (1 << 64), 64), dtype=torch.int64, device=device)
+        follow(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # of a copy
+        follow(self)
 
     def next_key(self) -> torch.Tensor:
         """The key of one training forward: a new int64 scalar."""

@@ -262,7 +262,12 @@ def advised() -> list[list[str]]:
         scaler.scale(model(ROWS).sum()).backward()
         scaler.step(optimizer)
 
+    def counts_added() -> None:
+        whole = planned("ddp").get_parameter("down.bias")
+        sum((p == 0).sum() for p in (parameter, parameter, whole))
+
     mistakes = (
+        *([(counts_added, "add numbers ((p == 0).sum().item()")] if torch.__version__.startswith("2.13") else []),
         (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
         (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
         (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import autopar
 
@@ -145,6 +145,30 @@ def of_outputs(layout: str, name: str) -> float:
     return max((a - b).abs().max().item() for a, b in zip(*gradients, strict=True))
 
 
+OF_UNEVEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    **{name: loss for name, loss in OF_OUTPUTS.items() if name != "cosine"},
+    "bce_with_logits": lambda a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid()),
+    "norms summed": lambda a, b: torch.stack([a.norm(), b.norm()]).sum(),
+    "norms of rows": lambda a, b: a.norm(dim=1).sum() + a.norm(dim=0).mean(),
+    "distances": lambda a, b: F.pairwise_distance(a, b).sum(),
+    "last dim scanned": lambda a, b: (a.cumsum(-1).exp() * a.logcumsumexp(-2)).sum(),
+    "all dims": lambda a, b: ((a - a.mean(dim=())) ** 2 + a.sum(dim=[], keepdim=True) * b.amax(dim=())).sum(),
+    "norm of a product": lambda a, b: (a.T @ b).norm() + (a @ b.T).norm() + a.mean(0).norm(),
+}
+
+
+def of_uneven(dim: int, name: str) -> float:
+    """The largest difference of a number, or its gradient, of two tensors of which ranks hold unlike parts."""
+    mesh, seeds = init_device_mesh("cpu", (dist.get_world_size(),)), torch.Generator().manual_seed(2)
+    autopar.autoparallelize(built(4), {"input": torch.zeros(ROWS, 4).double()}, mesh)
+    tensors = [torch.randn(5, 7, dtype=torch.float64, generator=seeds) for _ in range(2)]
+    found = []
+    for one, other in (tensors, [distribute_tensor(tensor, mesh, [Shard(dim)]) for tensor in tensors]):
+        loss = OF_UNEVEN[name](one.requires_grad_(), other)
+        found.append([loss.detach(), *torch.autograd.grad(loss, one)])
+    return max((a - whole(b)).abs().max().item() for a, b in zip(*found, strict=True))
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -162,6 +186,11 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     | {
         f"{name} of outputs, {layout}": functools.partial(of_outputs, layout, name)
         for layout, name in (*(("S0", name) for name in OF_OUTPUTS), ("S1", "cosine"))
+    }
+    | {
+        f"{name} of unlike parts of dim {dim}": functools.partial(of_uneven, dim, name)
+        for dim in (0, 1)
+        for name in OF_UNEVEN
     }
     | {"half_a_call": half_a_call}
 }

@@ -17,6 +17,7 @@ from call_cases import Net, error, planned, rows, whole
 from torch import nn
 from torch._C._distributed_c10d import _get_work_registry_size  # private: collectives that nobody has waited for
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import autopar
 
@@ -180,12 +181,41 @@ def error_inside(preset: str) -> list[bool]:
     return [*modes, after.requires_grad, torch.equal(before, after)]
 
 
+class Dropping(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 4, bias=False))
+
+
+def replayed(preset: str) -> list[bool]:
+    """Numbers of a call are drawn again by a checkpoint around it, and where the state is set again; a copy's, too."""
+    torch.manual_seed(3)
+    mesh, x = init_device_mesh("cpu", (dist.get_world_size(),)), rows(8)
+    planned = autopar.autoparallelize(Dropping().double(), {"input": x}, mesh, constraints=[preset, "output:* = R"])
+    found = []
+    for model in (planned, copy.deepcopy(planned)):
+        weight = model[2].weight
+        for reentrant in (True, False):
+            output = checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant)
+            output.square().sum().backward()  # its sum of products with the last weight is twice the loss
+            product = (whole(weight.grad) * whole(weight.detach())).sum()
+            found.append(torch.allclose(product, 2 * output.detach().square().sum(), rtol=1e-12))
+            model.zero_grad()
+        state = torch.get_rng_state()
+        first, second = model(x), model(x)
+        torch.set_rng_state(state)
+        with torch.random.fork_rng():
+            found.append(torch.equal(first, model(x)))
+        found.append(torch.equal(first, model(x)) and torch.equal(second, model(x)) and not torch.equal(first, second))
+    return found
+
+
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {"vectors_of_one_process": vectors_of_one_process}
     | {
         f"{case.__name__}-{preset}": functools.partial(case, preset)
         for case in (
             error_inside,
+            replayed,
             strided_buffers,
             written_whole,
             gradients_of_some,

@@ -58,7 +58,6 @@ def test_parts_are_those_of_the_batch(inputs: str, two: list[dict[str, Any]], fo
             "InputError: the last batch has 1 of 4 rows, which 2 ranks cannot share evenly: .*drop_last",
         ),
         ("uneven_batch", "InputError: 'x' has 3 rows, which 2 ranks cannot share evenly: .* inputs=\"global\""),
-        ("another_input", "InputError: the plan was made without an input 'y'"),
         ("stream", "InputError: Endless has no length.*local_batch"),
         ("no_plan", "InputError: this Net has no plan"),
         (
@@ -70,6 +69,11 @@ def test_parts_are_those_of_the_batch(inputs: str, two: list[dict[str, Any]], fo
 def test_what_cannot_be_dealt_out_is_told(case: str, words: str, two: list[dict[str, Any]]) -> None:
     for text in values(two, case):
         assert re.match(words, text), text
+
+
+def test_inputs_that_the_example_left_out_are_dealt_out(two: list[dict[str, Any]]) -> None:
+    for worst in values(two, "another_input"):
+        assert worst < 1e-12
 
 
 def test_rows_on_another_dim_are_told_of_once(two: list[dict[str, Any]]) -> None:

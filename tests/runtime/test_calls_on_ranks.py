@@ -265,6 +265,11 @@ def test_an_error_inside_leaves_the_modes_of_the_loop(preset: str, two: Two) -> 
         assert all(found["value"]), found["value"]
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_replay_and_a_state_of_torch_draw_the_same_numbers(preset: str, two: Two) -> None:
+    assert values(two(STATE), f"replayed-{preset}") == [[True] * 8] * 2
+
+
 def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
     assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))
 

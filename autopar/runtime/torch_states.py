@@ -1,0 +1,54 @@
+"""The counters of planned models go with the state of torch's generator, as numbers that a model draws by itself do.
+
+Who takes the state (`torch.get_rng_state`, `fork_rng`) and sets it again draws the same numbers again. So does
+`torch.utils.checkpoint` around a planned model, whose replay in backward would drop other elements than forward did.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+if TYPE_CHECKING:
+    from autopar.runtime.randomness import RandomState
+
+
+@functools.cache
+def _followed() -> weakref.WeakKeyDictionary[RandomState, int]:
+    """Counters, with the thread of each: where ranks are threads, each takes and sets its own."""
+    return weakref.WeakKeyDictionary()
+
+
+def follow(state: RandomState) -> None:
+    """From now on this counter is taken and set with torch's state."""
+    _followed()[state] = threading.get_ident()
+    _follow_torch()
+
+
+@functools.cache
+def _follow_torch() -> None:
+    """Once a process. Nothing is put on the state itself, which loops save to files."""
+    take, put = torch.get_rng_state, torch.set_rng_state
+    noted = WeakTensorKeyDictionary()
+
+    @functools.wraps(take)
+    def get_rng_state() -> torch.Tensor:
+        state = take()
+        here = threading.get_ident()
+        noted[state] = [(weakref.ref(one), one.counter.clone()) for one, at in _followed().items() if at == here]
+        return state
+
+    @functools.wraps(put)
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        put(new_state)
+        for reference, counter in noted.get(new_state, ()):
+            if (one := reference()) is not None:
+                one.counter.copy_(counter)
+
+    for module in (torch, torch.random):
+        module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state  # type: ignore[attr-defined]
