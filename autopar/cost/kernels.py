@@ -133,9 +133,8 @@ def _fused_on_cpu(
 def _fused_on_cuda(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
 ) -> bool:
-    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`; none
-    drops as the global tensor is dropped, so that with dropout `autopar.runtime.local.masks` forms the scores."""
-    if dropout_p or not _heads_fit(query, key, value, grouped):
+    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
+    if not _heads_fit(query, key, value, grouped):
         return False
     if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False

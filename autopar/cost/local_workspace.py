@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from autopar.graph import COST, target_name, tensor_inputs, tensor_of
 from autopar.strategies.strategy import Strategy
 
-_DROPS = frozenset({"dropout", "sdpa_dropout"})
 _PARAMETER_OF_EXPERTS = 3  # among their inputs, the first that has experts as its first dim
 _NUMBERS_A_ROW = 8  # sums of exponentials, what labels pick, their gradients, and where labels are
 
@@ -34,7 +33,7 @@ def workspace_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ..
     if strategy.local == "sdpa_causal" and cost.work is not None and cost.work.attention:
         return _of_halves(node, strategy, mesh_shape, backward=backward)
     whole = cost.workspace_backward_bytes if backward else cost.workspace_forward_bytes
-    if strategy.local in _DROPS and not backward:
+    if _has_mask(node, strategy) and not backward:
         whole = max(whole, _mask_elements(node) * tensor_of(tensor_inputs(node)[0]).element_size())
     return round(whole * _part(strategy, mesh_shape))
 
@@ -49,13 +48,20 @@ def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], i
         return 0
     if strategy.local == "dropout":
         return round(_mask_elements(node) * strategy.work)
-    if strategy.local == "sdpa_dropout":
+    if _has_mask(node, strategy):
         internal_bytes -= _mask_elements(node) * (tensor_of(tensor_inputs(node)[0]).element_size() - 1)
     for place, size in cost.saved_copies:
         whole = tuple(tensor_of(tensor_inputs(node)[place]).shape)
         local = math.prod(strategy.inputs[place].local_shape(whole, mesh_shape))
         copies, found = copies + size, found + size * local // max(1, math.prod(whole))
     return found + round((internal_bytes - copies) * _part(strategy, mesh_shape))
+
+
+def _has_mask(node: fx.Node, strategy: Strategy) -> bool:
+    """Whether an op drops at random by a mask that is formed: fused attention draws as it goes."""
+    return strategy.local == "dropout" or (
+        strategy.local == "sdpa_dropout" and node.meta[COST].saved_internal_bytes >= _mask_elements(node)
+    )
 
 
 def _mask_elements(node: fx.Node) -> int:

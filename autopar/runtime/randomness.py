@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from autopar.runtime import collectives
 from autopar.runtime.torch_states import follow
@@ -62,11 +63,22 @@ def agree_seed(groups: Sequence[str], device: torch.device) -> int:
 _default_generators = threading.Lock()  # they belong to the process: ranks in threads take turns
 
 
+_numbers = WeakTensorKeyDictionary()
+
+
+def number_of(key: torch.Tensor) -> int:
+    """The key as a number: on a GPU what asks first waits for it, and nobody after that."""
+    found = _numbers.get(key)
+    if found is None:
+        found = _numbers[key] = int(key)
+    return int(found)
+
+
 @contextmanager
 def seeded(key: torch.Tensor, position: int) -> Iterator[None]:
     """While inside, the default generators start from the step's key and the node; afterwards they are as before."""
     with _default_generators, torch.random.fork_rng([key.device] if key.device.type == "cuda" else []):
-        torch.manual_seed(int(key) + position)
+        torch.manual_seed(number_of(key) + position)
         yield
 
 

@@ -177,12 +177,12 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
     )
 
 
-def test_attention_that_drops_keeps_scores_on_cuda() -> None:
-    """No fused kernel drops what the global tensor drops: the runtime forms the scores."""
+def test_attention_that_drops_keeps_no_scores_on_cuda() -> None:
+    """Fused kernels draw as they go, and again in backward."""
     q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
     node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), dropout_p=0.1)
     annotate(node.graph, "cuda")
-    assert node.meta[COST].saved_internal_bytes >= 2 * (2 * 4 * 16 * 16) * 2
+    assert node.meta[COST].saved_internal_bytes <= 2 * 4 * 16 * 4 + 64
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 from torch.nn import functional as F
 
 from autopar.runtime.local.context import LocalContext
-from autopar.runtime.randomness import bits, keep
+from autopar.runtime.randomness import bits, keep, seeded
 
 
 def dropout(
@@ -43,12 +44,39 @@ def _dropout(
 def attention_dropout(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: torch.Tensor | None
 ) -> Any:
-    """`F.scaled_dot_product_attention` with dropout, whose mask is that of the global tensor.
+    """`F.scaled_dot_product_attention` with dropout.
 
-    It forms the score matrix: a fused kernel draws from its own generator, which knows no global index.
+    Where a fused kernel takes all keys and queries, it draws by itself: the same numbers in each replay and on each
+    rank that has the same part, others than one process does. Elsewhere the score matrix is formed, and its mask is
+    that of the global tensor.
     """
     assert key is not None
-    return _attention_dropout(ctx, key, *args, **kwargs)
+    rows = len(ctx.shapes[0]) - 2
+    if ctx.axes_that_shard(ctx.inputs[0], rows) or torch.compiler.is_compiling() or not takes_fused(*args, **kwargs):
+        return _attention_dropout(ctx, key, *args, **kwargs)
+    place = ctx.position
+    for dim, length in enumerate(ctx.shapes[0][:rows]):
+        for _, piece in ctx.cuts(ctx.outputs[0], dim, length):
+            place = (place * 1_000_003 + piece + 1) % (1 << 31)
+    with seeded(key, place):
+        return target(*args, **kwargs)
+
+
+def takes_fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:
+    """Whether a fused kernel with dropout is there for such attention: on GPUs, unless the user has turned them off."""
+    if not query.is_cuda:
+        return False
+    asked = SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    return can_use_flash_attention(asked) or can_use_efficient_attention(asked)
 
 
 def _attention_dropout(
