@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from autopar.graph import OF_DATA, VAL
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.asserting import asserted
+from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.errors import OR_LEAF
 from autopar.tracing.guards import ANSWER
 from autopar.tracing.targets import written_as
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
+_READ = (Tensor.__float__, Tensor.__int__)  # Python takes no number from these but its own
 
 
 def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,7 +44,9 @@ def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwa
                 mend=f"set the probability to 0, call eval(){OR_LEAF}",
             )
         asked = f"{name}() asks for the contents of a tensor that depends on the inputs"
-        raise recorder.unknown(asked, deciding=seen.tensors)
+        otherwise = known_or_leaf(recorder.nodes.get(id(tensor)) for tensor in seen.tensors)
+        mend = f"write .item(), which a graph can compute with, or {otherwise}" if func in _READ else otherwise
+        raise recorder.unknown(asked, mend)
     answer, is_guard = known.answer(func, args, kwargs, seen.tensors)
     if is_guard:
         call = written_as(func, args, kwargs)

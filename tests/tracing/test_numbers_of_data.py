@@ -11,6 +11,7 @@ from tiny_models import Made
 
 from autopar import Cluster, UntraceableError, plan
 from autopar.tracing import trace
+from autopar.tracing.errors import UnknownDataError
 
 Tensor = torch.Tensor
 
@@ -57,6 +58,12 @@ def test_as_in_eager(kind: str) -> None:
         if isinstance(wanted, dict):
             assert [type(value) for value in made.values()] == [type(value) for value in wanted.values()]
     assert not any(str(node.target) == "item" for node in traced.graph.nodes)
+
+
+def test_python_s_own_numbers_are_not_read() -> None:
+    told = r"float\(\) asks for the contents of a tensor .*: write \.item\(\), which .*, or give 'x' a known example"
+    with pytest.raises(UnknownDataError, match=told):
+        trace(Made(lambda x: x / float(x.sum())), {"x": torch.randn(4, 6)})
 
 
 def test_an_op_that_takes_a_number_alone() -> None:
