@@ -59,6 +59,7 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     },
     "rounded": lambda x: {"mean": round(x.sum().item()), "both": [*divmod((x > 0).sum().item() - 30, 7)]},
     "bits": lambda x: {"odd": (x > 0).sum().item() & 1, "or": 8 | (x > 0).sum().item()},
+    "of a type": lambda x: {"is": 1.0 if isinstance(x.mean().item(), float) else 2.0},
     "beside nothing": lambda x: {"is": x.sum().item() == None, "printed": [f"{x.sum().item():.2f}"][:0]},  # noqa: E711
     "returned": lambda x: {"mean": x.mean().item(), "count": [(x > 0).sum().item() + 1], "some": x.sum().item() > 0},
 }
