@@ -26,6 +26,7 @@ Tensor = torch.Tensor
 SELECTING = methods("masked_select")
 COUNTING = methods("nonzero", "argwhere") | {torch.where}
 EACH = -1
+_BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `searchsorted` and `polygamma`
 HARMLESS = 0.5
 """In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
 FILLED, FINITE, ANY = 2, 1, 0
@@ -234,7 +235,7 @@ class Picks:
         if self.recorder.paused:
             raise first.unknown(name)
         kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
-        if not args and isinstance(kwargs.get("input"), Picked):
+        if not args and isinstance(kwargs.get("input"), Picked) and _BEFORE_INPUT.isdisjoint(kwargs):
             args = (kwargs.pop("input"),)
         for way in (picked_writes, picked_labels, picked_sums, picked_rows):
             made = way.call(self, func, args, kwargs)

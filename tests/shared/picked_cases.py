@@ -188,6 +188,7 @@ def in_place(x, labels, w, v):
 
 def by_keywords(x, labels, w, v):
     rows = torch.mul(input=x[labels >= 0], other=v)
+    rows = torch.where(condition=rows > 0, input=rows, other=0.0)
     return torch.sum(input=rows @ w, dim=0).sin().sum() + rows.sum(axis=0).cos().sum() + rows.max(axis=1)[0].mean()
 
 
@@ -232,6 +233,7 @@ NOT_TOLD: dict[str, Function] = {
     "places of a mask of them": lambda x, labels, w, v: x.sum() + torch.where(x[labels >= 0][:, 0] > 0)[0].sum(),
     "the largest of each column": lambda x, labels, w, v: x[labels >= 0].max(0).values.sum(),
     "written into beyond its domain": lambda x, labels, w, v: (x[labels >= 0] @ w).sqrt_().sum(),
+    "targets beside them": lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(4, dtype=torch.long)),
     "of two masks": lambda x, labels, w, v: (x[labels >= 0] + x[labels >= 1]).sum(),
     "their number as a branch": lambda x, labels, w, v: x.sum() if x[labels >= 0].shape[0] > 3 else w.sum(),
     "a mean of integers": lambda x, labels, w, v: x.sum() + labels[labels >= 0].mean(),
