@@ -212,6 +212,7 @@ class Picks:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.made: list[Pick] = []
+        self.laid: set[Any] = set()  # memory that rows lie in of which it is not known who shares it
         self.dense: Pick | None = None
         """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.picked import ANY, FILLED, FINITE, HARMLESS, Picked, masked
+from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
 _MOVING = {  # elements, and computing none
@@ -32,6 +33,18 @@ _INDEXING = {
     "embedding", "gather", "one_hot", "index", "index_select", "cross_entropy", "nll_loss", "multi_margin_loss",
     "multilabel_margin_loss",
 }  # fmt: skip
+
+
+IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__idiv__")
+LAYING = {"view", "reshape", "flatten", "contiguous", "to", "type", "float", "double", "type_as"}
+"""What may share memory with what it is given, or not, as that lies: all rows may lie otherwise than those picked."""
+
+
+def meaning(func: Any, args: Any) -> str:
+    """The name of what a function does to its first argument: to divide by a number is to multiply."""
+    name = plain_name(func).removeprefix("i") if func.__name__ in IN_PLACE else plain_name(func)
+    by_number = len(args) == 2 and isinstance(args[0], Picked) and isinstance(args[1], (int, float))
+    return "mul" if by_number and name in ("div", "true_divide") and "__r" not in func.__name__ else name
 
 
 def given(name: str, arguments: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autopar.graph import storage_of
 from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in
-from autopar.tracing.picked_harmless import given, holding
+from autopar.tracing.picked_harmless import LAYING, given, holding, meaning
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
@@ -56,11 +57,12 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
-    name, met = plain_name(func), all_in((args, kwargs))
+    name, met = meaning(func, args), all_in((args, kwargs))
     if name == "getitem" and not isinstance(args[0], Picked):
         name = "index"
     shown, named = given(name, (args, kwargs))
     own = {id(one.values) for one in met}
+    before = [(one.values, one.values._version) for one in met]
     copies = [t for t in pytree.tree_leaves((shown, named)) if isinstance(t, Tensor) and id(t) not in own]
     versions = [copy._version for copy in copies]
     holds = holding(name, met)
@@ -68,6 +70,10 @@ def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
         made = func(*shown, **named)
     if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` leaves the rows as they were
         return NotImplemented
+    if any(rows._version != version and storage_of(rows) in picks.laid for rows, version in before):
+        return NotImplemented
+    if name in LAYING:
+        picks.laid |= {storage_of(t) for t in (*(rows for rows, _ in before), made)}
     return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor), holds), made)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from autopar.graph import storage_of
 from autopar.tracing.picked import FILLED, FINITE, Picked, Picks, all_in
-from autopar.tracing.picked_harmless import given, holding
+from autopar.tracing.picked_harmless import IN_PLACE, given, holding, meaning
 from autopar.tracing.picked_rows import fit
-from autopar.tracing.pointwise import is_pointwise, plain_name
+from autopar.tracing.pointwise import is_pointwise
 from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
-IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__")
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -43,14 +43,14 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows that are written into, those that are not picked too: `rows += 1`, `rows.mul_(v)`."""
     rows, others = args[0], args[1:]
-    name = plain_name(func)
-    name = plain_name(getattr(Tensor, f"__{name[1:]}__")) if func.__name__ in IN_PLACE else name
+    name = meaning(func, args)
     met = all_in((args, kwargs))
     least = FINITE if holding(name, met) == FINITE else FILLED  # what they hold stays in the graph of gradients
-    is_like = rows.values.is_floating_point() and rows.values.ndim == max(one.values.ndim for one in met)
+    is_like = rows.values.ndim == max(one.values.ndim for one in met)
+    is_finite = rows.holds >= least or (least == FINITE and not rows.values.is_floating_point())
     if any(one.pick is not rows.pick for one in met) or not is_pointwise(name) or not fit(met, args, kwargs):
         return NotImplemented
-    if not is_like or rows.holds < least:
+    if not is_like or not is_finite or storage_of(rows.values) in picks.laid:
         return NotImplemented
     shown, named = given(name, (others, kwargs))
     with picks.recorder.on():

@@ -181,9 +181,12 @@ def of_whole_numbers(x, labels, w, v):
 def in_place(x, labels, w, v):
     rows = x[labels >= 0]
     same = rows
+    classes = labels[labels >= 0]
+    classes += 1
     rows += v
+    rows /= 3
     rows[:, 1:].mul_(2)
-    return (F.relu(rows @ w, inplace=True) * same).sum() + same.norm()
+    return (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
 
 
 def by_keywords(x, labels, w, v):
@@ -234,6 +237,9 @@ NOT_TOLD: dict[str, Function] = {
     "the largest of each column": lambda x, labels, w, v: x[labels >= 0].max(0).values.sum(),
     "written into beyond its domain": lambda x, labels, w, v: (x[labels >= 0] @ w).sqrt_().sum(),
     "targets beside them": lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(4, dtype=torch.long)),
+    "written into where they may be a copy": lambda x, labels, w, v: (
+        x.transpose(1, 2)[labels[:, 0] >= 0].contiguous().mul_(2).sum() + labels.sum()
+    ),
     "of two masks": lambda x, labels, w, v: (x[labels >= 0] + x[labels >= 1]).sum(),
     "their number as a branch": lambda x, labels, w, v: x.sum() if x[labels >= 0].shape[0] > 3 else w.sum(),
     "a mean of integers": lambda x, labels, w, v: x.sum() + labels[labels >= 0].mean(),
