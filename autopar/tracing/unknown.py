@@ -222,8 +222,8 @@ class UnknownBool(UnknownNumber):
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
-    def __invert__(self) -> Any:
-        return -self - 1  # of the whole number, as Python has it: `not` asks
+    def __invert__(self) -> Any:  # `not` asks
+        return self._made(operator.not_, self, kind=bool)
 
     __hash__ = object.__hash__
 

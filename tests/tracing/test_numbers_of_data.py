@@ -55,7 +55,6 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
         "difference": (x.sum() > 0).item() - (x.max() > 0).item(),
         "negative": -(x.max() > 0).item(),
         "size": abs((x.max() > 0).item()),
-        "inverted": ~(x.max() > 0).item(),
     },
     "rounded": lambda x: {"mean": round(x.sum().item()), "both": [*divmod((x > 0).sum().item() - 30, 7)]},
     "bits": lambda x: {"odd": (x > 0).sum().item() & 1, "or": 8 | (x > 0).sum().item()},
