@@ -68,6 +68,8 @@ def guard_shapes(recorder: Recorder, made: Any) -> Any:
 
 
 def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:
+    if tensor.is_complex():
+        raise recorder.unknown("item() reads a complex number", deciding=[tensor])
     kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int
     node = recorder.graph.call_method("item", graph_args)
     recorder.annotate(node, place=True)

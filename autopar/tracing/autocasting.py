@@ -37,7 +37,12 @@ class Autocast:
     def _find(
         self, kind: str, dtype: torch.dtype, func: Callable[..., Any], args: Any, kwargs: Any
     ) -> torch.dtype | None:
-        wanted = _dtypes(_run_fake(func, args, kwargs, dtype))
+        from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+        try:
+            wanted = _dtypes(_run_fake(func, args, kwargs, dtype))
+        except (DataDependentOutputException, DynamicOutputShapeException):  # `x[mask]`: such ops are not cast
+            return None
         with disabled(kind):
             return next(
                 (c for c in (None, dtype, torch.float32) if _dtypes_with(func, args, kwargs, c) == wanted), None

@@ -48,5 +48,16 @@ class UnrolledError(TraceError):
         self.kind = kind
 
 
+def met_stand_in(error: Exception) -> UnknownDataError | None:
+    """The error of what a trace has in the place of data, where code that takes tensors and numbers alone met it and
+    says so: `vmap` that is given rows which a mask has picked."""
+    if not any(name in str(error) for name in ("tracing.picked.Picked", "'Picked'", "got Picked", "UnknownNumber")):
+        return None
+    return UnknownDataError(
+        f"{type(error).__name__}: {error} (which stands for what depends on data): give the inputs that decide a "
+        f"known example (autopar.known){OR_LEAF}"
+    )
+
+
 class ArgumentError(InputError, ValueError):
     """An example, a fixed value or an argument of a call does not fit the model's signature or the trace."""

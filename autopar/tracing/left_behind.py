@@ -25,6 +25,7 @@ from autopar.tracing.left_values import PLAIN, Look, holds_data, parts_of, tenso
 from autopar.tracing.loss_owners import values_in
 from autopar.tracing.near_caches import tensors_kept
 from autopar.tracing.own_containers import OF_TORCH
+from autopar.tracing.picked import any_in as any_picked
 from autopar.tracing.unknown import has_unknown
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class LeftBehind:
                     continue
                 is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
                 is_read = is_set and reads.began_with(one.path, name, old)
-                if is_read and has_unknown(new):  # a number that goes on
+                if (is_read and has_unknown(new)) or any_picked(new):  # a number that goes on; rows, how many data says
                     lost.append(f"{one.path}.{name}" if one.path else name)
                     continue
                 if is_set and not of_data and isinstance(new, _MADE):

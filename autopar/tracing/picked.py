@@ -26,8 +26,11 @@ Tensor = torch.Tensor
 SELECTING = methods("masked_select")
 COUNTING = methods("nonzero", "argwhere") | {torch.where}
 EACH = -1
-_HARMLESS = 0.5
+_BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `searchsorted` and `polygamma`
+HARMLESS = 0.5
 """In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
+FILLED, FINITE, ANY = 2, 1, 0
+"""What rows that are not picked hold: that (whole numbers: zeros), what is finite, or anything."""
 _COMPARED_BY_VALUE = {
     "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
     "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
@@ -85,9 +88,9 @@ class Pick:
         with self.recorder.on():
             others = self.mask.logical_not()
             others = others[(..., *[None] * beside)] if beside else others
-            kept = values.masked_fill(others, _HARMLESS if values.is_floating_point() or values.is_complex() else 0)
+            kept = values.masked_fill(others, HARMLESS if values.is_floating_point() or values.is_complex() else 0)
             kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
-        return Picked(self, kept)
+        return Picked(self, kept, holds=FILLED)
 
     def indices(self) -> tuple[Picked, ...]:
         """Where the picked elements are, a tensor a dim."""
@@ -104,8 +107,18 @@ class Picked:
     """Rows that are picked: `values` has all (rows, ...); `places`: the dim whose indices they are, `EACH` where the
     columns are those of each dim."""
 
-    def __init__(self, pick: Pick, values: Tensor, places: int | None = None) -> None:
+    def __init__(self, pick: Pick, values: Tensor, places: int | None = None, holds: int = ANY) -> None:
         self.pick, self.values, self.places = pick, values, places
+        self._holds, self._version = holds, values._version
+
+    def written(self, holds: int) -> None:
+        """Note that the rows are written into, and what those that are not picked hold now."""
+        self.places, self._holds, self._version = None, holds, self.values._version
+
+    @property
+    def holds(self) -> int:
+        """What is in the rows that are not picked."""
+        return self._holds if self.values._version == self._version else ANY
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,7 +169,7 @@ def _delegated(name: str) -> Any:
 
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _OF_ONE = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")
-for _name in (*_OPERATORS, *(f"r{name}" for name in _OPERATORS), *_OF_ONE):
+for _name in (*_OPERATORS, *(f"{way}{name}" for name in _OPERATORS for way in "ri"), *_OF_ONE):
     if hasattr(Tensor, f"__{_name}__"):
         setattr(Picked, f"__{_name}__", _delegated(f"__{_name}__"))
 Picked.__hash__ = object.__hash__  # type: ignore[method-assign]
@@ -199,6 +212,7 @@ class Picks:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.made: list[Pick] = []
+        self.laid: set[Any] = set()  # memory that rows lie in of which it is not known who shares it
         self.dense: Pick | None = None
         """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
 
@@ -221,6 +235,9 @@ class Picks:
         name = getattr(func, "__name__", repr(func))
         if self.recorder.paused:
             raise first.unknown(name)
+        kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
+        if not args and isinstance(kwargs.get("input"), Picked) and _BEFORE_INPUT.isdisjoint(kwargs):
+            args = (kwargs.pop("input"),)
         for way in (picked_writes, picked_labels, picked_sums, picked_rows):
             made = way.call(self, func, args, kwargs)
             if made is not NotImplemented:

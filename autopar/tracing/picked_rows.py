@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autopar.graph import storage_of
 from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in
+from autopar.tracing.picked_harmless import LAYING, given, holding, meaning
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
@@ -55,19 +57,33 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
-    given, named = pytree.tree_map_only(Picked, lambda one: one.values, (args, kwargs))
+    name, met = meaning(func, args), all_in((args, kwargs))
+    if name == "getitem" and not isinstance(args[0], Picked):
+        name = "index"
+    shown, named = given(name, (args, kwargs))
+    own = {id(one.values) for one in met}
+    before = [(one.values, one.values._version) for one in met]
+    copies = [t for t in pytree.tree_leaves((shown, named)) if isinstance(t, Tensor) and id(t) not in own]
+    versions = [copy._version for copy in copies]
+    holds = holding(name, met)
     with picks.recorder.on():
-        made = func(*given, **named)
-    return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor)), made)
+        made = func(*shown, **named)
+    if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` leaves the rows as they were
+        return NotImplemented
+    if any(rows._version != version and storage_of(rows) in picks.laid for rows, version in before):
+        return NotImplemented
+    if name in LAYING:
+        picks.laid |= {storage_of(t) for t in (*(rows for rows, _ in before), made)}
+    return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor), holds), made)
 
 
 def _places(func: Any, args: Any, made: Tensor) -> int | None:
     """Of which dim the rows that come out are the indices."""
-    first = args[0]
+    first = args[0] if args else None
     if not isinstance(first, Picked) or first.places is None or func.__name__ not in _KEEPING:
         return None
     if made.ndim == first.values.ndim:
-        return first.places
+        return first.places if func is not Tensor.__getitem__ else None
     if func is Tensor.__getitem__:  # one column
         column = args[1][1] if len(args[1]) == 2 else None
         return column % first.pick.mask.ndim if isinstance(column, int) and first.places == EACH else None
@@ -76,12 +92,8 @@ def _places(func: Any, args: Any, made: Tensor) -> int | None:
 
 def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
     first = args[0] if args else None
-    if is_pointwise(name):
-        rank = max(one.values.ndim for one in met)
-        others = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        return all(one.values.ndim == rank for one in met) and all(
-            t.ndim < rank or _is_one_row(t, rank) for t in others
-        )
+    if _is_elementwise(name, args, kwargs):
+        return fit(met, args, kwargs)
     if name in ("cat", "concat", "stack"):
         along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         parts = list(first) if isinstance(first, (tuple, list)) else []
@@ -96,9 +108,12 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
         along = args[place] if len(args) > place else kwargs.get("dim", default)
         rank += name == "unsqueeze"
         dims = along if isinstance(along, (tuple, list)) else (along,)
-        if any(isinstance(one, Tensor) for one in pytree.tree_leaves((args, kwargs))):
+        plain = any(isinstance(one, Tensor) for one in pytree.tree_leaves((args, kwargs)))
+        if plain or any(one.values.ndim != first.values.ndim for one in met):
             return False
-        return all(isinstance(dim, int) and -rank <= dim < rank and dim % rank for dim in dims)
+        return bool(dims) and all(
+            isinstance(dim, int) and dim is not True and -rank <= dim < rank and dim % rank for dim in dims
+        )
     if name in ("transpose", "swapaxes", "permute"):
         dims = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
         if name == "permute":
@@ -110,7 +125,7 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
     if name in ("bmm", "scaled_dot_product_attention"):
         return len(met) == len([a for a in args if isinstance(a, (Tensor, Picked))]) and rank >= 3
     if name == "embedding":
-        return True
+        return len(met) == 1
     if name == "pairwise_distance":
         return len(met) == 2 and rank == 2
     if name in _OF_A_BATCH:
@@ -120,13 +135,28 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
     return False
 
 
+def _is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name == "where":  # that of a condition alone tells places
+        return len(args) + len(kwargs) == 3
+    if name in ("max", "min"):
+        return isinstance(args[1] if len(args) > 1 else kwargs.get("other"), (Tensor, Picked))
+    return is_pointwise(name)
+
+
+def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
+    """Whether operands broadcast with all rows as they do with those that are picked."""
+    rank = max(one.values.ndim for one in met)
+    others = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
+
+
 def _is_batched(name: str, rank: int) -> bool:
     dims = next((int(c) for c in name if c.isdigit()), None)
     return dims is None or rank == dims + 2
 
 
 def _is_one_row(tensor: Tensor, rank: int) -> bool:
-    return tensor.ndim == rank and tensor.shape[0] == 1
+    return tensor.ndim == rank > 0 and tensor.shape[0] == 1
 
 
 def _size(name: str, picked: Picked, dim: int | None = None) -> Any:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from autopar.tracing.picked import Picked, Picks, all_in, masked
+from autopar.tracing.picked_harmless import given
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor
@@ -22,7 +23,7 @@ _LOSSES: set[Any] = {
     F.hinge_embedding_loss, F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss,
     F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
 }  # fmt: skip
-_WEIGHED = {*_OF_CLASSES, F.binary_cross_entropy, F.binary_cross_entropy_with_logits}  # a mean does not show weights
+_OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,21 +59,24 @@ def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *
         return NotImplemented
     rows = masked(picked, 0)
     with picked.pick.recorder.on():
-        total = rows.sum(dims, keepdim=keepdim, dtype=dtype)
         if name == "sum":
-            return total
+            return rows.sum(dims, keepdim=keepdim, dtype=dtype)
+        kind = dtype or rows.dtype
+        is_half = kind in (torch.float16, torch.bfloat16)  # whose sum may be infinite where the mean is not
+        total = rows.sum(dims, keepdim=keepdim, dtype=torch.float32 if is_half else dtype)
         beside = math.prod(picked.values.shape[d] for d in dims if d)
-        return total / (picked.pick.count * beside if beside != 1 else picked.pick.count)
+        mean = total / (picked.pick.count * beside if beside != 1 else picked.pick.count)
+        return mean.to(kind) if is_half else mean
 
 
 def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        given = inspect.signature(func).bind(*args, **kwargs)
+        bound = inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
         return NotImplemented
     met = all_in((args, kwargs))
-    pick = met[0].pick
-    told = given.arguments
+    pick, name = met[0].pick, plain_name(func)
+    told = bound.arguments
     how = told.get("reduction", "mean")
     if any(one.pick is not pick for one in met) or any(told.get(old) is not None for old in ("size_average", "reduce")):
         return NotImplemented
@@ -83,16 +87,20 @@ def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
         return NotImplemented
     target = told.get("target")
+    if func in _OF_ROWS and isinstance(target, Tensor) and target.ndim and target.shape[0] != 1:
+        return NotImplemented  # as many as are picked, the user says
     if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
-        told["target"] = masked(target, told.get("ignore_index", -100))
-        told["input"] = told["input"].values
+        signed = target.values.dtype.is_signed
         with picks.recorder.on():
-            return func(*given.args, **given.kwargs)
+            target = target if signed else Picked(pick, target.values.long())
+        told["target"] = masked(target, told.get("ignore_index", -100))
+        told["input"] = given(name, told["input"])
+        with picks.recorder.on():
+            return func(*bound.args, **bound.kwargs)
     told["reduction"] = "none"
-    for name, value in list(told.items()):
-        told[name] = value.values if isinstance(value, Picked) else value
+    told.update(given(name, dict(told)))
     with picks.recorder.on():
-        each = Picked(pick, func(*given.args, **given.kwargs))
+        each = Picked(pick, func(*bound.args, **bound.kwargs))
     if how == "none":
         return each
     if how == "batchmean":

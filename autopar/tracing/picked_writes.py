@@ -1,4 +1,4 @@
-"""Picked rows that are written where they were picked: `x[mask] = y[mask]`, `x[mask] += 1`."""
+"""Picked rows that are written where they were picked, `x[mask] = y[mask]`, `x[mask] += 1`, or are written into."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked import Picked, Picks
+from autopar.graph import storage_of
+from autopar.tracing.picked import FILLED, FINITE, Picked, Picks, all_in
+from autopar.tracing.picked_harmless import IN_PLACE, given, holding, meaning
+from autopar.tracing.picked_rows import fit
+from autopar.tracing.pointwise import is_pointwise
+from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """None, once the write is in the graph; NotImplemented for anything else."""
+    """None, or what is written into, once the write is in the graph; NotImplemented for anything else."""
+    if isinstance(args[0] if args else None, Picked) and (func.__name__ in IN_PLACE or writes_its_first(func)):
+        return _changed(picks, func, args, kwargs)
     if func is not Tensor.__setitem__ or not isinstance(args[0], Tensor):
         return NotImplemented
     written, index, value = args
@@ -31,6 +38,25 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         shown = mask[(..., *[None] * len(rest))] if rest else mask
         written.copy_(torch.where(shown, value, written))
     return None
+
+
+def _changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows that are written into, those that are not picked too: `rows += 1`, `rows.mul_(v)`."""
+    rows, others = args[0], args[1:]
+    name = meaning(func, args)
+    met = all_in((args, kwargs))
+    least = FINITE if holding(name, met) == FINITE else FILLED  # what they hold stays in the graph of gradients
+    is_like = rows.values.ndim == max(one.values.ndim for one in met)
+    is_finite = rows.holds >= least or (least == FINITE and not rows.values.is_floating_point())
+    if any(one.pick is not rows.pick for one in met) or not is_pointwise(name) or not fit(met, args, kwargs):
+        return NotImplemented
+    if not is_like or not is_finite or storage_of(rows.values) in picks.laid:
+        return NotImplemented
+    shown, named = given(name, (others, kwargs))
+    with picks.recorder.on():
+        func(rows.values, *shown, **named)
+    rows.written(holding(name, met))
+    return rows
 
 
 def _pick_of(picks: Picks, index: Any) -> Any:

@@ -32,13 +32,13 @@ from autopar.tracing.errors import UnknownDataError
 from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.known import MADE_KNOWN
+from autopar.tracing.numbers_as_tensors import of_tensors
 from autopar.tracing.order import ExecutionOrder
 from autopar.tracing.picked import Picks
 from autopar.tracing.picked import any_in as any_picked
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema
-from autopar.tracing.unknown import of_tensors
 from autopar.tracing.values import META, data_free_like, makes_tensor, with_own_identity
 from autopar.tracing.without_kernel import Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter

@@ -17,7 +17,7 @@ from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.caches import forget
 from autopar.tracing.carried_states import with_states
-from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError
+from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError, met_stand_in
 from autopar.tracing.free_sizes import FreeSizes, prove
 from autopar.tracing.function_leaves import function_around, whole_forward
 from autopar.tracing.huggingface import bare_forward, register_caches
@@ -195,6 +195,11 @@ def trace_until_done(
             _become_leaf(attempt, options, error, functions, _told(error, innermost))
         except Exception as error:
             policy = options.policy
+            if (told := met_stand_in(error)) is not None:
+                if not contained:
+                    raise told from error
+                _become_leaf(attempt, options, error, functions, told)
+                continue
             whole = _whole(root, options) if functions and (policy.failed or policy.functions) else None
             if whole is not None and broken is None:
                 policy.functions[whole] = _reason(error, attempt, policy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +18,18 @@ from torch.utils import _pytree as pytree
 
 from autopar.tracing.asserting import asserted
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.pointwise import is_pointwise, plain_name
-from autopar.tracing.targets import writes_its_first
 
 if TYPE_CHECKING:
-    from autopar.tracing.arguments import Arguments
     from autopar.tracing.recorder import Recorder
 
-_DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
+DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
 _FUNCTIONS: dict[Any, Any] = {
     operator.not_: torch.logical_not,
     operator.floordiv: torch.floor_divide,
     operator.mod: torch.remainder,
+    round: torch.round,
 }
-_MAKERS = {torch.tensor, torch.as_tensor, torch.scalar_tensor}
+_OF_BOOLS = (operator.and_, operator.or_, operator.xor, operator.not_)
 _STAND_IN = {int: 1, float: 1.0, bool: True}  # what meta kernels are given: only its type matters
 
 
@@ -47,7 +46,7 @@ class UnknownNumber:
 
     def read(self, tensor: torch.Tensor) -> None:
         """Note what it is read of: a tensor of one element."""
-        self._tensor = tensor.detach().reshape(()).to(_DTYPES[self.kind])
+        self._tensor = tensor.detach().reshape(()).to(DTYPES[self.kind])
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -56,11 +55,14 @@ class UnknownNumber:
             assert self._made_of is not None
             function, operands = self._made_of
             with self.recorder.on():
-                given = [one.tensor if isinstance(one, UnknownNumber) else one for one in operands]
-                if function is operator.truediv:  # whole numbers too
-                    given = [one.double() if isinstance(one, torch.Tensor) else one for one in given]
-                self._tensor = _FUNCTIONS.get(function, function)(*given).to(_DTYPES[self.kind])
+                given = [_as_python_has_it(one, function, operands, self.kind) for one in operands]
+                self._tensor = _FUNCTIONS.get(function, function)(*given).to(DTYPES[self.kind])
         return self._tensor
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # `isinstance(n, float)` is to be true
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        return type(self) if caller.partition(".")[0] == "autopar" else self.kind
 
     @property
     def stand_in(self) -> Any:
@@ -81,6 +83,8 @@ class UnknownNumber:
         return number
 
     def _compare(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        if not isinstance(other, (int, float, UnknownNumber)):
+            return NotImplemented
         if type(other) in (int, float) and other <= 0:
             if self.positive:
                 return bool(function(1, other))
@@ -111,10 +115,22 @@ class UnknownNumber:
     __hash__ = object.__hash__
 
     def __neg__(self) -> Any:
-        return self._made(operator.neg, self, kind=self.kind)
+        return self._made(operator.neg, self, kind=float if self.kind is float else int)
 
     def __abs__(self) -> Any:
-        return self._made(operator.abs, self, kind=self.kind)
+        return self._made(operator.abs, self, kind=float if self.kind is float else int)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self._refuse() if digits is not None else self._made(round, self, kind=int)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __format__(self, how: str) -> str:  # what forward prints while it is traced
+        return repr(self)
 
     def _refuse(self) -> Any:
         raise self.recorder.unknown(f"the value of {self!r} is needed")
@@ -139,12 +155,39 @@ def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., 
             return NotImplemented
         theirs = other.stand_in if isinstance(other, UnknownNumber) else other
         operands = (other, self) if reflected else (self, other)
+        if function is operator.pow and isinstance(operands[1], UnknownNumber) and not _is_float(operands):
+            return self._refuse()  # a whole number or a fraction, as the exponent is negative or not
         kind = float if isinstance(function(self.stand_in, theirs or 1), float) else int  # of a traced size, too
         return self._made(function, *operands, kind=kind)
 
     return compute
 
 
+def _is_float(operands: tuple[Any, ...]) -> bool:
+    kinds = (one.kind if isinstance(one, UnknownNumber) else type(one) for one in operands)
+    return any(issubclass(kind, float) for kind in kinds)
+
+
+def _as_python_has_it(one: Any, function: Callable[..., Any], operands: tuple[Any, ...], kind: type) -> Any:
+    """An operand of a function, in which Python takes True for 1, and whole numbers beside others for those."""
+    if not isinstance(one, UnknownNumber):
+        return one
+    if kind is float or _is_float(operands):
+        return one.tensor.double()
+    return one.tensor.long() if one.kind is bool and function not in _OF_BOOLS else one.tensor
+
+
+def _bits(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(self: UnknownNumber, other: Any) -> Any:
+        kinds = (self.kind, other.kind if isinstance(other, UnknownNumber) else type(other))
+        return self._made(function, self, other, kind=int) if set(kinds) == {int} else NotImplemented
+
+    return compute
+
+
+for _name in ("and_", "or_", "xor"):
+    for _way in ("", "r"):
+        setattr(UnknownNumber, f"__{_way}{_name.strip('_')}__", _bits(getattr(operator, _name)))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(UnknownNumber, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
     setattr(UnknownNumber, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))
@@ -164,7 +207,7 @@ class UnknownBool(UnknownNumber):
     def _combined(self, function: Callable[..., Any], other: Any, neutral: bool) -> Any:
         if isinstance(other, bool):
             return self if other is neutral else (not neutral)
-        return self._made(function, self, other, kind=bool)
+        return self._made(function, self, other, kind=bool) if _is_bool(other) else NotImplemented
 
     def __and__(self, other: Any) -> Any:
         return self._combined(operator.and_, other, True)
@@ -174,15 +217,19 @@ class UnknownBool(UnknownNumber):
 
     def __xor__(self, other: Any) -> Any:
         if isinstance(other, bool):
-            return ~self if other else self
-        return self._made(operator.xor, self, other, kind=bool)
+            return self._made(operator.not_, self, kind=bool) if other else self
+        return self._made(operator.xor, self, other, kind=bool) if _is_bool(other) else NotImplemented
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
-    def __invert__(self) -> Any:
+    def __invert__(self) -> Any:  # `not` asks
         return self._made(operator.not_, self, kind=bool)
 
     __hash__ = object.__hash__
+
+
+def _is_bool(other: Any) -> bool:
+    return isinstance(other, UnknownBool)
 
 
 @contextlib.contextmanager
@@ -218,30 +265,6 @@ def as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, UnknownNumber):
         value = value.recorder.record(torch.tensor, value)
     return torch.as_tensor(value)
-
-
-def of_tensors(
-    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments
-) -> Any:
-    """What a function of numbers that are not known makes, given them as tensors, with the dtype that numbers lead to;
-    NotImplemented where it takes no tensors in their place."""
-    if func in _MAKERS and args and isinstance(args[0], UnknownNumber):
-        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if args[0].kind is float else _DTYPES[args[0].kind])
-        with recorder.on():
-            return args[0].tensor.to(dtype, copy=True)
-    written = func is torch.Tensor.__setitem__ and not has_unknown(args[1])
-    if not (written or is_pointwise(plain_name(func))) or not has_unknown((args, kwargs)):
-        return NotImplemented
-    given, named = pytree.tree_map_only(UnknownNumber, lambda one: one.tensor, (args, kwargs))
-    try:
-        with recorder.pausing():
-            like = func(*seen.data_free(args), **seen.data_free(kwargs)) if not writes_its_first(func) else None
-        made = recorder.record(func, *given, **named)
-    except TypeError:  # `add(alpha=)` takes a number alone
-        return NotImplemented
-    if like is None or made.dtype == like.dtype:
-        return made
-    return recorder.record(torch.Tensor.to, made, like.dtype)
 
 
 def has_unknown(value: Any) -> bool:

@@ -145,6 +145,61 @@ def looked_up(x, labels, w, v):
     return (F.embedding(classes, w) * x[labels >= 0]).sum() + w[classes].square().mean()
 
 
+def standardised(x, labels, w, v):  # a row that is not picked is constant
+    rows = x[labels >= 0]
+    rows = (rows - rows.mean(-1, keepdim=True)) / rows.std(-1, keepdim=True)
+    return (rows @ w).square().sum()
+
+
+def of_a_domain(x, labels, w, v):
+    positive = (x @ w)[..., 0] > 0
+    made = (x[positive] @ w)[:, 0]
+    share = F.binary_cross_entropy(made / (1 + made.detach()), torch.ones_like(made))
+    return made.sqrt().sum() + (made**0.5 * v[0]).sum() + (1 / (x[positive] - 0.5) * v).sum() + share
+
+
+def all_but_padding(x, labels, w, v):  # of which there is none in a row that is not picked
+    rows, kept = x[labels >= 0] @ w, labels[labels >= 0, None] >= torch.arange(5)
+    return (rows.masked_fill(~kept, -torch.inf).softmax(-1) @ w).square().sum()
+
+
+def of_whole_numbers(x, labels, w, v):
+    mask = labels > 0
+    classes, rows = labels[mask] - 1, x[mask] @ w
+    behind = (mask.flatten() & (torch.arange(24) < 23)).nonzero().squeeze(-1) + 1
+    return (
+        F.embedding(classes, w).sin().sum()
+        + F.cross_entropy(rows, classes, reduction="none").sin().sum()
+        + F.cross_entropy(rows, labels[mask].to(torch.uint8) - 1)
+        + (F.one_hot(classes, 5) * rows).sum()
+        + rows.gather(1, classes[:, None]).sum()
+        + x.flatten(0, 1)[behind].sin().sum()
+        + (100 % labels[mask]).sum()
+    )
+
+
+def in_place(x, labels, w, v):
+    rows = x[labels >= 0]
+    same = rows
+    classes = labels[labels >= 0]
+    classes += 1
+    rows += v
+    rows /= 3
+    rows[:, 1:].mul_(2)
+    return (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
+
+
+def by_keywords(x, labels, w, v):
+    rows = torch.mul(input=x[labels >= 0], other=v)
+    rows = torch.where(condition=rows > 0, input=rows, other=0.0)
+    return torch.sum(input=rows @ w, dim=0).sin().sum() + rows.sum(axis=0).cos().sum() + rows.max(axis=1)[0].mean()
+
+
+def of_half_precision(x, labels, w, v):
+    rows = (x[labels >= 0] * 0 + 30000).half()
+    return (x @ w).sum() + rows.mean().double() + rows.mean(0).double().sum()
+
+
 PICKED: dict[str, Function] = {
     "mean": lambda x, labels, w, v: (x @ w)[labels >= 0].mean(),
     "of a mask with other dims behind": lambda x, labels, w, v: (x[labels >= 0, 1:] * v[1:]).sum(),
@@ -160,6 +215,8 @@ PICKED: dict[str, Function] = {
         f.__name__: f
         for f in (written_back, raised, mask_changed_later, changed_between, values_changed_later, depth, picked_again)
     },
+    **{f.__name__: f for f in (standardised, of_a_domain, all_but_padding, of_whole_numbers, in_place, by_keywords)},
+    **{f.__name__: f for f in (of_half_precision,)},
     **{f.__name__: f for f in (by_count, put_together, losses, losses_of_classes, extrema, looked_up)},
 }
 
@@ -176,6 +233,13 @@ NOT_TOLD: dict[str, Function] = {
     "their order": lambda x, labels, w, v: x[labels >= 0].cumsum(0).sum(),
     "one of them": lambda x, labels, w, v: x[labels >= 0][0].sum(),
     "all in a row": lambda x, labels, w, v: x[labels >= 0].view(-1)[:3].sum(),
+    "places of a mask of them": lambda x, labels, w, v: x.sum() + torch.where(x[labels >= 0][:, 0] > 0)[0].sum(),
+    "the largest of each column": lambda x, labels, w, v: x[labels >= 0].max(0).values.sum(),
+    "written into beyond its domain": lambda x, labels, w, v: (x[labels >= 0] @ w).sqrt_().sum(),
+    "targets beside them": lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(4, dtype=torch.long)),
+    "written into where they may be a copy": lambda x, labels, w, v: (
+        x.transpose(1, 2)[labels[:, 0] >= 0].contiguous().mul_(2).sum() + labels.sum()
+    ),
     "of two masks": lambda x, labels, w, v: (x[labels >= 0] + x[labels >= 1]).sum(),
     "their number as a branch": lambda x, labels, w, v: x.sum() if x[labels >= 0].shape[0] > 3 else w.sum(),
     "a mean of integers": lambda x, labels, w, v: x.sum() + labels[labels >= 0].mean(),

@@ -43,6 +43,23 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "as a tensor": lambda x: torch.tensor(x.mean().item()) + torch.tensor((x > 0).sum().item()),
     "written": filled,
     "read before a write": changed_later,
+    "whole numbers and others": lambda x: {
+        "more": (x > 0).sum().item() * 0.3,
+        "rest": (x > 0).sum().item() % 0.7,
+        "root": (x > 0).sum().item() ** 0.5,
+        "inverse": (1 + (x > 0).sum().item()) ** -1,
+        "compared": (x > 0).sum().item() > 10.5,
+    },
+    "truth values": lambda x: {
+        "sum": (x.sum() > 0).item() + (x.max() > 0).item() + (x.min() > 0).item(),
+        "difference": (x.sum() > 0).item() - (x.max() > 0).item(),
+        "negative": -(x.max() > 0).item(),
+        "size": abs((x.max() > 0).item()),
+    },
+    "rounded": lambda x: {"mean": round(x.sum().item()), "both": [*divmod((x > 0).sum().item() - 30, 7)]},
+    "bits": lambda x: {"odd": (x > 0).sum().item() & 1, "or": 8 | (x > 0).sum().item()},
+    "of a type": lambda x: {"is": 1.0 if isinstance(x.mean().item(), float) else 2.0},
+    "beside nothing": lambda x: {"is": x.sum().item() == None, "printed": [f"{x.sum().item():.2f}"][:0]},  # noqa: E711
     "returned": lambda x: {"mean": x.mean().item(), "count": [(x > 0).sum().item() + 1], "some": x.sum().item() > 0},
 }
 
@@ -64,6 +81,26 @@ def test_python_s_own_numbers_are_not_read() -> None:
     told = r"float\(\) asks for the contents of a tensor .*: write \.item\(\), which .*, or give 'x' a known example"
     with pytest.raises(UnknownDataError, match=told):
         trace(Made(lambda x: x / float(x.sum())), {"x": torch.randn(4, 6)})
+
+
+NOT_TOLD: dict[str, Callable[[Tensor], Any]] = {
+    "to so many digits": lambda x: round(x.mean().item(), 4),
+    "complex": lambda x: torch.complex(x, x).sum().item(),
+    "a power that may be a fraction": lambda x: 2 ** (-(x > 0).sum().item()),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_TOLD)
+def test_what_cannot_be_told(kind: str) -> None:
+    with pytest.raises(UnknownDataError, match=r"give (that input|'x') a known"):
+        trace(Made(NOT_TOLD[kind]), {"x": torch.randn(4, 6)})
+
+
+@pytest.mark.parametrize("kind", ["whole numbers and others", "truth values"])
+def test_to_the_last_digit_but_one(kind: str) -> None:
+    traced, x = trace(Made(COMPUTED[kind]), {"x": torch.randn(4, 6)}), torch.randn(4, 6)
+    for made, wanted in zip(traced.gm(x).values(), COMPUTED[kind](x).values(), strict=True):
+        assert type(made) is type(wanted) and abs(made - wanted) <= 1e-15 * abs(wanted)
 
 
 def test_an_op_that_takes_a_number_alone() -> None:

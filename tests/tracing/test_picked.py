@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from picked_cases import NOT_TOLD, PICKED, Model, batch
 
+from autopar import AutoparWarning
 from autopar.tracing import trace
 from autopar.tracing.errors import UnknownDataError
 
@@ -27,6 +29,40 @@ def test_values_and_gradients_are_those_of_eager(kind: str) -> None:
             made.append([out, *torch.autograd.grad(out, inputs, allow_unused=True, materialize_grads=True)])
         torch.testing.assert_close(*made, rtol=1e-11, atol=1e-12, equal_nan=True)
         assert kind in ("a mask of all dims", "none picked") or made[0][0].isfinite()
+
+
+class Keeping(Model):
+    """One that keeps the rows."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.rows = x[labels >= 0]
+        return (self.rows @ self.w).sum()
+
+
+def test_rows_that_a_module_keeps_are_named() -> None:
+    with pytest.warns(AutoparWarning, match="forward sets rows"):
+        trace(Keeping(PICKED["mean"]), batch(0))
+
+
+def test_under_autocast() -> None:
+    def loss(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(F.linear(x.float()[labels >= 0], w.float()), labels[labels >= 0])
+
+    model = Model(loss)
+    traced = trace(model, batch(0))
+    torch.testing.assert_close(traced.gm(**batch(1)), model(**batch(1)))
+
+
+def test_code_that_takes_tensors_alone() -> None:
+    def mapped(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.sin)(x[labels >= 0]).sum()
+
+    with pytest.raises(UnknownDataError, match=r"ValueError: vmap.*depends on data"):
+        trace(Model(mapped), batch(0))
+    traced = trace(Model(mapped), batch(0), unsupported="leaf")
+    assert not traced.find("sin")
+    torch.testing.assert_close(traced.gm(**batch(1)), Model(mapped)(**batch(1)))
 
 
 @pytest.mark.parametrize("kind", NOT_TOLD)
