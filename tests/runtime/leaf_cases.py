@@ -124,6 +124,8 @@ class Penalised(nn.Module):
         (rows,) = torch.where(hidden.sum(-1) > 0)
         with torch.no_grad():
             self.seen.lerp_(hidden.mean(0), 0.1)
+        if len(rows) == 0:
+            return hidden.sum() * 0
         return ((hidden[rows] - self.seen) * self.scale).abs().sum() / len(hidden)
 
 

@@ -36,7 +36,7 @@ CUSTOM = {
 # They look for padding in their ids, or in what they shift out of their labels: eager's path is that of known ids.
 READS_IDS = {"T5GemmaForConditionalGeneration", "T5GemmaForSequenceClassification", "EncoderDecoderModel"}
 # Sizes that it computes in tensors are numbers of the graph: what computes them is folded.
-FOLDED = {"LongformerForSequenceClassification"}
+FOLDED = {"LongformerForMaskedLM", "LongformerForSequenceClassification"}
 LARGEST = 30_000_000  # parameters
 COMPARED = {  # at least so many
     "causal-lm": 145, "masked-lm": 40, "seq2seq-lm": 25, "image-classification": 30, "sequence-classification": 85,
