@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.errors import UntraceableError
-from autopar.graph import OF_DATA, PLACE, SCOPE, input_nodes, output_tensors, target_name
+from autopar.graph import OF_DATA, PLACE, SCOPE, output_tensors, target_name
 
 
 def check_numbers(graph: fx.Graph) -> None:
     """Raise UntraceableError where an op's shape or meaning hangs on a number that only data tells: a plan has none."""
-    for node in graph.nodes:
-        if output_tensors(node) and any(OF_DATA in source.meta for source in input_nodes(node)):
+    numbers = (node for node in graph.nodes if OF_DATA in node.meta)
+    for node in (user for number in numbers for user in number.users):
+        if output_tensors(node):
             scope = [path for path, _ in node.meta.get(SCOPE, ())[-1:]]
             raise UntraceableError(
                 f"{target_name(node)} is given a number that is read of a tensor: what it makes hangs on data then, "

@@ -124,10 +124,9 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
         written = sum(map(touched_bytes, outputs))
         work = _work(outputs, [], [], written, 0, 0, 1, 0)
         return NodeCost(moved_bytes_forward=written, alias_of=(None,) * len(outputs), work=work)
-    # autograd refuses an in-place op on a leaf: try then with inputs that are none; and a size may be a tensor
-    for leaves, known_numbers in ((True, False), (False, False), (True, True)):
+    for leaves in (True, False):  # autograd refuses an in-place op on a leaf: try then with inputs that are none
         try:
-            found = _measured(node, refs, device_kind, root, leaves=leaves, known_numbers=known_numbers)
+            found = _measured(node, refs, device_kind, root, leaves)
             return dataclasses.replace(found, estimated=isinstance(node.target, LeafCall))  # data may lead it elsewhere
         except NoDataError:
             continue
@@ -135,18 +134,12 @@ def _cost(node: fx.Node, device_kind: str, root: nn.Module | None) -> NodeCost:
 
 
 def _measured(
-    node: fx.Node,
-    refs: Sequence[TensorRef],
-    device_kind: str,
-    root: nn.Module | None,
-    *,
-    leaves: bool,
-    known_numbers: bool,
+    node: fx.Node, refs: Sequence[TensorRef], device_kind: str, root: nn.Module | None, leaves: bool
 ) -> NodeCost:
     """The node run alone; raises NoDataError where it cannot."""
     with torch.set_grad_enabled(bool(node.meta.get(GRAD_MODE, True))):
         fresh = {ref: _fresh(tensor_of(ref), leaves) for ref in dict.fromkeys(refs)}
-        args, kwargs = arguments(node, fresh, known_numbers=known_numbers)
+        args, kwargs = arguments(node, fresh)
         call, owned = callable_of(node, root)
         with data_free(node):
             measured = measure(lambda: call(*args, **kwargs), [*fresh.values(), *owned])

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
-from autopar.graph import KNOWN, VAL, TensorRef, resolve
+from autopar.graph import VAL, TensorRef, resolve
 
 
 class NoDataError(Exception):
@@ -27,16 +27,10 @@ def data_free(node: fx.Node) -> Iterator[None]:
         raise NoDataError(f"{node}: {error}") from error
 
 
-def arguments(
-    node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor], *, known_numbers: bool = False
-) -> tuple[Any, Any]:
-    """The node's args and kwargs with `tensors` for nodes, and the meta device for any other. `known_numbers`: tensors
-    without dims that are known with their values, which a size has to have."""
+def arguments(node: fx.Node, tensors: Mapping[TensorRef, torch.Tensor]) -> tuple[Any, Any]:
+    """The node's args and kwargs with `tensors` for nodes, and the meta device for any other."""
 
     def value(source: fx.Node) -> Any:
-        known = source.meta.get(KNOWN) if known_numbers else None
-        if known is not None and not known.dim():
-            return known
         found = iter([tensors[ref] for ref in resolve(source)])
         return pytree.tree_map(lambda v: next(found) if isinstance(v, torch.Tensor) else v, source.meta[VAL])
 

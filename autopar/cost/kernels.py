@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -221,20 +221,11 @@ def _batch_norm(
     return None if training else Kernel(internal_bytes=0)
 
 
-def _batch_norm_on_cpu(
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Kernel:
+def _batch_norm_on_cpu(outputs: Sequence[Tensor], input: Tensor, *others: Any, **more: Any) -> Kernel:
     """The output is contiguous, or has its channels last where the input has: what is transposed to be normalised, and
     back, is copied by each product that reads it."""
-    return Kernel(internal_bytes=None if training else 0, output=_in_format(outputs[0], _channels_last(input)))
+    anywhere = _batch_norm(outputs, input, *others, **more) or Kernel()
+    return replace(anywhere, output=_in_format(outputs[0], _channels_last(input)))
 
 
 def _convolution_on_cpu(outputs: Sequence[Tensor], input: Tensor, weight: Tensor, *others: Any, **more: Any) -> Kernel:

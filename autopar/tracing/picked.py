@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autopar.tracing.same_contents import same_contents
 from autopar.tracing.targets import getter, methods
 
 if TYPE_CHECKING:
@@ -31,16 +32,10 @@ HARMLESS = 0.5
 """In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
 FILLED, FINITE, ANY = 2, 1, 0
 """What rows that are not picked hold: that (whole numbers: zeros), what is finite, or anything."""
-_COMPARED_BY_VALUE = {
-    "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
-    "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
-    "bitwise_or", "bitwise_not", "isnan", "isfinite", "isinf", "view", "reshape", "flatten", "squeeze",
-    "unsqueeze", "getitem", "bool", "to",
-}  # fmt: skip
 
 
 class Pick:
-    """A mask of unknown contents as it was when it picked, `rows`, flat, and how many are picked."""
+    """A mask of unknown contents as it was when it picked, its contrary, both flat, and how many rows are picked."""
 
     def __init__(self, recorder: Recorder, mask: Tensor) -> None:
         self.recorder, self.node = recorder, recorder.node_of(mask)
@@ -48,6 +43,8 @@ class Pick:
         with recorder.on():
             self.mask = mask.clone()  # whose contents the user may change
             self.rows = self.mask if mask.ndim == 1 else self.mask.flatten()
+            self.others = self.mask.logical_not()
+            self.other_rows = self.others if mask.ndim == 1 else self.others.flatten()
         self._count: Tensor | None = None
         self.counted: Any = None
         """How many rows are picked, a number that is not known, once it was asked for."""
@@ -84,11 +81,9 @@ class Pick:
 
     def of(self, values: Tensor) -> Picked:
         """What is picked of a tensor whose first dims are the mask's."""
-        beside = values.ndim - self.mask.ndim
         with self.recorder.on():
-            others = self.mask.logical_not()
-            others = others[(..., *[None] * beside)] if beside else others
-            kept = values.masked_fill(others, HARMLESS if values.is_floating_point() or values.is_complex() else 0)
+            number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
+            kept = _filled(values, self.others, number)
             kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
         return Picked(self, kept, holds=FILLED)
 
@@ -191,21 +186,6 @@ def all_in(value: Any) -> list[Picked]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Picked)]
 
 
-def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
-    """Whether two nodes, or arguments, come out alike by how they are made if nothing is written into what is `read`
-    for them, which is noted."""
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
-    if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
-        return type(a) is type(b) and type(a) in (bool, int, float, torch.dtype, type(None)) and bool(a == b)
-    read |= {a, b}
-    if a is b:
-        return True
-    name = a.target if a.op == "call_method" else getattr(a.target, "__name__", "")
-    alike = a.op == b.op and a.target == b.target and not a.kwargs and not b.kwargs
-    return alike and name in _COMPARED_BY_VALUE and same_contents(a.args, b.args, read)
-
-
 class Picks:
     """The masks of a trace that pick rows."""
 
@@ -293,7 +273,11 @@ def _plain(rest: list[Any]) -> bool:
 
 def masked(picked: Picked, fill: Any) -> Tensor:
     """All rows, those that are not picked filled."""
-    beside = picked.values.ndim - 1
     with picked.pick.recorder.on():
-        others = picked.pick.rows.logical_not()
-        return picked.values.masked_fill(others[(..., *[None] * beside)] if beside else others, fill)
+        return _filled(picked.values, picked.pick.other_rows, fill)
+
+
+def _filled(values: Tensor, where: Tensor, number: Any) -> Tensor:
+    """With a number where a mask of the first dims is true."""
+    beside = values.ndim - where.ndim
+    return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)

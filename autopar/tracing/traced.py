@@ -132,18 +132,19 @@ class Traced:
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """What the model returns, from the flat outputs of the graph."""
-        return pytree.tree_unflatten(self._as_returned(leaves)[: self.out_spec.num_leaves], self.out_spec)
+        return pytree.tree_unflatten(self._as_returned(leaves, 0, self.out_spec.num_leaves), self.out_spec)
 
-    def _as_returned(self, leaves: Sequence[Any]) -> list[Any]:
-        """Flat outputs with a number in the place of each tensor that stands for one."""
-        if not self.numbers_returned:
-            return list(leaves)
-        return [leaf.item() if place in self.numbers_returned else leaf for place, leaf in enumerate(leaves)]
+    def _as_returned(self, leaves: Sequence[Any], first: int, behind: int) -> list[Any]:
+        """Some of the flat outputs, with a number in the place of each tensor that stands for one."""
+        places = range(first, behind)
+        return [leaves[place].item() if place in self.numbers_returned else leaves[place] for place in places]
 
     def set_on(self, model: nn.Module, leaves: Sequence[Any]) -> None:
         """Set on the modules of a model what forward does, from the flat outputs of the graph."""
         if self.set_attributes:
-            values = pytree.tree_unflatten(self._as_returned(leaves)[self.out_spec.num_leaves :], self.set_spec)
+            values = pytree.tree_unflatten(
+                self._as_returned(leaves, self.out_spec.num_leaves, len(leaves)), self.set_spec
+            )
             for (path, name), value in zip(self.set_attributes, values, strict=True):
                 module = self.of_loss[path] if path in self.of_loss else model.get_submodule(path)
                 if not isinstance(value, str) or value != ABSENT:

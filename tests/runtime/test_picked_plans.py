@@ -20,4 +20,5 @@ def test_values_and_gradients_are_those_of_the_unsplit_model(kind: str) -> None:
         model, inputs = Model(PICKED[kind]), batch(seed)
         traced = trace(model, inputs)
         plan = random_plan(traced.graph, model, (2,), random.Random(seed))
-        assert deviation(model, inputs, traced, plan) < 1e-10
+        rounded = torch.finfo(torch.half).eps if kind == "of_half_precision" else 1e-10  # where parts are joined
+        assert deviation(model, inputs, traced, plan) < rounded

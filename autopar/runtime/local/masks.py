@@ -51,32 +51,25 @@ def attention_dropout(
     that of the global tensor.
     """
     assert key is not None
-    rows = len(ctx.shapes[0]) - 2
-    if ctx.axes_that_shard(ctx.inputs[0], rows) or torch.compiler.is_compiling() or not takes_fused(*args, **kwargs):
-        return _attention_dropout(ctx, key, *args, **kwargs)
-    place = ctx.position
-    for dim, length in enumerate(ctx.shapes[0][:rows]):
-        for _, piece in ctx.cuts(ctx.outputs[0], dim, length):
-            place = (place * 1_000_003 + piece + 1) % (1 << 31)
-    with seeded(key, place):
-        return target(*args, **kwargs)
+    return _attention_dropout(ctx, key, *args, **kwargs)
 
 
-def takes_fused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> bool:
-    """Whether a fused kernel with dropout is there for such attention: on GPUs, unless the user has turned them off."""
+def takes_fused(query: torch.Tensor, *others: Any) -> bool:
+    """Whether there is a fused kernel with dropout for such attention (as `SDPAParams` is told): on GPUs, unless the
+    user has turned them off."""
     if not query.is_cuda:
         return False
-    asked = SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    asked = SDPAParams(query, *others)
     return can_use_flash_attention(asked) or can_use_efficient_attention(asked)
+
+
+def _place(ctx: LocalContext) -> int:
+    """A number that each part of an op has for itself, alike on the ranks that hold it."""
+    place = ctx.position
+    for dim, length in enumerate(ctx.shapes[0]):
+        for _, piece in ctx.cuts(ctx.outputs[0], dim, length):
+            place = (place * 1_000_003 + piece + 1) % (1 << 31)
+    return place
 
 
 def _attention_dropout(
@@ -91,6 +84,11 @@ def _attention_dropout(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
+    asked = query, key_states, value, attn_mask, dropout_p, is_causal
+    parts = ctx.axes_that_shard(ctx.inputs[0], query.ndim - 2)  # no kernel knows which queries it has
+    if not parts and not torch.compiler.is_compiling() and takes_fused(*asked, enable_gqa):
+        with seeded(key, _place(ctx)):
+            return F.scaled_dot_product_attention(*asked, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key_states = key_states.repeat_interleave(query.shape[-3] // key_states.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)

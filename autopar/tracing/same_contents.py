@@ -1,0 +1,30 @@
+"""Whether two tensors of a trace hold the same by how they were made: `labels >= 0`, written twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+_COMPARED_BY_VALUE = {
+    "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
+    "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
+    "bitwise_or", "bitwise_not", "isnan", "isfinite", "isinf", "view", "reshape", "flatten", "squeeze",
+    "unsqueeze", "getitem", "bool", "to",
+}  # fmt: skip
+
+
+def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
+    """Whether two nodes, or arguments, come out alike by how they are made if nothing is written into what is `read`
+    for them, which is noted."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
+    if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
+        return type(a) is type(b) and type(a) in (bool, int, float, torch.dtype, type(None)) and bool(a == b)
+    read |= {a, b}
+    if a is b:
+        return True
+    name = a.target if a.op == "call_method" else getattr(a.target, "__name__", "")
+    alike = a.op == b.op and a.target == b.target and not a.kwargs and not b.kwargs
+    return alike and name in _COMPARED_BY_VALUE and same_contents(a.args, b.args, read)
