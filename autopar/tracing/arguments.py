@@ -50,6 +50,8 @@ class Arguments:
         kind = type(value)
         if kind in PLAIN:
             return value
+        if kind is Picked:
+            raise value.unknown()
         if isinstance(value, Tensor):
             recorder = self.recorder
             node = recorder.nodes.get(id(value))
@@ -95,8 +97,6 @@ class Arguments:
             return tuple([self.take(v) for v in value])
         if isinstance(value, dict):
             return {k: self.take(v) for k, v in value.items()}
-        if kind is Picked:
-            raise value.unknown()
         return value
 
     def data_free(self, value: Any) -> Any:

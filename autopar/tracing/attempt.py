@@ -285,10 +285,10 @@ class Attempt:
         return loss
 
     def _output(self, value: Any) -> Any:
+        if isinstance(value, Picked):
+            raise value.unknown()
         if isinstance(value, torch.Tensor):
             return self.recorder.node_of(value)
         if isinstance(value, UnknownNumber):
             return self.recorder.node_of(value.tensor)
-        if isinstance(value, Picked):
-            raise value.unknown()
         return self.recorder.sizes.node(value) if isinstance(value, TracedNumbers) else value

@@ -9,15 +9,14 @@ the graph, split like any other. Who asks for what only the picked rows can tell
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.same_contents import same_contents
-from autopar.tracing.targets import getter, methods
+from autopar.tracing.targets import methods
 
 if TYPE_CHECKING:
     from autopar.tracing.errors import UnknownDataError
@@ -98,47 +97,52 @@ class Pick:
         return tuple(made)
 
 
-class Picked:
-    """Rows that are picked: `values` has all (rows, ...); `places`: the dim whose indices they are, `EACH` where the
-    columns are those of each dim."""
+class Picked(Tensor):
+    """Rows that are picked, a tensor to who asks whether they are one. `values` has all (rows, ...); `places`: the dim
+    whose indices they are, `EACH` where the columns are those of each dim."""
 
-    def __init__(self, pick: Pick, values: Tensor, places: int | None = None, holds: int = ANY) -> None:
-        self.pick, self.values, self.places = pick, values, places
-        self._holds, self._version = holds, values._version
+    pick: Pick
+    values: Tensor  # type: ignore[assignment]
+    places: int | None
+
+    @staticmethod
+    def __new__(cls, pick: Pick, values: Tensor, places: int | None = None, holds: int = ANY) -> Picked:
+        made: Picked = Tensor._make_subclass(cls, _EMPTY)
+        made.pick, made.values, made.places = pick, values, places
+        made._holds, made._as_of = holds, values._version
+        return made
 
     def written(self, holds: int) -> None:
         """Note that the rows are written into, and what those that are not picked hold now."""
-        self.places, self._holds, self._version = None, holds, self.values._version
+        self.places, self._holds, self._as_of = None, holds, self.values._version
 
     @property
     def holds(self) -> int:
         """What is in the rows that are not picked."""
-        return self._holds if self.values._version == self._version else ANY
+        return self._holds if self.values._version == self._as_of else ANY
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise TypeError(f"{func} met rows of a trace that is over")
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in _TENSORS:
-            raise AttributeError(f"rows that a mask picks have no attribute {name!r}")
-        if name in _ALIKE:
-            return getattr(self.values, name)
-        if name == "shape":
-            return (self.pick.number, *self.values.shape[1:])
-        if name == "device":
-            with self.pick.recorder.on():
-                return self.values.device
-        member = getattr(Tensor, name)
-        if not callable(member):
-            return self.pick.recorder.picks.call(getter(name), (self,), {})
-        return partial(self._call, member)
+    def _shape(self) -> Any:
+        return (self.pick.number, *self.values.shape[1:])
 
-    def _call(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.pick.recorder.picks.call(func, (self, *args), kwargs)
+    def _device(self) -> torch.device:
+        with self.pick.recorder.on():
+            return self.values.device
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._call(Tensor.__getitem__, index)
+    shape = property(_shape)
+    device = property(_device)
+
+    def dim(self) -> int:
+        return self.values.dim()
+
+    def is_floating_point(self) -> bool:
+        return self.values.is_floating_point()
+
+    def is_complex(self) -> bool:
+        return self.values.is_complex()
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise self.unknown("__setitem__")
@@ -152,24 +156,35 @@ class Picked:
     def __iter__(self) -> Iterator[Any]:
         raise self.unknown("__iter__")
 
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"<what a mask picks of {self.values.shape}>"
+
+    __hash__ = object.__hash__
+
     def unknown(self, name: str = "__getitem__") -> UnknownDataError:
         what = f"{name} meets what a mask has picked, and how many elements these are depends on data"
         return self.pick.recorder.unknown(what, deciding=[self.pick.mask])
 
 
-def _delegated(name: str) -> Any:
-    member = getattr(Tensor, name)
-    return lambda self, *others: self._call(member, *others)
+def _called(member: Any) -> Any:
+    return lambda self, *args, **kwargs: self.pick.recorder.picks.call(member, (self, *args), kwargs)
 
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-_OF_ONE = ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")
-for _name in (*_OPERATORS, *(f"{way}{name}" for name in _OPERATORS for way in "ri"), *_OF_ONE):
-    if hasattr(Tensor, f"__{_name}__"):
-        setattr(Picked, f"__{_name}__", _delegated(f"__{_name}__"))
-Picked.__hash__ = object.__hash__  # type: ignore[method-assign]
-_TENSORS = frozenset(dir(Tensor))
-_ALIKE = frozenset(("dtype", "ndim", "requires_grad", "layout", "is_cuda", "dim", "is_floating_point", "is_complex"))
+def _alike(name: str) -> property:
+    return property(lambda self: getattr(self.values, name))
+
+
+for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(vars(Picked)):
+    if callable(getattr(Tensor, _name)):  # before torch's parsers, which ask for numbers that are not known
+        setattr(Picked, _name, _called(getattr(Tensor, _name)))
+for _name in ("dtype", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"):
+    setattr(Picked, _name, _alike(_name))
+_EMPTY = torch.empty(0, device="meta")
+
+
+def is_plain(value: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor, and not what a mask picks."""
+    return isinstance(value, Tensor) and not isinstance(value, Picked)
 
 
 def any_in(value: Any) -> bool:

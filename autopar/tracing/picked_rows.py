@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.graph import storage_of
-from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in
+from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in, is_plain
 from autopar.tracing.picked_harmless import LAYING, given, holding, meaning
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
@@ -63,7 +63,7 @@ def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     shown, named = given(name, (args, kwargs))
     own = {id(one.values) for one in met}
     before = [(one.values, one.values._version) for one in met]
-    copies = [t for t in pytree.tree_leaves((shown, named)) if isinstance(t, Tensor) and id(t) not in own]
+    copies = [t for t in pytree.tree_leaves((shown, named)) if is_plain(t) and id(t) not in own]
     versions = [copy._version for copy in copies]
     holds = holding(name, met)
     with picks.recorder.on():
@@ -101,14 +101,14 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
         alike = len(parts) == len(met) and all(one.values.ndim == met[0].values.ndim for one in met)
         return alike and isinstance(along, int) and along % rank != 0
     if not isinstance(first, Picked):
-        return name == "embedding" and len(met) == 1 and isinstance(args[1] if len(args) > 1 else None, Tensor)
+        return name == "embedding" and len(met) == 1 and is_plain(args[1] if len(args) > 1 else None)
     rank = first.values.ndim
     if name in _ALONG:
         place, default = _ALONG[name]
         along = args[place] if len(args) > place else kwargs.get("dim", default)
         rank += name == "unsqueeze"
         dims = along if isinstance(along, (tuple, list)) else (along,)
-        plain = any(isinstance(one, Tensor) for one in pytree.tree_leaves((args, kwargs)))
+        plain = any(is_plain(one) for one in pytree.tree_leaves((args, kwargs)))
         if plain or any(one.values.ndim != first.values.ndim for one in met):
             return False
         return bool(dims) and all(
@@ -121,9 +121,9 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
         return len(dims) == 2 and all(dim % rank for dim in dims)
     if name in ("linear", "matmul", "mm"):
         other = args[1] if len(args) > 1 else None
-        return len(met) == 1 and rank >= 2 and isinstance(other, Tensor) and other.ndim <= 2
+        return len(met) == 1 and rank >= 2 and is_plain(other) and other.ndim <= 2
     if name in ("bmm", "scaled_dot_product_attention"):
-        return len(met) == len([a for a in args if isinstance(a, (Tensor, Picked))]) and rank >= 3
+        return len(met) == len([a for a in args if isinstance(a, Tensor)]) and rank >= 3
     if name == "embedding":
         return len(met) == 1
     if name == "pairwise_distance":
@@ -139,14 +139,14 @@ def _is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name == "where":  # that of a condition alone tells places
         return len(args) + len(kwargs) == 3
     if name in ("max", "min"):
-        return isinstance(args[1] if len(args) > 1 else kwargs.get("other"), (Tensor, Picked))
+        return isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
     return is_pointwise(name)
 
 
 def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
     """Whether operands broadcast with all rows as they do with those that are picked."""
     rank = max(one.values.ndim for one in met)
-    others = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    others = [t for t in pytree.tree_leaves((args, kwargs)) if is_plain(t)]
     return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.tracing.picked import Picked, Picks, all_in, masked
+from autopar.tracing.picked import Picked, Picks, all_in, is_plain, masked
 from autopar.tracing.picked_harmless import given
 from autopar.tracing.pointwise import plain_name
 
@@ -80,14 +80,12 @@ def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     how = told.get("reduction", "mean")
     if any(one.pick is not pick for one in met) or any(told.get(old) is not None for old in ("size_average", "reduce")):
         return NotImplemented
-    plain = [
-        value for name, value in told.items() if isinstance(value, Tensor) and name not in ("weight", "pos_weight")
-    ]
+    plain = [value for name, value in told.items() if is_plain(value) and name not in ("weight", "pos_weight")]
     rank = max(one.values.ndim for one in met)
     if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
         return NotImplemented
     target = told.get("target")
-    if func in _OF_ROWS and isinstance(target, Tensor) and target.ndim and target.shape[0] != 1:
+    if func in _OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
         return NotImplemented  # as many as are picked, the user says
     if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
         signed = target.values.dtype.is_signed

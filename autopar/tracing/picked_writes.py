@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autopar.graph import storage_of
-from autopar.tracing.picked import FILLED, FINITE, Picked, Picks, all_in
+from autopar.tracing.picked import FILLED, FINITE, Picked, Picks, all_in, is_plain
 from autopar.tracing.picked_harmless import IN_PLACE, given, holding, meaning
 from autopar.tracing.picked_rows import fit
 from autopar.tracing.pointwise import is_pointwise
@@ -20,7 +20,7 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """None, or what is written into, once the write is in the graph; NotImplemented for anything else."""
     if isinstance(args[0] if args else None, Picked) and (func.__name__ in IN_PLACE or writes_its_first(func)):
         return _changed(picks, func, args, kwargs)
-    if func is not Tensor.__setitem__ or not isinstance(args[0], Tensor):
+    if func is not Tensor.__setitem__ or not is_plain(args[0]):
         return NotImplemented
     written, index, value = args
     pick = _pick_of(picks, index)
@@ -61,7 +61,7 @@ def _changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _pick_of(picks: Picks, index: Any) -> Any:
     """The mask that an index is, or whose places it holds."""
-    if isinstance(index, Tensor) and index.dtype == torch.bool and index.ndim:
+    if is_plain(index) and index.dtype == torch.bool and index.ndim:
         return picks.of(index)
     parts = index if isinstance(index, tuple) else (index,)
     if not all(isinstance(part, Picked) for part in parts):

@@ -141,6 +141,8 @@ class Recorder(TorchFunctionMode, GraphWriter):
             result, real = self._run(func, args, kwargs, seen)
         except Again as again:
             return self.record(func, *again.args, **again.kwargs)
+        if self.picks and any_picked(result):
+            return result  # rows, all of which are in the graph
         is_sized = real is not None and not self.known.guarded.isdisjoint(map(id, seen.tensors))  # by a known input
         told = written_by_schema(func, args)  # below autograd, where vmap's bodies are seen, no version counts
         written = [i for i, t in enumerate(seen.tensors) if t._version != versions[i] or id(t) in told]

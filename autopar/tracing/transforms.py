@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.graph import VAL
 from autopar.tracing.patching import attributes_set
+from autopar.tracing.picked import all_in
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.values import META
 
-_DERIVATIVES = ("grad_impl", "grad_and_value_impl", "_jvp_with_argnums")
+_DERIVATIVES = {"grad_impl": "grad", "grad_and_value_impl": "grad_and_value", "_jvp_with_argnums": "jvp"}
 
 
 class _Below(TorchDispatchMode):
@@ -73,21 +74,24 @@ def transformed_bodies(recorder: Recorder) -> Iterator[None]:
     eager: Any = torch._functorch.eager_transforms
     held = weakref.ref(recorder)  # torch keeps lists of its functions, and so what stands for one meanwhile
 
-    def below(original: Callable[..., Any]) -> Callable[..., Any]:
+    def below(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             recorder = held()
             if recorder is None or not recorder.is_recording() or recorder.is_below:
                 return original(*args, **kwargs)
+            for picked in all_in((args, kwargs)):
+                raise picked.unknown(f"torch.func.{name}")
             with recorder.below_functions(), _Below(recorder):  # one mode sees what nested transforms come to
                 return original(*args, **kwargs)
 
         return call
 
     def vjp(*args: Any, **kwargs: Any) -> Any:
-        value, pull, *aux = below(differentiated)(*args, **kwargs)
-        return value, below(pull), *aux
+        value, pull, *aux = below("vjp", differentiated)(*args, **kwargs)
+        return value, below("vjp", pull), *aux
 
     differentiated = eager._vjp_with_argnums
-    replaced = {name: below(getattr(eager, name)) for name in _DERIVATIVES} | {"_vjp_with_argnums": vjp}
-    with attributes_set(apis, vmap_impl=below(apis.vmap_impl)), attributes_set(eager, **replaced):
+    replaced = {own: below(name, getattr(eager, own)) for own, name in _DERIVATIVES.items()}
+    replaced["_vjp_with_argnums"] = vjp
+    with attributes_set(apis, vmap_impl=below("vmap", apis.vmap_impl)), attributes_set(eager, **replaced):
         yield

@@ -54,11 +54,22 @@ def test_under_autocast() -> None:
     torch.testing.assert_close(traced.gm(**batch(1)), model(**batch(1)))
 
 
+def test_rows_are_tensors_to_who_asks() -> None:
+    def as_tensors(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        rows = x[labels >= 0]
+        assert torch.is_tensor(rows) and not isinstance(rows, torch.nn.Parameter)
+        losses = {"rows": (rows @ w).square(), "count": rows.shape[0]}
+        return sum(one.mean() for one in losses.values() if isinstance(one, torch.Tensor))
+
+    model = Model(as_tensors)
+    torch.testing.assert_close(trace(model, batch(0)).gm(**batch(1)), model(**batch(1)))
+
+
 def test_code_that_takes_tensors_alone() -> None:
     def mapped(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.sin)(x[labels >= 0]).sum()
 
-    with pytest.raises(UnknownDataError, match=r"ValueError: vmap.*depends on data"):
+    with pytest.raises(UnknownDataError, match=r"torch.func.vmap meets what a mask has picked"):
         trace(Model(mapped), batch(0))
     traced = trace(Model(mapped), batch(0), unsupported="leaf")
     assert not traced.find("sin")
