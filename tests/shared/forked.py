@@ -25,7 +25,8 @@ import torch
 
 IMPORTED = [
     "torch.distributed.checkpoint",
-    "autopar",
+    "autopar.runtime.application",
+    "autopar.solver",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.mixtral.modeling_mixtral",
