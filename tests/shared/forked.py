@@ -6,6 +6,7 @@ A fresh interpreter takes five seconds of a core for torch, transformers and aut
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import multiprocessing
@@ -14,9 +15,10 @@ import runpy
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -47,46 +49,65 @@ def context() -> ForkServerContext:
     return made
 
 
-def run_ranks(
-    target: Callable[..., None],
-    *args: Any,
-    ranks: int,
-    environment: Mapping[str, str],
-    timeout_seconds: float,
-) -> None:
-    """Call `target(*args)` on so many ranks, with these variables beside torchrun's.
+@dataclass(frozen=True)
+class Started:
+    """A rank that may still run, and the file with what it writes to stdout and stderr."""
 
-    Fails where a rank does, or takes longer, with the end of what it wrote to stdout and stderr.
-    """
+    process: ForkServerProcess
+    log: Path
+
+    def told(self, timeout_seconds: float = 300) -> str:
+        """What it has written when it ends, or when that time is over."""
+        self.process.join(timeout_seconds)
+        return self.log.read_text() if self.log.exists() else ""
+
+
+@contextlib.contextmanager
+def started(
+    target: Callable[..., None], *args: Any, ranks: int, environment: Mapping[str, str]
+) -> Iterator[list[Started]]:
+    """So many ranks that call `target(*args)`, with these variables beside torchrun's; killed at the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = dict(zip(_TORCHRUNS, ["127.0.0.1", str(port), str(ranks), str(ranks), "0", "forked"], strict=True))
     shared = {**os.environ, **environment, **shared, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder, f"rank{rank}.log") for rank in range(ranks)]
-        processes = []
-        for rank, log in enumerate(logs):
-            own = shared | dict.fromkeys(_OWN, str(rank))
-            processes.append(context().Process(target=_rank, args=(own, log, target, args)))
+        begun = []
         try:
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join(timeout_seconds)
+            for rank in range(ranks):
+                log, own = Path(folder, f"rank{rank}.log"), shared | dict.fromkeys(_OWN, str(rank))
+                begun.append(Started(context().Process(target=_rank, args=(own, log, target, args)), log))
+                begun[-1].process.start()
+            yield begun
         finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-        for rank, (process, log) in enumerate(zip(processes, logs, strict=True)):
-            ended = f"rank {rank} ended early, or after {timeout_seconds} s ({process.exitcode})"
-            assert process.exitcode == 0, f"{ended}:\n{log.read_text()[-5000:] if log.exists() else ''}"
+            for one in begun:
+                if one.process.is_alive():
+                    one.process.kill()
+                    one.process.join()
+
+
+def run_ranks(
+    target: Callable[..., None], *args: Any, ranks: int, environment: Mapping[str, str], timeout_seconds: float
+) -> None:
+    """Call `target(*args)` on so many ranks; fails where a rank does, or takes longer, with the end of its output."""
+    with started(target, *args, ranks=ranks, environment=environment) as begun:
+        told = [one.told(timeout_seconds) for one in begun]
+        codes = [one.process.exitcode for one in begun]
+    for rank, (code, text) in enumerate(zip(codes, told, strict=True)):
+        assert code == 0, f"rank {rank} ended early, or after {timeout_seconds} s ({code}):\n{text[-5000:]}"
 
 
 def run_script(path: Path, *words: str, folder: Path, ranks: int = 1, timeout_seconds: float = 300) -> None:
     """Do what `torchrun --nproc-per-node RANKS path words`, or `python path words` for one, does in this folder."""
     run_ranks(_script, path, words, folder, ranks=ranks, environment={}, timeout_seconds=timeout_seconds)
+
+
+def script_started(
+    path: Path, *words: str, folder: Path, ranks: int
+) -> contextlib.AbstractContextManager[list[Started]]:
+    """As `run_script`, to look on."""
+    return started(_script, path, words, folder, ranks=ranks, environment={})
 
 
 def _rank(environment: Mapping[str, str], log: Path, target: Callable[..., None], args: tuple[Any, ...]) -> None:
