@@ -61,6 +61,8 @@ def test_the_first_bucket_of_all_hides_behind_nothing() -> None:
     movable.gathers[0] = movable.again[0] = 100.0
     assert hidden_seconds([Stretch(0, 4, 2)], [movable], [8.0], [0.0], 3) == pytest.approx(3 * 7.0)
     assert hidden_seconds([Stretch(0, 4, 2)], [movable], [0.0], [16.0], 3) == pytest.approx(3 * 14.0)
+    movable.reductions[0] = 100.0
+    assert hidden_seconds([Stretch(0, 4, 2)], [movable], [0.0], [16.0], 3) == 3 * 16.0, "both: no more than there is"
 
 
 def test_what_compute_cannot_use_of_the_device_stays() -> None:
