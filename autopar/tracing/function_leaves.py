@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import CellType, FrameType, FunctionType, TracebackType
+from types import CellType, CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ Tensor = torch.Tensor
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PASSING = (Tensor, *_PLAIN, UnknownNumber, *TracedNumbers)  # what a node's arguments may hold
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions until Python 3.12, made anew by each call
 _ATTEMPT = str(Path(__file__).with_name("attempt.py"))
 
 
@@ -95,7 +96,7 @@ def function_around(
         code = step.tb_frame.f_code
         if code.co_filename == _ATTEMPT:
             running = []  # what called the trace is not the model's
-        elif places.is_users(code.co_filename) and not code.co_flags & _NOT_PLAIN:
+        elif places.is_users(code.co_filename) and not _is_no_function(code):
             running.append(step.tb_frame)
         step = step.tb_next
     for frame in reversed(running):
@@ -107,6 +108,10 @@ def function_around(
         if len(holders) == 1 and holders[0] not in tried:  # a decorator's wrapper is one of many that share their code
             return holders[0]
     return None
+
+
+def _is_no_function(code: CodeType) -> bool:
+    return bool(code.co_flags & _NOT_PLAIN) or code.co_name in _COMPREHENSIONS
 
 
 def _holders(frame: FrameType) -> list[FunctionType]:

@@ -177,6 +177,19 @@ def test_attention_on_cuda_keeps_no_scores(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_on_cuda_skips_what_is_masked_and_computes_scores_again(causal: bool) -> None:
+    """Two products forward, five backward, of which causality leaves half; all in one kernel each way."""
+    q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    node = graph_of_call(ATTENTION, q, q.clone(), q.clone(), is_causal=causal)
+    annotate(node.graph, "cuda")
+    cost, product = node.meta[COST], 2 * q.numel() * 16
+    assert (cost.flops_forward, cost.flops_backward) == (2 * product, 4 * product), "the model's"
+    done = (cost.work.flops_forward, cost.work.flops_backward)
+    assert done == ((product, 2.5 * product) if causal else (2 * product, 5 * product))
+    assert (cost.moved_bytes_forward, cost.moved_bytes_backward) == (4 * q.nbytes, 8 * q.nbytes)
+
+
 def test_attention_that_drops_keeps_no_scores_on_cuda() -> None:
     """Fused kernels draw as they go, and again in backward."""
     q = torch.empty(2, 4, 16, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)

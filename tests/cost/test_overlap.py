@@ -26,6 +26,7 @@ def test_never_more_than_there_is(seed: int) -> None:
     moved = sum(movable.gathers) + sum(movable.again) + sum(movable.reductions)
     assert 0 <= hidden <= min(moved, many * (sum(forward) + sum(backward))) + 1e-12
     nothing = [0.0] * len(stretches)
+    assert hidden_seconds(stretches, [movable], nothing, backward, many) <= many * sum(backward) + 1e-12
     assert hidden_seconds(stretches, [movable], nothing, nothing, many) == 0
     assert hidden_seconds(stretches, [Movable(len(stretches))], forward, backward, many) == 0
 
@@ -52,6 +53,16 @@ def test_the_last_reduction_is_seen() -> None:
     movable.reductions[0] = 4.0
     assert hidden_seconds([Stretch(0, 4, 1)], [movable], [0.0], [40.0], 1) == pytest.approx(3.0)
     assert hidden_seconds([Stretch(0, 4, 1)], [movable], [0.0], [2.0], 1) == pytest.approx(1.5)
+
+
+def test_the_first_bucket_of_all_hides_behind_nothing() -> None:
+    """Four blocks of two buckets each, and compute that hides any of the others."""
+    movable = Movable(1)
+    movable.gathers[0] = movable.again[0] = 100.0
+    assert hidden_seconds([Stretch(0, 4, 2)], [movable], [8.0], [0.0], 3) == pytest.approx(3 * 7.0)
+    assert hidden_seconds([Stretch(0, 4, 2)], [movable], [0.0], [16.0], 3) == pytest.approx(3 * 14.0)
+    movable.reductions[0] = 100.0
+    assert hidden_seconds([Stretch(0, 4, 2)], [movable], [0.0], [16.0], 3) == 3 * 16.0, "both: no more than there is"
 
 
 def test_what_compute_cannot_use_of_the_device_stays() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from recorded import graph_of_call
 from autopar.cluster import Cluster, Device
 from autopar.cost import annotate, node_seconds
 from autopar.cost.products import FAMILIES, busy_flops
-from autopar.graph import BIAS_OF, VAL, output_tensors, tensor_inputs
+from autopar.graph import BIAS_OF, COST, VAL, output_tensors, tensor_inputs
 from autopar.layout import Layout
 from autopar.tracing import trace
 
@@ -58,6 +58,23 @@ def test_a_split_loss_takes_its_part(split: str) -> None:
     args = meta(1 << 16, 1 << 15), torch.empty(1 << 16, dtype=torch.long, device="meta")
     whole, part = seconds(F.cross_entropy, *args), seconds(F.cross_entropy, *args, how=sharded(split, "P", 1 / 8))
     assert part == pytest.approx([s / 8 for s in whole], rel=1e-3)
+
+
+def test_a_loss_takes_the_time_of_all_that_it_moves() -> None:
+    args = meta(1 << 16, 1 << 15), torch.empty(1 << 16, dtype=torch.long, device="meta")
+    node = graph_of_call(F.cross_entropy, *args)
+    annotate(node.graph, A100.kind)
+    moved = node.meta[COST].moved_bytes_forward
+    assert moved > 2 * args[0].nbytes, "logarithms are written and read on the way"
+    assert seconds(F.cross_entropy, *args)[0] == pytest.approx(moved / A100.bytes_per_s, rel=0.01)
+
+
+def test_fused_attention_has_a_rate_of_its_own() -> None:
+    slow, fast = (replace(A100, attention=rate) for rate in (0.1, 0.4))
+    q = meta(4, 16, 4096, 128)
+    both = [seconds(F.scaled_dot_product_attention, q, q, q, device=device) for device in (slow, fast)]
+    assert both[0] == pytest.approx([4 * s for s in both[1]], rel=0.02)
+    assert seconds(F.linear, q, meta(128, 128), device=slow) == seconds(F.linear, q, meta(128, 128), device=fast)
 
 
 @pytest.mark.parametrize("device", [A100, CPU], ids=["a100", "cpu"])

@@ -8,14 +8,13 @@ that the plan announced, by kind, axis, count and bytes.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from autopar.plans import Plan
@@ -76,7 +75,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     alike: dict[tuple[object, ...], list[planning.Job]] = {}
     for job in jobs:
         alike.setdefault((job.model, job.dtype, job.mesh, job.device), []).append(job)
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=forked.context()) as pool:
         futures = [pool.submit(planning.plan_to_files, group, folder) for group in alike.values()]
     errors = {name: error for future in futures for name, error in future.result().items()}
     found: dict[str, dict[str, Any]] = {
@@ -113,24 +112,16 @@ def _launch(folder: Path, name: str, jobs: list[planning.Job], ranks: int) -> li
         for job in jobs
     ]
     (folder / f"{name}.jobs.json").write_text(json.dumps(descriptions))
-    worker = str(Path(__file__).with_name("worker.py"))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        worker,
-        str(folder),
-        name,
-    ]
-    with open(folder / f"{name}.log", "w") as log:
-        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=2400, check=False)
+    worker = Path(__file__).with_name("worker.py")
+    log = ""
+    try:
+        forked.run_script(worker, str(folder), name, folder=folder, ranks=ranks, timeout_seconds=2400)
+    except AssertionError as failed:  # each job that did not run says so
+        log = str(failed)
     results = folder / f"{name}.results.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     missing = {job.id for job in jobs} - {line["id"] for line in lines}
-    tail = (folder / f"{name}.log").read_text()[-3000:]
-    return lines + [{"id": job, "error": f"did not run; the log ends:\n{tail}"} for job in missing]
+    return lines + [{"id": job, "error": f"did not run: {log}"} for job in missing]
 
 
 def _announced(plan: Plan) -> dict[str, list[int]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_script
 
 RANKS = 2
 EXPECTED = {
@@ -63,18 +62,7 @@ EXPECTED = {
 def met(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank met, mistake by mistake."""
     folder = tmp_path_factory.mktemp("mistakes")
-    worker = str(Path(__file__).with_name("worker.py"))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={RANKS}",
-        worker,
-        str(folder),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_script(Path(__file__).with_name("worker.py"), str(folder), folder=folder, ranks=RANKS, timeout_seconds=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

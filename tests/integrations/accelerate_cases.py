@@ -22,6 +22,7 @@ from small import BATCH, STEPS, Bytes, mesh_of_all, processes, small_model, whol
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
+import autopar
 from autopar import InputError, autoparallelize, own_rows
 from autopar.integrations.huggingface import adopt
 
@@ -34,6 +35,9 @@ def tied(seed: int, dropout: float) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+PLANS: dict[tuple[str, float, str | None], autopar.Plan] = {}  # each is made once
+
+
 class Run:
     """A model in training; with a `seed` of its own its values are others until they are loaded."""
 
@@ -42,9 +46,11 @@ class Run:
     ) -> None:
         self.accelerator, model = accelerator, tied(seed, dropout)
         if processes() > 1:
-            mesh = mesh_of_all()
+            key = preset, dropout, precision
             options: Any = {"inputs": "local", "constraints": preset, "precision": precision}
-            model = adopt(autoparallelize(model, whole_batch(), mesh, **options))
+            options = {"plan": PLANS[key]} if key in PLANS else options
+            model = adopt(autoparallelize(model, whole_batch(), mesh_of_all(), **options))
+            PLANS[key] = autopar.plan_of(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
         loader = DataLoader(Bytes(), batch_size=BATCH // processes())

@@ -2,48 +2,26 @@
 
 Cases are functions `case(mesh_size)` in the worker module; each rank runs all of them in order and reports
 one line for each: what it returned, or the error.
-
-Ranks are forked from a process that has imported what all of them need, so that none does it again.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import functools
 import importlib.util
 import json
-import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-
-IMPORTED = [
-    "torch.distributed.checkpoint",
-    "autopar",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.mixtral.modeling_mixtral",
-    "transformers.models.t5.modeling_t5",
-]
-
-
-@functools.cache
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
-    return context
+from forked import run_ranks
 
 
 def launch(
@@ -61,39 +39,10 @@ def launch(
     Where the process group has a backend for GPUs or the other device (`tests/other_device`), these stand in for CPUs.
     """
     with tempfile.TemporaryDirectory() as folder:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        shared = {
-            **os.environ,
-            **(environment or {}),
-            "CASES": "" if cases is None else json.dumps(list(cases)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        processes = []
-        for rank in range(ranks):
-            own = {**shared, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-            processes.append(_context().Process(target=_run, args=(own, Path(folder), worker, backends)))
-        try:
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join(timeout_seconds)
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-        results = []
-        for rank, process in enumerate(processes):
-            log = Path(folder, f"rank{rank}.log")
-            text = log.read_text() if log.exists() else ""
-            done = Path(folder, f"rank{rank}.done").exists()
-            assert done, f"rank {rank} ended early, or after {timeout_seconds} s ({process.exitcode}):\n{text[-5000:]}"
-            results.append(json.loads(Path(folder, f"rank{rank}.json").read_text()))
-        return results
+        variables = {**(environment or {}), "CASES": "" if cases is None else json.dumps(list(cases))}
+        arguments: Any = {"ranks": ranks, "environment": variables, "timeout_seconds": timeout_seconds}
+        run_ranks(_run, Path(folder), worker, backends, **arguments)
+        return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def selected(request: pytest.FixtureRequest, parameter: str = "case") -> list[Any]:
@@ -113,17 +62,10 @@ def needed(request: pytest.FixtureRequest, cases: Iterable[str], *parameters: st
     return [case for case in cases if case not in grid or case in wanted]
 
 
-def _run(environment: Mapping[str, str], folder: Path, worker: str, backends: str) -> None:
+def _run(folder: Path, worker: str, backends: str) -> None:
     """One rank, in a process of its own."""
-    os.environ.clear()
-    os.environ.update(environment)
     mine = folder / f"rank{os.environ['RANK']}.json"
-    log = os.open(mine.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(log, stream.fileno())
-    faulthandler.enable()  # a rank that aborts says where
     warnings.filterwarnings("error", category=UserWarning, module=r"autopar\Z")
-    torch.set_num_threads(1)
     if backends != "gloo":
         sys.path.insert(0, str(Path(__file__).parents[1] / "other_device"))
         from other_device import NAME, stand_in_for_the_cpu
@@ -142,7 +84,6 @@ def _run(environment: Mapping[str, str], folder: Path, worker: str, backends: st
             report[name] = {"error": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
         mine.write_text(json.dumps(report))
         dist.barrier()
-    mine.with_suffix(".done").touch()
     dist.destroy_process_group()
 
 

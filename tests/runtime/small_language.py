@@ -30,10 +30,10 @@ def llama(vocabulary: int = 64) -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-def mixtral(vocabulary: int = 64) -> nn.Module:
+def mixtral(vocabulary: int = 64, layers: int = 2) -> nn.Module:
     """A mixture of four experts, of which one does each token."""
     config = transformers.MixtralConfig(
-        num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=vocabulary, use_cache=False
+        num_hidden_layers=layers, hidden_size=32, intermediate_size=64, vocab_size=vocabulary, use_cache=False
     )
     config.num_attention_heads, config.num_key_value_heads = 4, 2
     config.num_local_experts, config.num_experts_per_tok = 4, 1

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from carried_state_cases import CASES, GRID
 from carried_state_models import MODELS
-from launch import launch, values
+from launch import launch, needed, values
 from loop_cases import PRESETS
+from thinned import thinned
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return launch("carried_state_cases.py", 2)
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch("carried_state_cases.py", 2, cases=needed(request, CASES[2], "name", "preset", of=GRID))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "preset"), thinned(3, list(MODELS), PRESETS))
 def test_sequences_of_calls_train_alike(name: str, preset: str, ranks: list[dict[str, Any]]) -> None:
     for worst, graphs in values(ranks, f"{name}-{preset}"):
         assert worst < 1e-12

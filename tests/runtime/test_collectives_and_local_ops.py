@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_script
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 
@@ -18,16 +16,7 @@ WORKER = Path(__file__).with_name("rank_worker.py")
 )
 def test_on_ranks(ranks: int, one_of: int, tmp_path: Path) -> None:
     """Every rank finds every case to be what one process computes, and the collectives to be those announced."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    run = subprocess.run(
-        [*launch, str(WORKER), str(tmp_path), str(one_of)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_script(WORKER, str(tmp_path), str(one_of), folder=tmp_path, ranks=ranks)
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(ranks)]
     assert all(cases.keys() == found[0].keys() and len(cases) > 100 for cases in found)
     wrong = {f"rank {r}: {name}": text for r, cases in enumerate(found) for name, text in cases.items() if text}

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked import Started, script_started
 
 TOLD = r"the ranks were given inputs of different shapes in one call: rank (\d) has (\d) rows, rank (\d) has (\d)\."
 
 
 @contextmanager
-def two_ranks(*words: str) -> Iterator[list[subprocess.Popen[str]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("uneven_worker.py")), *words]
-    ranks = [
-        subprocess.Popen(
-            command, env={**shared, "RANK": str(rank), "WORLD_SIZE": "2"}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
+def two_ranks(*words: str) -> Iterator[list[Started]]:
+    worker = Path(__file__).with_name("uneven_worker.py")
+    with script_started(worker, *words, folder=worker.parent, ranks=2) as ranks:
         yield ranks
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
 
 
 @pytest.mark.slow
 def test_the_rank_whose_rows_changed_tells_and_nobody_waits() -> None:
     """Though the process groups would wait for minutes."""
     with two_ranks("600", "4", "2") as ranks:
-        logs = [rank.communicate(timeout=300)[1] for rank in ranks]
-        assert all(rank.returncode == 1 for rank in ranks), logs
+        logs = [rank.told() for rank in ranks]
+        assert all(rank.process.exitcode == 1 for rank in ranks), logs
     found = re.search(TOLD, logs[1])
     assert found is not None, logs[1]
     assert [int(n) for n in found.groups()] == [1, 2, 0, 4]
@@ -51,7 +34,7 @@ def test_the_rank_whose_rows_changed_tells_and_nobody_waits() -> None:
 
 def test_rows_that_change_on_both_ranks_are_compared_before_the_call() -> None:
     with two_ranks("600", "3", "2") as ranks:
-        logs = [rank.communicate(timeout=300)[1] for rank in ranks]
+        logs = [rank.told() for rank in ranks]
     for log in logs:
         found = re.search(TOLD, log)
         assert found is not None and [int(n) for n in found.groups()] == [1, 2, 0, 3], log
@@ -61,8 +44,8 @@ def test_rows_that_change_on_both_ranks_are_compared_before_the_call() -> None:
 def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
     """One that ended closes its connections; one that lives lets the other wait for the timeout."""
     with two_ranks("20", "4", how) as ranks:
-        log = ranks[0].communicate(timeout=300)[1]
-        assert ranks[0].returncode == 1
+        log = ranks[0].told()
+        assert ranks[0].process.exitcode == 1
     assert "CollectiveError: rank 0 of 2, after 2 calls of optimizer.step()" in log, log
     ended = " and ended" if how == "ends" else ""
     assert f"Rank 1 made only 2 calls of planned models{ended}, and this rank is in its 3rd" in log, log
@@ -72,7 +55,7 @@ def test_a_rank_that_makes_no_call_is_named(how: str) -> None:
 def test_a_rank_that_saves_alone_tells_and_nobody_waits() -> None:
     """As under `if rank == 0:`; the other goes on to its next step."""
     with two_ranks("600", "saves", "4") as ranks:
-        logs = [rank.communicate(timeout=300)[1] for rank in ranks]
-        assert all(rank.returncode == 1 for rank in ranks), logs
+        logs = [rank.told() for rank in ranks]
+        assert all(rank.process.exitcode == 1 for rank in ranks), logs
     told = "InputError: 1 of 2 ranks came to save_checkpoint, and rank 1 went on to its 3rd call of planned models"
     assert told in logs[0], logs[0]

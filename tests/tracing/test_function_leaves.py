@@ -13,6 +13,7 @@ from autopar import Cluster, UntraceableError, plan
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_requests import LeafWarning
 from autopar.tracing import TraceError, trace
+from autopar.tracing.function_leaves import function_around
 from autopar.tracing.leaf_tensors import show_leaf_tensors
 
 TWO = Cluster.preset("cpu", shape=(2,))
@@ -201,9 +202,7 @@ def test_too_much_in_a_function_leaf_is_an_error_that_names_it():
     with pytest.raises(UntraceableError, match="function 'forward' would run whole on every rank") as error:
         plan(Asking(), dict(x=torch.randn(8, 64)), TWO)
     assert "constraints='leaf:forward'" in str(error.value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LeafWarning)  # who asked for it need not be told
-        made = plan(Asking(), dict(x=torch.randn(8, 64)), TWO, constraints="leaf:forward")
+    made = plan(Asking(), dict(x=torch.randn(8, 64)), TWO, constraints="leaf:forward")  # no warning, an error in tests
     assert made.constraints == ("leaf:forward",)
     assert sum("forward" in node.target for node in made.nodes) == 1
 
@@ -219,9 +218,7 @@ def test_functions_that_are_defined_anew_in_a_sweep_are_told_apart():
     def planned() -> None:
         def picked(output, y):
             there = y >= 0
-            if not there.any():
-                return output.sum() * 0
-            return nn.functional.cross_entropy(output[there], y[there])
+            return nn.functional.cross_entropy(output[there], y[there]) if there.any() else output.sum() * 0
 
         class Scores(nn.Module):
             def __init__(self) -> None:
@@ -265,6 +262,15 @@ def test_a_decorated_forward_is_tried_no_more_often_than_a_bare_one():
         with pytest.raises(TraceError, match="forward returns what no graph can hold"):
             trace(kind(), dict(x=torch.randn(3, 2)), unsupported="leaf")
     assert RUNS.count(Decorated) == RUNS.count(Bare)
+
+
+def test_a_comprehension_is_no_leaf_but_the_function_around_it():
+    def asking(rows):
+        return {i: 1 // row for i, row in enumerate(rows)}
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        asking([0])
+    assert function_around(caught.value, {}, ()) is asking
 
 
 @pytest.mark.parametrize("as_module", [False, True])
