@@ -58,17 +58,20 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
             last = few
 
 
+@pytest.mark.parametrize("turn", [held._TURN, 0.0])
 @pytest.mark.parametrize("part", [-0.01, 0.0, 0.3, 1.0])
-def test_columns_may_enter_before_the_first_answer(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it brings an answer, proves that there is none, or takes too long."""
     asked, ends = program(part, 2, 2), []
     whole = asked.relax("cbc", 60.0, {})
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(relaxation, "_MANY", 0)
-    monkeypatch.setattr(held, "_ITERATIONS", (100, 1.0))
-    solve = Held._solve
-    monkeypatch.setattr(Held, "_solve", lambda *some: ends.append(solve(*some)) or ends[-1])
+    monkeypatch.setattr(held, "_PRESOLVED", 0)
+    monkeypatch.setattr(held, "_TURN", turn)
+    monkeypatch.setattr(held, "_ITERATIONS", (500 if turn else 10, 1.0))
+    solve = Held._solve_presolved
+    monkeypatch.setattr(Held, "_solve_presolved", lambda some: ends.append(solve(some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
-    assert ends[0] == LIMIT
+    assert (ends[0] == LIMIT) == (turn == 0.0)
     assert found.status == whole.status
     assert found.objective == pytest.approx(whole.objective, rel=1e-6)
 

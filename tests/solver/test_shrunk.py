@@ -172,7 +172,7 @@ def test_a_start_without_a_budget_that_takes_too_long_is_given_up(monkeypatch: p
     asked = program(0.3, 2, 2)
     best = search(asked, gap=1e-7)
     monkeypatch.setattr(wholes, "FEW", 0)
-    monkeypatch.setitem(held._OF_ROWS, "plain", 0.0)
+    monkeypatch.setattr(held, "_OF_PLAIN", 0.0)
     monkeypatch.setattr(held, "_ITERATIONS", (1, 1.0))
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
     assert search(asked, gap=1e-7).objective == pytest.approx(best.objective, rel=1e-6)
