@@ -85,7 +85,7 @@ def differing(asked: Asked, folded: Model, solution: Solution, seconds: float) -
     """The same without a budget, of a problem in which nothing recomputes."""
     if max(stage.count for stage in folded.problem.stages) == 1 or seconds <= 0:
         return solution
-    relaxed = folded.program.relax(asked.solver, seconds, {}, seconds / 2, close=_CLOSE)
+    relaxed = folded.program.root(asked.solver, seconds, seconds / 2, close=_CLOSE)
     if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - asked.gap)):
         return solution
     model, clock = Model(asked.each_block(_mixed(asked, folded, relaxed, solution), None)), Clock(seconds, seconds)

@@ -104,6 +104,11 @@ class Fast:
                 model = Model(few(problem, kept), tables=self.tables)
                 start = self.completed(model, best) if best is not None else None
                 left = max(end - cpu_seconds(), 0.0)
+                if best is not None:  # to know more of the ways is worth all of the time, and to look at few is not
+                    price(model)
+                    if model.program.root(self.solver, left).status == "stopped":
+                        break
+                    left = max(end - cpu_seconds(), 0.0)
                 is_last = most == _PAIRS[-1] or limit >= highest
                 seconds = left if is_last else _FIRST * left
                 outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(left), best=start)
@@ -160,7 +165,7 @@ def weigh(network: Network, model: Model, solver: str, seconds: float) -> None:
     if model.overlap is None or seconds <= 0 or not is_highs(solver):
         return
     price(model)
-    relaxed = model.program.relax(solver, seconds, {})
+    relaxed = model.program.root(solver, seconds)
     if relaxed.status != "optimal":
         return
     part, duals = model.overlap.part, {key: float(relaxed.duals[row]) for key, row in model.overlap.rows.items()}

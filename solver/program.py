@@ -51,6 +51,7 @@ class Program:
     implied: list[tuple[Array, Array, Array, bool]] = field(default_factory=list)  # rows, what implies what, no more
     once: Once = field(default_factory=Once)
     _matrix: Matrix | None = None
+    _root: tuple[Array, Outcome] | None = None  # the relaxation of the whole program, with its objective
 
     def variable(
         self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
@@ -178,6 +179,25 @@ class Program:
         at_once = close != math.inf and (close is not None or basis is None)
         relaxation = Relaxation(self.matrix(), everything=everything, at_once=at_once, first=first)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
+
+    def root(
+        self,
+        solver: str,
+        time_limit: float,
+        entering: float = math.inf,
+        *,
+        close: float | None = None,
+        first: Array | None = None,
+    ) -> Outcome:
+        """The relaxation of the whole program, solved once for all who ask: the search begins with it, its dual values
+        say what hides behind compute, and it tells which ways equal blocks would mix."""
+        known = self._root
+        if known is not None and len(known[0]) == len(self.names) and np.array_equal(known[0], self.cost):
+            return known[1]
+        found = self.relax(solver, time_limit, {}, entering, close=close, first=first)
+        if found.status == "optimal":
+            self._root = self.cost, found
+        return found
 
     def relax_again(
         self,

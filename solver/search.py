@@ -67,7 +67,7 @@ def search(
     if found is not None:
         return found
     left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.early else None
-    root = program.relax(solver, left, {}, time_limit / 2, close=close, first=first)
+    root = program.root(solver, left, time_limit / 2, close=close, first=first)
     if best is not None and root.status in ("stopped", "infeasible"):  # the latter by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
     if root.status == "stopped":

@@ -76,6 +76,16 @@ def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: p
     assert found.objective == pytest.approx(whole.objective, rel=1e-6)
 
 
+def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:
+    asked = program(1.0, 2)
+    first = asked.root("highs", 60.0)
+    assert asked.root("highs", 60.0) is first
+    asked.cost = 2 * asked.cost
+    again = asked.root("highs", 60.0)
+    assert again.objective == pytest.approx(2 * first.objective, rel=1e-6)
+    assert asked.relax("highs", 60.0, {}).objective == pytest.approx(again.objective, rel=1e-6)
+
+
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared conversion's row holds `kept` too, so that it has no dual value of one's choice while it is left out."""
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
