@@ -80,7 +80,7 @@ class Branching:
         dived, splits = False, 0
         cut = self.cut
         self._push(root)
-        if not self.slow and self.program.early and wholes.is_far(root.objective) and wholes.closes(root, *_WHOLE):
+        if not self.slow and self.program.counts and wholes.is_far(root.objective) and wholes.closes(root, *_WHOLE):
             heap.clear()
         if self.slow and wholes.best is None and not self._is_done(root):
             dived = True
@@ -212,7 +212,7 @@ class Branching:
             if self.wholes.best is None:
                 self.wholes.solve(near)
         if self.wholes.best is None:
-            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.early})
+            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.counts})
             self._round_parts(self._part(root, highest))
             self.wholes.first(root, highest)
 
@@ -230,7 +230,7 @@ class Branching:
 
     @cached_property
     def choices(self) -> Choices:
-        return Choices(self.program.matrix(), with_flows=not self.program.early)
+        return Choices(self.program.matrix(), with_flows=not self.program.counts)
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Branching:
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
         wholes, node, left = self.wholes, box, list[Outcome]()
-        if wholes.best is None and not wholes.has_many(box) and not self.program.early and wholes.solve(box):
+        if wholes.best is None and not wholes.has_many(box) and not self.program.counts and wholes.solve(box):
             return []
         if wholes.best is None and not self.slow and self.program.as_whole(box) is None:
             wholes.round(box)

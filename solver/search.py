@@ -66,7 +66,7 @@ def search(
     found = _near_no_budget(program, solver, gap, clock) if first is None else None
     if found is not None:
         return found
-    left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.early else None
+    left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.counts else None
     root = program.relax(solver, left, {}, time_limit / 2, close=close, first=first)
     if best is not None and root.status in ("stopped", "infeasible"):  # the latter by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
@@ -74,7 +74,7 @@ def search(
         raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
-    if not program.early and len(program.names) <= _LARGE:
+    if not program.counts and len(program.names) <= _LARGE:
         return Branching(program, solver, gap, clock, best).run(root)
     return _by_parts(program, root, solver, gap, clock, best)
 
@@ -87,7 +87,7 @@ def patience_of(time_limit: float) -> float:
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
     """The best solution of a large program with a budget, if it is not much dearer than without; else None."""
     budget = program.budget
-    if budget is None or not program.early or len(program.names) <= wholes.FEW or not is_highs(solver):
+    if budget is None or not program.counts or len(program.names) <= wholes.FEW or not is_highs(solver):
         return None
     free = {budget: (program.lower[budget], math.inf)}
     rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)

@@ -71,7 +71,7 @@ class Wholes:
             return True
         kept = self.kept(node, self.enough())
         flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
-        return flows > (_FLOWS if self.slow or not self.program.early else _FEW_FLOWS)
+        return flows > (_FLOWS if self.slow or not self.program.counts else _FEW_FLOWS)
 
     def is_mixed(self, node: Outcome) -> bool:
         """Whether the relaxation of a box, of a program without counts, is far from the best solution.
@@ -79,7 +79,7 @@ class Wholes:
         It runs an op in part in a way that hides its collectives and in part in one that has none. HiGHS came to a gap
         of 13 % in a minute where four cuts by the choices of that op leave none.
         """
-        return self.slow and not self.program.early and self.is_far(node.objective)
+        return self.slow and not self.program.counts and self.is_far(node.objective)
 
     def round(self, node: Outcome) -> None:
         """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""

@@ -119,7 +119,7 @@ def test_nothing_is_mixed_in_whole_numbers() -> None:
 def test_the_parts_are_the_box(mesh: tuple[int, ...]) -> None:
     """No choice is lost, none is in both parts, and the relaxation is in neither."""
     asked = program(0.3, *mesh)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     node = asked.relax_again(root, 60.0, {count: (2.0, 2.0), whether: (1.0, 1.0)})
     choices, seen = Choices(asked.matrix()), 0

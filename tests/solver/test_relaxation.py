@@ -41,7 +41,7 @@ def program(part: float, *mesh: int) -> Program:
 def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(part, *mesh)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     last = asked.relax("highs", 60.0, {})
     assert last.status == asked.relax("cbc", 60.0, {}).status
     if last.relaxation is None:
@@ -112,7 +112,7 @@ def test_what_two_flows_imply_is_paid_once() -> None:
 
 def test_products_lie_between_both_ends_of_a_box() -> None:
     asked = program(0.3, 2)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     assert sum(asked.wrong_products(root.values).values()) > 0.1
     for low, high in [(1.0, 4.0), (2.0, 3.0), (3.0, 3.0)]:
@@ -132,7 +132,7 @@ def test_products_lie_between_both_ends_of_a_box() -> None:
 )
 def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | None) -> None:
     asked = program(0.3, 2, 2)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     bounds: Bounds = {} if box is None else {count: box, whether: (1.0, 1.0)}
     root = asked.relax("highs", 60.0, bounds)
     assert root.relaxation is not None
@@ -186,7 +186,7 @@ def test_a_box_above_a_cutoff_is_closed(
 ) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(0.3, *mesh)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     closed = 0
     for low, high in itertools.combinations_with_replacement(range(5), 2):
@@ -213,7 +213,7 @@ def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(held, "_IN_A_BOX", 0.0)
     monkeypatch.setattr(held, "_ANEW", (*[20] * 40, 10_000))
     monkeypatch.setattr(Held, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     ends = set[str]()
     for low, high in itertools.combinations_with_replacement(range(5), 2):
