@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from autopar.solver.linear import Array
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.program import Program
 
@@ -100,3 +101,8 @@ class Boxes:
         """A box with what it says of whether any block is below a level of recompute."""
         below = [k for _, one, k in self.program.rest_rows if self.range(counts, one)[1] < self.range({}, one)[1]]
         return {**counts, **dict.fromkeys(below, (1.0, 1.0))}
+
+
+def holds(bounds: Bounds, values: Array) -> bool:
+    """Whether values of a program's variables lie within a box."""
+    return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())

@@ -19,25 +19,25 @@ from autopar.layout import Layout
 from autopar.plans import GAP, Certificate, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.sizes import show_bytes_up
-from autopar.solver.asked import Asked
 from autopar.solver.building import build_problem
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.each_block import differing, refined
 from autopar.solver.engines import engine_of
 from autopar.solver.fast import Fast
-from autopar.solver.idle import warn_of_idle
-from autopar.solver.met import meets, without_parting
+from autopar.solver.idle_constraints import warn_of_idle
 from autopar.solver.model import Model
-from autopar.solver.passed_over import check_recompute
 from autopar.solver.pins import names_any
 from autopar.solver.problem import Problem
+from autopar.solver.recompute_checks import check_recompute
 from autopar.solver.refusal import refusal, too_small
+from autopar.solver.request import SolveRequest
 from autopar.solver.restricted import Restricted, Strategies
 from autopar.solver.running import price
 from autopar.solver.smallest import LeastMemory
 from autopar.solver.solution import Predicted, Solution, node_plans, predicted, read_solution
 from autopar.solver.under_budget import fastest_near, fastest_within
+from autopar.solver.unpinned import meets, without_parting
 from autopar.solver.windows import SHARE
 from autopar.strategies.strategy import Strategy
 
@@ -105,8 +105,8 @@ def make_plan(
             check_recompute(texts, found, left)
         return found, left
 
-    def asked(texts: Sequence[str]) -> Asked:
-        return Asked(*restricted(texts), cluster, texts, budget, time_limit, gap, solver, fold)
+    def asked(texts: Sequence[str]) -> SolveRequest:
+        return SolveRequest(*restricted(texts), cluster, texts, budget, time_limit, gap, solver, fold)
 
     def solved(texts: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
         whole = asked(texts)
@@ -175,7 +175,7 @@ class _Watch:
         self._last = now
 
 
-def _solve(asked: Asked, watch: _Watch) -> tuple[Problem, Solution, Predicted]:
+def _solve(asked: SolveRequest, watch: _Watch) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
     end, free, fast = cpu_seconds() + asked.time_limit, 0.0, Fast(asked.solver, asked.gap)
     if _replicated_bytes(asked.memory) <= asked.budget_bytes and not asked.restricted.forces_replays:
@@ -201,7 +201,7 @@ def _solve(asked: Asked, watch: _Watch) -> tuple[Problem, Solution, Predicted]:
     return problem, solution, told
 
 
-def _within_budget(asked: Asked, least: LeastMemory, seconds: float, free: float) -> tuple[Solution, Predicted]:
+def _within_budget(asked: SolveRequest, least: LeastMemory, seconds: float, free: float) -> tuple[Solution, Predicted]:
     """With a budget, which the plan may pass by what solvers do not hold; `free`: the bound without one."""
     end, fast, problem, late = cpu_seconds() + seconds, least.fast, least.problem, None
     try:
@@ -217,7 +217,9 @@ def _within_budget(asked: Asked, least: LeastMemory, seconds: float, free: float
     return solution, predicted(solution, problem)
 
 
-def _near_least_memory(asked: Asked, least: LeastMemory, late: TimeLimitError | None) -> tuple[Solution, Predicted]:
+def _near_least_memory(
+    asked: SolveRequest, least: LeastMemory, late: TimeLimitError | None
+) -> tuple[Solution, Predicted]:
     """Where the search was too late to find a plan, or looked at few ways alone: that of the least memory may fit, and
     one near it be faster.
 

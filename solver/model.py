@@ -20,8 +20,8 @@ outside) and once more in every block that recomputes::
 
     p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all of c recompute
 
-Ops that make one choice (`autopar.solver.alike`) have the same x, tensors between such ops the same f, and what is made
-of these alone is the same.
+Ops that make one choice (`autopar.solver.equal_ops`) have the same x, tensors between such ops the same f, and what is
+made of these alone is the same.
 
 The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; `autopar.solver.overlap` adds what hides
 behind compute, `autopar.solver.rows` memory.

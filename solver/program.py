@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.solver.engines import Engine, engine, is_highs, optimise
-from autopar.solver.held import Basis
+from autopar.solver.highs import Basis
 from autopar.solver.linear import Array, Entries, Terms
 from autopar.solver.matrix import Matrix
 from autopar.solver.once import Once

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.solver.held import Basis
+from autopar.solver.highs import Basis
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
 from autopar.solver.outcome import Outcome

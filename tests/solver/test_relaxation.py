@@ -11,8 +11,8 @@ import torch
 from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
-from autopar.solver import held, relaxation, search, wholes
-from autopar.solver.held import ENOUGH, LIMIT, Held
+from autopar.solver import highs, incumbent, relaxation, search
+from autopar.solver.highs import ENOUGH, LIMIT, HighsSession
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds
 from autopar.solver.pricing import bound_by, least_more
@@ -64,9 +64,9 @@ def test_columns_may_enter_before_the_first_answer(part: float, monkeypatch: pyt
     whole = asked.relax("cbc", 60.0, {})
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     monkeypatch.setattr(relaxation, "_MANY", 0)
-    monkeypatch.setattr(held, "_ITERATIONS", (100, 1.0))
-    solve = Held._solve
-    monkeypatch.setattr(Held, "_solve", lambda *some: ends.append(solve(*some)) or ends[-1])
+    monkeypatch.setattr(highs, "_ITERATIONS", (100, 1.0))
+    solve = HighsSession._solve
+    monkeypatch.setattr(HighsSession, "_solve", lambda *some: ends.append(solve(*some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
     assert ends[0] == LIMIT
     assert found.status == whole.status
@@ -171,7 +171,7 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     asked = program(0.3, 2)
     monkeypatch.setattr(Program, "as_whole", lambda *_: None)
     few = search.search(asked, gap=1e-6)
-    monkeypatch.setattr(wholes, "least_more", lambda _, reduced: reduced)
+    monkeypatch.setattr(incumbent, "least_more", lambda _, reduced: reduced)
     many = search.search(asked, gap=1e-6)
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
 
@@ -207,12 +207,12 @@ def test_a_box_above_a_cutoff_is_closed(
 
 def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """From nothing, where HiGHS changes costs and so looks at no cutoff."""
-    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), Held._solve_by_steps
+    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), HighsSession._solve_by_steps
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(held, "_ITERATIONS", (1, 0.0))
-    monkeypatch.setattr(held, "_IN_A_BOX", 0.0)
-    monkeypatch.setattr(held, "_ANEW", (*[20] * 40, 10_000))
-    monkeypatch.setattr(Held, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
+    monkeypatch.setattr(highs, "_ITERATIONS", (1, 0.0))
+    monkeypatch.setattr(highs, "_IN_A_BOX", 0.0)
+    monkeypatch.setattr(highs, "_ANEW", (*[20] * 40, 10_000))
+    monkeypatch.setattr(HighsSession, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
     [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     ends = set[str]()

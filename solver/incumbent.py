@@ -1,4 +1,4 @@
-"""Solutions in whole numbers: the best one known of a program, and what its boxes hold.
+"""The incumbent of branch and bound, the best integer solution known of a program, and looking for better ones.
 
 Boxes of programs that are not small are solved with the variables alone that solutions up to a limit can use: one of
 reduced cost d that is 1 costs at least L + d, where L is the box's relaxation. What is found is compared with the
@@ -27,8 +27,8 @@ _FAR = 1e-2  # of its cost: how much better than a far solution others may be
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
-class Wholes:
-    """The best solution of a program so far, and the least bound of boxes that are done with."""
+class Incumbent:
+    """The best integer solution so far (`best`), and the least bound of boxes that are done with (`proven`)."""
 
     def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
         self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
