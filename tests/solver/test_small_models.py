@@ -19,8 +19,8 @@ from autopar import InfeasibleError, Plan
 from autopar.cost.blocks import find_repeats
 from autopar.layout import Layout
 from autopar.planning import Prepared
-from autopar.solver import solving
 from autopar.solver import smallest as smallest_budgets
+from autopar.solver import solving
 from autopar.strategies.strategy import Strategy
 
 GAP = 1e-3  # of every plan here
