@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.held import ENOUGH, LIMIT, Basis, Held, Start
+from autopar.solver.highs import ENOUGH, LIMIT, Basis, HighsSession, Start
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import bound_by, priced
@@ -52,7 +52,7 @@ class Relaxation:
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)
         self._missed = 0.0  # what columns that it lacked could take off it, at most
-        self._held = Held(self.matrix)
+        self._held = HighsSession(self.matrix)
 
     def solve(
         self,

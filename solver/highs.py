@@ -1,4 +1,4 @@
-"""HiGHS as it holds part of a program, from one question to the next."""
+"""HiGHS holding part of a program: solved again and again with more columns and rows, or other bounds, from a basis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ infeasible end in one that is singular, which HiGHS then examines at length: 28 
 _NOTHING = 1e-9  # of a proof's largest number
 
 
-class Held:
+class HighsSession:
     """HiGHS with the columns and rows that it was given last, and how all columns and rows stood in their bases."""
 
     def __init__(self, matrix: Matrix) -> None:
