@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from autopar.runtime.materialising import materialise
     from autopar.runtime.monitoring import monitor
     from autopar.runtime.own_rows import own_rows
-    from autopar.solver.idle import ConstraintWarning
+    from autopar.solver.idle_constraints import ConstraintWarning
 
 __version__ = "0.1.0"
 __all__ = [
@@ -83,7 +83,7 @@ __all__ = [
 _WHERE = {
     "Adafactor": "runtime.adafactor",
     "Checkpoint": "runtime.checkpoints",
-    "ConstraintWarning": "solver.idle",
+    "ConstraintWarning": "solver.idle_constraints",
     "LeafWarning": "leaf_requests",
     "latest_checkpoint": "runtime.checkpoints",
     "load_checkpoint": "runtime.checkpoints",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from autopar.solver.linear import Array
 from autopar.solver.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.program import Program
 
@@ -26,24 +27,24 @@ class Boxes:
     def at(self, values: Mapping[int, float]) -> Bounds:
         """The box in which counts have these values."""
         found: dict[int, tuple[float, float]] = {}
-        for count, whether in self.program.early:
+        for count, whether in self.program.counts:
             found |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
         return self._with_kept(found)
 
     def are_possible(self, values: Mapping[int, float]) -> bool:
         """Whether counts can have these values: each within its bounds, none larger than one that it is nested in."""
         within = all(low <= values[count] <= high for count in values for low, high in [self.range({}, count)])
-        chains = [[values[count] for count, _ in chain] for chain in self.program.nested]
+        chains = [[values[count] for count, _ in chain] for chain in self.program.nested_counts]
         return within and all(chain == sorted(chain, reverse=True) for chain in chains)
 
     def is_fixed(self, counts: Bounds) -> bool:
         """Whether every count has one value."""
-        ranges = [self.range(counts, count) for count, _ in self.program.early]
+        ranges = [self.range(counts, count) for count, _ in self.program.counts]
         return all(low == high for low, high in ranges)
 
     def open(self, counts: Bounds) -> list[tuple[int, int]]:
         """The counts that have several values, with the variables that tell if they are 0."""
-        return [pair for pair in self.program.early if len(set(self.range(counts, pair[0]))) > 1]
+        return [pair for pair in self.program.counts if len(set(self.range(counts, pair[0]))) > 1]
 
     def split(self, node: Outcome, fixed: float | None = None) -> Iterator[Bounds]:
         """The count whose products the relaxation has most wrong, below and above its value there.
@@ -84,7 +85,7 @@ class Boxes:
         if part[0] > part[1]:
             return None
         found = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
-        for chain in self.program.nested:
+        for chain in self.program.nested_counts:
             places = [i for i, (one, _) in enumerate(chain) if one == count]
             for place in places:
                 for i, (other, its) in enumerate(chain):
@@ -98,5 +99,10 @@ class Boxes:
 
     def _with_kept(self, counts: Bounds) -> Bounds:
         """A box with what it says of whether any block is below a level of recompute."""
-        below = [k for _, one, k in self.program.kept if self.range(counts, one)[1] < self.range({}, one)[1]]
+        below = [k for _, one, k in self.program.rest_rows if self.range(counts, one)[1] < self.range({}, one)[1]]
         return {**counts, **dict.fromkeys(below, (1.0, 1.0))}
+
+
+def holds(bounds: Bounds, values: Array) -> bool:
+    """Whether values of a program's variables lie within a box."""
+    return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())

@@ -5,7 +5,7 @@ choices are only bounded (McCormick), and the linear relaxation is loose; with r
 are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
 relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
 node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right
-(`autopar.solver.wholes`).
+(`autopar.solver.incumbent`).
 
 Where such a box is still too large for that, it is cut by choices (`autopar.solver.choices`). The likelier part is cut
 again, and its relaxation rounded: the good solution that this finds makes most boxes small enough, so that the other
@@ -29,14 +29,13 @@ from dataclasses import replace
 from functools import cached_property
 from heapq import heapify, heappush
 
-from autopar.solver.boxes import Boxes
+from autopar.solver.boxes import Boxes, holds
 from autopar.solver.choices import Choices
 from autopar.solver.clock import Clock
-from autopar.solver.linear import Array
+from autopar.solver.incumbent import Incumbent
 from autopar.solver.nearby import nearby
-from autopar.solver.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.outcome import Bounds, Outcome
 from autopar.solver.program import Program
-from autopar.solver.wholes import Wholes
 from autopar.solver.windows import SHARE
 
 _BLIND = 4  # boxes that are split before a first solution is looked for
@@ -67,33 +66,33 @@ class Branching:
     ) -> None:
         self.program, self.limit = program, limit
         self.boxes = Boxes(program)
-        self.wholes = Wholes(program, solver, gap, clock, best)
-        self.slow = self.wholes.slow
+        self.incumbent = Incumbent(program, solver, gap, clock, best)
+        self.slow = self.incumbent.slow
         self.heap: Heap = []
         self.order = itertools.count()
         self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
         self.cuts = 0
         self.plunge: Outcome | None = None  # the box that is split next
+        self.dived = False  # whether `_dive` has run: it does once
 
     def run(self, root: Outcome) -> Outcome:
-        wholes, heap = self.wholes, self.heap
-        dived, splits = False, 0
-        cut = self.cut
+        """The best solution of the box `root`, all of the program, with the bound that is proven of it."""
+        incumbent, heap, splits = self.incumbent, self.heap, 0
         self._push(root)
-        if not self.slow and self.program.early and wholes.is_far(root.objective) and wholes.closes(root, *_WHOLE):
+        at_once = not self.slow and self.program.counts and incumbent.is_far(root.objective)
+        if at_once and incumbent.closes(root, *_WHOLE):
             heap.clear()
-        if self.slow and wholes.best is None and not self._is_done(root):
-            dived = True
+        if self.slow and incumbent.best is None and not self._is_done(root):
             self._dive(root)
-        while wholes.left() > 0 or wholes.best is None:
+        while incumbent.left() > 0 or incumbent.best is None:
             if min(self._left(), default=math.inf) > self.limit:
                 break
-            if wholes.clock.gone > wholes.clock.limit / 2 and wholes.is_far(self._bound()):
-                wholes.improve(self._bound())
-            if not heap or wholes.closed(heap[0][0]):
-                if not cut:
+            if incumbent.clock.gone > incumbent.clock.limit / 2 and incumbent.is_far(self._bound()):
+                incumbent.improve(self._bound())
+            if not heap or incumbent.closed(heap[0][0]):
+                if not self.cut:
                     break
-                self._take_up(*cut.pop(0))
+                self._take_up(*self.cut.pop(0))
                 continue
             node = self._next()
             if node.status == "waiting":
@@ -105,39 +104,43 @@ class Branching:
             splits += 1
             if splits > _SPLITS and not self.slow and self._closes_all(root, node, splits):
                 break
-            for bounds in self.boxes.split(node, (0.0 if wholes.best is None else 0.5) if self.slow else None):
-                if wholes.closed(node.objective):
-                    self._push(replace(node, counts=bounds))
-                    continue
-                child = self._part(node, bounds)
-                done = self._is_done(child)
-                large = done and wholes.is_large(child)
-                if done and not large and self._as_good(child, node):
-                    self._close(child)  # its solution may make the other boxes needless
-                else:
-                    self._push(child)
-                if large:
-                    wholes.round(child)
-                fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in heap)  # which have solutions at hand
-                early = wholes.clock.gone < wholes.clock.limit / 4
-                blind = splits >= (1 if self.slow else _BLIND)
-                if not dived and (child.status == "stopped" or (blind and not (fixed and early))):
-                    dived = True
-                    self._dive(root)
-        if wholes.best is None:
+            self._split(root, node, blind=splits >= (1 if self.slow else _BLIND))
+        if incumbent.best is None:
             return Outcome("infeasible", (), math.inf, math.inf)
-        if wholes.left() <= 0:
-            wholes.improve(self._bound())
-        bound = min(self._bound(), wholes.best.objective)
-        return replace(wholes.best, status="optimal" if wholes.closed(bound) else "feasible", bound=bound)
+        if incumbent.left() <= 0:
+            incumbent.improve(self._bound())
+        bound = min(self._bound(), incumbent.best.objective)
+        return replace(incumbent.best, status="optimal" if incumbent.closed(bound) else "feasible", bound=bound)
+
+    def _split(self, root: Outcome, node: Outcome, blind: bool) -> None:
+        """Split a box by its counts; `blind`: after as many splits as may be made before diving for a solution."""
+        incumbent = self.incumbent
+        for bounds in self.boxes.split(node, (0.0 if incumbent.best is None else 0.5) if self.slow else None):
+            if incumbent.closed(node.objective):
+                self._push(replace(node, counts=bounds))
+                continue
+            child = self._part(node, bounds)
+            done = self._is_done(child)
+            large = done and incumbent.is_large(child)
+            if done and not large and self._as_good(child, node):
+                self._close(child)  # its solution may make the other boxes needless
+            else:
+                self._push(child)
+            if large:
+                incumbent.round(child)
+            fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in self.heap)  # which have solutions at hand
+            early = incumbent.clock.gone < incumbent.clock.limit / 4
+            if not self.dived and (child.status == "stopped" or (blind and not (fixed and early))):
+                self._dive(root)
 
     def _closes_all(self, root: Outcome, node: Outcome, splits: int) -> bool:
         """Whether HiGHS closed all that is left, with this box: of a small program; of another one it tries once,
         where little is left to prove."""
-        wholes, least = self.wholes, min([node.objective, *self._left()])
-        if wholes.is_small(root):
-            wholes.solve(root, least=least)
-        elif wholes.best is None or splits != _SPLITS + 1 or wholes.is_far(least) or not wholes.closes(root, SHARE):
+        incumbent, least = self.incumbent, min([node.objective, *self._left()])
+        tries = incumbent.best is not None and splits == _SPLITS + 1 and not incumbent.is_far(least)
+        if incumbent.is_small(root):
+            incumbent.solve(root, least=least)
+        elif not (tries and incumbent.closes(root, SHARE)):
             return False
         self.heap.clear()
         self.cut.clear()
@@ -150,7 +153,7 @@ class Branching:
 
     def _bound(self) -> float:
         """What every solution costs that is not known yet."""
-        return min([self.wholes.proven, *self._left()])
+        return min([self.incumbent.proven, *self._left()])
 
     def _push(self, node: Outcome) -> None:
         if node.status not in ("closed", "infeasible"):
@@ -158,12 +161,12 @@ class Branching:
 
     def _next(self) -> Outcome:
         """The box of least bound; where that is done, rather one that is done too and has the best solution in it."""
-        first, best = self.heap[0], self.wholes.best
+        first, best = self.heap[0], self.incumbent.best
         if self.plunge is not None:
             first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
             self.plunge = None
-        elif self.slow and best is not None and self._is_done(first[2]) and not self.wholes.is_mixed(first[2]):
-            first = next((e for e in self.heap if self._is_done(e[2]) and _has(e[2].counts, best.values)), first)
+        elif self.slow and best is not None and self._is_done(first[2]) and not self.incumbent.is_mixed(first[2]):
+            first = next((e for e in self.heap if self._is_done(e[2]) and holds(e[2].counts, best.values)), first)
         self.heap.remove(first)
         heapify(self.heap)
         return first[2]
@@ -172,14 +175,14 @@ class Branching:
         """The relaxation of a part of a node's box, with what is closed noted."""
         part = self._relax(node, bounds)
         if part.status == "closed":
-            self.wholes.proven = min(self.wholes.proven, part.bound)
+            self.incumbent.proven = min(self.incumbent.proven, part.bound)
         return replace(part, objective=max(part.objective, node.objective))
 
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
         """The relaxation of a part of a node's box; the node's own where it is right for that part."""
-        if self.boxes.is_fixed(bounds) and _has(bounds, node.values) and self._is_right(node):
+        if self.boxes.is_fixed(bounds) and holds(bounds, node.values) and self._is_right(node):
             return replace(node, counts=bounds)
-        return self.program.relax_again(node, max(self.wholes.left(), 1.0), bounds, cutoff=self.wholes.enough())
+        return self.program.relax_again(node, max(self.incumbent.left(), 1.0), bounds, cutoff=self.incumbent.enough())
 
     def _is_done(self, node: Outcome) -> bool:
         """Whether a box is for whole numbers: its counts are fixed, or several are open whose bounds mend nothing.
@@ -200,29 +203,30 @@ class Branching:
 
     def _as_good(self, child: Outcome, node: Outcome) -> bool:
         """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
-        wholes = self.wholes
-        gap = wholes.gap if wholes.best is not None else max(wholes.gap, _NEAR)
+        incumbent = self.incumbent
+        gap = incumbent.gap if incumbent.best is not None else max(incumbent.gap, _NEAR)
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _dive(self, root: Outcome) -> None:
         """A first solution, where relaxations are slow: with counts near those of the root, or else the highest."""
-        near = nearby(self.program, self.boxes, self.wholes.clock, root)
+        self.dived = True
+        near = nearby(self.program, self.boxes, self.incumbent.clock, root)
         if near.status == "optimal":
             self._round_parts(near)
-            if self.wholes.best is None:
-                self.wholes.solve(near)
-        if self.wholes.best is None:
-            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.early})
+            if self.incumbent.best is None:
+                self.incumbent.solve(near)
+        if self.incumbent.best is None:
+            highest = self.boxes.at({count: self.boxes.range({}, count)[1] for count, _ in self.program.counts})
             self._round_parts(self._part(root, highest))
-            self.wholes.first(root, highest)
+            self.incumbent.first(root, highest)
 
     def _round_parts(self, node: Outcome) -> None:
         """A first solution of a box: rounded, or else, where parts are quick, of the likelier one, and so on."""
         for _ in range(1 if self.slow else _CUTS):
-            if node.status != "optimal" or self.wholes.left() <= 0:
+            if node.status != "optimal" or self.incumbent.left() <= 0:
                 return
-            self.wholes.round(node)
-            parts = self.choices.split(node) if self.wholes.best is None else None
+            self.incumbent.round(node)
+            parts = self.choices.split(node) if self.incumbent.best is None else None
             if parts is None:
                 return
             likely = self._part(node, parts[0])
@@ -230,7 +234,7 @@ class Branching:
 
     @cached_property
     def choices(self) -> Choices:
-        return Choices(self.program.matrix(), with_flows=not self.program.early)
+        return Choices(self.program.matrix(), with_flows=not self.program.counts)
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
@@ -242,7 +246,7 @@ class Branching:
             return
         for part in parts:
             self._push(part)
-        if parts and parts[-1].status == "optimal" and not self.wholes.closed(parts[-1].objective):
+        if parts and parts[-1].status == "optimal" and not self.incumbent.closed(parts[-1].objective):
             self.plunge = parts[-1]  # all that is likely of the box: a good solution may be near
 
     def _finish(self, box: Outcome) -> list[Outcome]:
@@ -250,50 +254,46 @@ class Branching:
 
         Once a good solution is found, the box itself may be small enough, so that its parts are needless.
         """
-        wholes, node, left = self.wholes, box, list[Outcome]()
-        if wholes.best is None and not wholes.has_many(box) and not self.program.early and wholes.solve(box):
+        incumbent, node, left = self.incumbent, box, list[Outcome]()
+        if incumbent.best is None and not incumbent.has_many(box) and not self.program.counts and incumbent.solve(box):
             return []
-        if wholes.best is None and not self.slow and self.program.as_whole(box) is None:
-            wholes.round(box)
+        if incumbent.best is None and not self.slow and self.program.as_whole(box) is None:
+            incumbent.round(box)
         for depth in itertools.count(1):
             if node.status in ("closed", "infeasible"):
-                if not left or (self.slow and (wholes.left() <= 0 or not wholes.is_mixed(left[-1]))):
+                if not left or (self.slow and (incumbent.left() <= 0 or not incumbent.is_mixed(left[-1]))):
                     break
                 other = left.pop()  # which is the box now
                 node = self._part(other, other.counts)
                 continue
-            if wholes.closed(node.objective) or (depth > 1 and (wholes.left() <= 0 or not self._is_done(node))):
+            if incumbent.closed(node.objective) or (depth > 1 and (incumbent.left() <= 0 or not self._is_done(node))):
                 return [*left, node]
-            if left and not wholes.has_many(box):
-                wholes.solve(box)
+            if left and not incumbent.has_many(box):
+                incumbent.solve(box)
                 return []
-            if any(wholes.is_mixed(other) for other in left) and not wholes.is_mixed(node):
+            if any(incumbent.is_mixed(other) for other in left) and not incumbent.is_mixed(node):
                 return [*left, node]  # which proves little while others are far
-            many = wholes.has_many(node) and (self.cuts < _CUTS or not wholes.is_small(node))
+            many = incumbent.has_many(node) and (self.cuts < _CUTS or not incumbent.is_small(node))
             if many and self.cuts >= _CUTS:
-                node = replace(node, objective=wholes.begin(node))
-                if wholes.closed(node.objective):
-                    wholes.proven = min(wholes.proven, node.objective)
+                node = replace(node, objective=incumbent.begin(node))
+                if incumbent.closed(node.objective):
+                    incumbent.proven = min(incumbent.proven, node.objective)
                     break
             parts = self.choices.split(node) if many else None
             if parts is None:
-                wholes.solve(node)
+                incumbent.solve(node)
                 break
             self.cuts += not self.slow
             left.append(replace(node, status="waiting", counts=parts[1]))
             node = self._part(node, parts[0])
             if node.status == "optimal" and (depth % _ROUND == 0 or not self.slow):
-                wholes.round(node)
+                incumbent.round(node)
         return left
 
     def _take_up(self, box: Outcome, parts: list[Outcome]) -> None:
         """What is left of a box that was cut, or the box itself where it is small enough by now."""
-        if not parts or self.wholes.has_many(box):
+        if not parts or self.incumbent.has_many(box):
             for part in parts:
                 self._push(part)
         else:
-            self.wholes.solve(box)
-
-
-def _has(bounds: Bounds, values: Array) -> bool:
-    return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())
+            self.incumbent.solve(box)

@@ -13,7 +13,7 @@ from autopar.cost.levels import MOST, Levels
 from autopar.cost.memory import StepMemory
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
 from autopar.graph import TensorRef, output_tensors, readers_of
-from autopar.solver.alike import Alike
+from autopar.solver.equal_ops import EqualOps
 from autopar.solver.op_choices import OpChoices
 from autopar.solver.parts import Wish, levels_for, wish_of
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use, deciding
@@ -71,7 +71,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.op_of: dict[fx.Node, int] = {}
         self.stages: list[Stage] = []
-        self.alike = Alike(self.nodes, self.ops, self.op_of) if fold else None
+        self.alike = EqualOps(self.nodes, self.ops, self.op_of) if fold else None
 
     def build(self) -> Problem:
         at = 0

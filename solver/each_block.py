@@ -24,11 +24,11 @@ from dataclasses import replace
 import numpy as np
 from torch import fx
 
-from autopar.solver.asked import Asked
 from autopar.solver.clock import Clock
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.outcome import WHOLE, Outcome
+from autopar.solver.request import SolveRequest
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_program, in_seconds, price
 from autopar.solver.solution import Solution, read_solution
@@ -43,7 +43,7 @@ _CLOSE = 1e-3  # what a relaxation may miss of its optimum, relatively
 Ways = Mapping[fx.Node, Sequence[Strategy]]
 
 
-def refined(asked: Asked, folded: Model, solution: Solution, seconds: float) -> Solution:
+def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
     """A solution of a folded problem, or one in which blocks differ, where that is faster by more than the gap.
 
     Its status and bound are those of the folded problem: of plans whose blocks share their decisions.
@@ -81,18 +81,18 @@ def refined(asked: Asked, folded: Model, solution: Solution, seconds: float) -> 
     return best
 
 
-def differing(asked: Asked, folded: Model, solution: Solution, seconds: float) -> Solution:
+def differing(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
     """The same without a budget, of a problem in which nothing recomputes."""
     if max(stage.count for stage in folded.problem.stages) == 1 or seconds <= 0:
         return solution
-    relaxed = folded.program.relax(asked.solver, seconds, {}, seconds / 2, close=_CLOSE)
+    relaxed = folded.program.root(asked.solver, seconds, seconds / 2, close=_CLOSE)
     if relaxed.status != "optimal" or relaxed.objective >= in_program(folded, solution.seconds * (1 - asked.gap)):
         return solution
     model, clock = Model(asked.each_block(_mixed(asked, folded, relaxed, solution), None)), Clock(seconds, seconds)
     return _faster(model, _told_apart(model, solution, asked.solver, clock, asked.gap), solution, asked.gap)
 
 
-def _storages(asked: Asked, solution: Solution) -> Ways:
+def _storages(asked: SolveRequest, solution: Solution) -> Ways:
     """The ways of a solution, and all storages of parameters."""
     return {
         node: some if asked.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
@@ -100,7 +100,7 @@ def _storages(asked: Asked, solution: Solution) -> Ways:
     }
 
 
-def _mixed(asked: Asked, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
+def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
     """The ways that a relaxation of the folded problem mixes, and those of its solution."""
     problem = folded.problem
     used = [

@@ -12,7 +12,7 @@ import numpy as np
 import pulp
 
 from autopar.argument_checks import SOLVERS, solver_of
-from autopar.solver.held import pass_to
+from autopar.solver.highs import pass_to
 from autopar.solver.matrix import Part
 from autopar.solver.outcome import NONE, Bounds, Outcome
 

@@ -39,6 +39,7 @@ _PAIRS = 60_000, 150_000, 600_000  # and one of few ways has few: at the first t
 _READ = 60_000  # and a first plan is read from what is known of the ways, where the best alone are more than this
 _SURE = 4_500_000  # at the last one more, if its proof is then sure to be one of all (3 GiB)
 _FIRST = 1 / 10  # of the time that is left, for the first of these: once a plan is there, few ways are left
+_NEXT = 1 / 2  # and the part of it that the relaxation of the next may take; else this one is the last
 
 SHORT = TimeLimitError, MemoryError  # for want of which a proof, but not the plan, is given up
 EPSILON = 1e-9  # by which floating point may be wrong, relatively
@@ -91,7 +92,7 @@ class Fast:
             best = self._decoded(problem, network, max(end - cpu_seconds(), 0.0))
             if best is not None:
                 known, highest = chosen(*best, problem), best[1].objective * (1 + EPSILON)
-        for most in _PAIRS:
+        for most, more in zip(_PAIRS, (*_PAIRS[1:], math.inf), strict=True):
             if best is not None and (cpu_seconds() > end or self.is_near(best[1], bound)):
                 break
             kept, limit = ways.up_to(network.least, known, most, highest)
@@ -103,8 +104,13 @@ class Fast:
             with suppress(InfeasibleError, *(SHORT if best is not None else [])):
                 model = Model(few(problem, kept), tables=self.tables)
                 start = self.completed(model, best) if best is not None else None
-                left = max(end - cpu_seconds(), 0.0)
-                is_last = most == _PAIRS[-1] or limit >= highest
+                left, took = max(end - cpu_seconds(), 0.0), 0.0
+                if best is not None:  # a relaxation may take all of the time, since its bound counts; a search may not
+                    price(model)
+                    if model.program.root(self.solver, left).status == "stopped":
+                        break
+                    took, left = left - max(end - cpu_seconds(), 0.0), max(end - cpu_seconds(), 0.0)
+                is_last = more == math.inf or limit >= highest or took * more / most > _NEXT * left
                 seconds = left if is_last else _FIRST * left
                 outcome = run(model, self.solver, seconds, self.gap, patience=patience_of(left), best=start)
                 if len(outcome.values):
@@ -160,7 +166,7 @@ def weigh(network: Network, model: Model, solver: str, seconds: float) -> None:
     if model.overlap is None or seconds <= 0 or not is_highs(solver):
         return
     price(model)
-    relaxed = model.program.relax(solver, seconds, {})
+    relaxed = model.program.root(solver, seconds)
     if relaxed.status != "optimal":
         return
     part, duals = model.overlap.part, {key: float(relaxed.duals[row]) for key, row in model.overlap.rows.items()}

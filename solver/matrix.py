@@ -16,7 +16,8 @@ import numpy as np
 from autopar.solver.linear import Array
 
 if TYPE_CHECKING:
-    from autopar.solver.program import Program, Told
+    from autopar.solver.program import Program
+    from autopar.solver.records import Indicator
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ class Matrix:
         self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
         self.flows = np.stack(_joined(program.flows, 3), axis=1)
         self.end_rows, self.end_choices = self._ends()
-        self._uses = np.repeat(np.arange(len(program.flows)), [len(some) for some, *_ in program.flows])
+        self._uses = np.repeat(np.arange(len(program.flows)), [len(some.variables) for some in program.flows])
         self.optional = self._optional()
         self.dormant = np.zeros(self.lines, dtype=bool)  # rows that say nothing where their variable is left out
         for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
         self.dormant[self.products.floors] = True
-        self._some, self._kept = (self._told(some) for some in (program.some, program.kept))
+        self._any, self._rest = self._indicators(program.any_rows), self._indicators(program.rest_rows)
         self.slopes = np.zeros(len(self.products.rows))  # the least that a product is, times its ones
         self.floored = self.slopes > 0  # and whether a row of its own says so
 
@@ -119,8 +120,8 @@ class Matrix:
         self.lower[:], self.upper[:] = self._own
         for variable, (low, high) in bounds.items():
             self.lower[variable], self.upper[variable] = low, high
-        (some, of_some), (kept, of_kept) = self._some, self._kept
-        self.value[some], self.value[kept] = self.upper[of_some], self.least[self.row[kept]] - self.lower[of_kept]
+        (q, its_count), (k, their_count) = self._any, self._rest
+        self.value[q], self.value[k] = self.upper[its_count], self.least[self.row[k]] - self.lower[their_count]
         products = self.products
         self.slopes, most = products.within(bounds)
         self.value[products.entries] = -most[products.owner]
@@ -138,9 +139,9 @@ class Matrix:
         rows[self.products.floors[~self.floored]] = False
         return Part(self, inside, rows)
 
-    def _told(self, rows: Sequence[Told]) -> tuple[Array, Array]:
-        """The entries of what tells whether counts are at an end, and the counts."""
-        places = [np.flatnonzero((self.row == row) & (self.column == tells)) for row, _, tells in rows]
+    def _indicators(self, rows: Sequence[Indicator]) -> tuple[Array, Array]:
+        """The places of the indicators' entries, and the counts of each."""
+        places = [np.flatnonzero((self.row == row) & (self.column == indicator)) for row, _, indicator in rows]
         return _joined([(one,) for one in places], 1)[0], np.array([count for _, count, _ in rows], dtype=np.int64)
 
     def _ends(self) -> tuple[Array, Array]:
@@ -218,8 +219,9 @@ def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
 
 
 def _implications(program: Program) -> Implications:
-    rows, small, big = _joined(program.implied, 3)
-    alone = np.repeat([alone for *_, alone in program.implied], [len(some) for some, *_ in program.implied])
+    rows, small, big = _joined(program.implied_rows, 3)
+    lengths = [len(some.rows) for some in program.implied_rows]
+    alone = np.repeat([some.is_bare for some in program.implied_rows], lengths)
     rank = _ranks(small) * (1 + len(rows)) + _ranks(big)
     return Implications(rows, small, big, alone.astype(bool), np.isin(small, big), rank)
 
@@ -237,17 +239,17 @@ def _products(program: Program, starts: Array) -> Products:
     """`starts`: where the entries of each row begin."""
     rows, floors, z, ones, _ = _joined(program.products, 5)
     kinds: dict[tuple[tuple[int, float], ...], int] = {}
-    kind = [kinds.setdefault(tuple(times.items()), len(kinds)) for *_, times, _ in program.products]
-    lengths = np.array([len(some) for some, *_ in program.products], dtype=np.int64)
+    kind = [kinds.setdefault(tuple(some.times.items()), len(kinds)) for some in program.products]
+    lengths = np.array([len(some.rows) for some in program.products], dtype=np.int64)
     before = np.cumsum(lengths) - lengths
-    owners = [some + first for (_, _, _, _, some, *_), first in zip(program.products, before, strict=True)]
+    owners = [some.owner + first for some, first in zip(program.products, before, strict=True)]
     owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
     behind = 1 + _ranks(owner)  # z
     return Products(
         rows,
         floors,
         z,
-        np.repeat([most for *_, most in program.products], lengths),
+        np.repeat([some.most for some in program.products], lengths),
         np.repeat(np.array(kind, dtype=np.int64), lengths),
         [dict(times) for times in kinds],
         ones,

@@ -20,8 +20,8 @@ outside) and once more in every block that recomputes::
 
     p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all of c recompute
 
-Ops that make one choice (`autopar.solver.alike`) have the same x, tensors between such ops the same f, and what is made
-of these alone is the same.
+Ops that make one choice (`autopar.solver.equal_ops`) have the same x, tensors between such ops the same f, and what is
+made of these alone is the same.
 
 The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; `autopar.solver.overlap` adds what hides
 behind compute, `autopar.solver.rows` memory.
@@ -44,6 +44,7 @@ from autopar.solver.linear import Array, Linear
 from autopar.solver.overlap import Overlap
 from autopar.solver.problem import Problem, Stage, Tensor, Use
 from autopar.solver.program import Program
+from autopar.solver.records import Count, Indicator
 from autopar.solver.replays import Flow, counted
 
 OBJECTIVE = 1000.0
@@ -133,7 +134,7 @@ class Model:
                 self.program.equal("k", [(one, 1.0), (r, 1.0)], 1.0)
             else:
                 row = self.program.at_least("k", [(one, many), (r, 1.0)], many)
-                self.program.kept.append((row, r, one))
+                self.program.rest_rows.append(Indicator(row, r, one))
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
@@ -167,15 +168,16 @@ class Model:
             q = r
             if stage.count > 1:
                 q = program.variable(f"q.{number}.{level}", lower=min(1.0, least), upper=min(1.0, most), integer=True)
-                program.early.append((r, q))
+                program.counts.append(Count(r, q))
                 program.at_most("q", [(q, 1.0), (r, -1.0)], 0.0)
-                program.some.append((program.at_least("q", [(q, many), (r, -1.0)], 0.0), r, q))
+                program.any_rows.append(Indicator(program.at_least("q", [(q, many), (r, -1.0)], 0.0), r, q))
             for before in self.recomputed[number][-1:]:
                 program.at_most("levels", [(r, 1.0), (before, -1.0)], 0.0)
             self.recomputed[number].append(r)
             self.any_recomputed[number].append(q)
         if stage.depth > 1 and stage.count > 1:
-            program.nested.append(list(zip(self.recomputed[number], self.any_recomputed[number], strict=True)))
+            pairs = zip(self.recomputed[number], self.any_recomputed[number], strict=True)
+            program.nested_counts.append([Count(r, q) for r, q in pairs])
 
     def _pay_ops(self) -> None:
         for number, op in enumerate(self.problem.ops):

@@ -23,7 +23,7 @@ _SECONDS = 5.0  # that a step may take at most
 
 def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outcome:
     """The relaxation with fixed counts near the root's that is the least of those that are a step away."""
-    counts = [count for count, _ in program.early]
+    counts = [count for count, _ in program.counts]
     values = {one: min(boxes.range({}, one)[1], float(math.ceil(root.values[one] - WHOLE))) for one in counts}
     best, tried = program.relax_again(root, max(clock.left(False), 1.0), boxes.at(values), from_last=True), [values]
     steps, end, in_vain = itertools.cycle(itertools.product((1.0, -1.0), counts)), clock.gone + SHARE * clock.limit, 0

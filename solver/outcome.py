@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.solver.held import Basis
+from autopar.solver.highs import Basis
 from autopar.solver.linear import Array
 from autopar.solver.relaxation import Relaxation
 

@@ -24,7 +24,7 @@ from autopar.cost.naming import part_name, stretch_name
 from autopar.cost.traffic import in_segment
 from autopar.errors import InputError
 from autopar.graph import output_tensors
-from autopar.solver.idle import ConstraintWarning
+from autopar.solver.idle_constraints import ConstraintWarning
 from autopar.solver.restricted import Recompute
 from autopar.user_warnings import warn
 

@@ -36,11 +36,14 @@ class Peaks:
         there: Sequence[int | None],
         before: int | None,
     ) -> None:
-        """`fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last
-        block, where it is kept; `there`: what lives all the while, but what stages `before` keep."""
+        """The rows of a stage's backward: of its last block and the next to last where these are kept, then of each
+        level of recompute.
+
+        `fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last
+        block, where it is kept; `there`: what lives all the while, but what stages `before` keep.
+        """
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
-        m, divided = stage.count, not self.way.dividing(number)
-        blocks = self.way.blocks(number, divided=divided)
+        m = stage.count
         if m == 1:
             self._cases(name, [*there, before], fullest[0], self.way.blocks(number, divided=False), data.inputs)
             self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
@@ -50,37 +53,67 @@ class Peaks:
         if m > 2:
             inner = self.way.blocks(number, divided=False, but_first=True)
             self._cases(f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(data))
-        gradients = {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
+        for level in range(stage.depth + 1):
+            whole = bool(level and level == stage.depth)
+            w, w_behind = (fullest[0], fullest[0]) if whole else (fullest[level], behind[level])
+            if level and (stage.depth > 1 or whole):
+                self._last_of_level(number, data, level, w_behind, next_one, there, before)
+            if stage.depth > 1 or not level:
+                self._first_of_level(number, data, level, w, there, before)
+
+    def _last_of_level(
+        self,
+        number: int,
+        data: StageBytes,
+        level: int,
+        w: Mapping[Phase, int | None],
+        next_one: Sequence[int | None],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
+        """Rows of the last block of a level of recompute, and of the one behind it, which is of a lower level."""
+        stage, here = self.model.problem.stages[number], f"backward of stage {number}, level {level}"
+        m, whole = stage.count, level == stage.depth
         counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
         limit = self._limit(stage) if stage.depth > 1 else 0.0
-        for level in range(stage.depth + 1):
-            whole = level and level == stage.depth
-            w, w_behind = (fullest[0], fullest[0]) if whole else (fullest[level], behind[level])
-            off, right = self._switch(whether, level, limit)
-            if level and (stage.depth > 1 or whole):
-                terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
-                kept = before if whole else self._all_but_one(data, level, before)
-                alone = {whether[-1]: limit * UNIT} if whole and limit else {}
-                for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
-                    add(terms, variable, size)
-                here = f"{name}, level {level}"
-                less = {} if whole else self._less_behind_last(data, number, level)
-                its = {} if self.memory.micro_batches > 1 else data.gradients
-                behind_it = total(terms, {v: -c for v, c in its.items()})
-                for at_end, others, switch, more in self._of_level(number, whether[level - 1]):
-                    most = (limit if alone else 0.0) + more
-                    self._cases(here, [*there, kept], w_behind, at_end, total(terms, switch), most)
-                    self._cases(here, [*there, kept], w_behind, others, total({**terms, **less}, switch), most)
-                    if not whole:
-                        n = {Phase.REDUCING: next_one[level]}
-                        self._cases(f"{here}, behind it", [*there, kept], n, at_end, total(behind_it, switch), more)
-                        lesser = total(total(behind_it, less), switch)
-                        self._cases(f"{here}, behind it", [*there, kept], n, others, lesser, more)
-            if stage.depth > 1 or not level:
-                inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
-                here, terms = f"{name}, first block", {**gradients, **inputs, **off}
-                self._cases(here, [*there, before], w, blocks, terms, right)
-                self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
+        gradients = self._gradients_of_others(data, m)
+        terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
+        kept = before if whole else self._all_but_one(data, level, before)
+        alone = {whether[-1]: limit * UNIT} if whole and limit else {}
+        for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
+            add(terms, variable, size)
+        less = {} if whole else self._less_behind_last(data, number, level)
+        its = {} if self.memory.micro_batches > 1 else data.gradients
+        behind_it = total(terms, {v: -c for v, c in its.items()})
+        for at_end, others, switch, more in self._of_level(number, whether[level - 1]):
+            most = (limit if alone else 0.0) + more
+            self._cases(here, [*there, kept], w, at_end, total(terms, switch), most)
+            self._cases(here, [*there, kept], w, others, total({**terms, **less}, switch), most)
+            if not whole:
+                n = {Phase.REDUCING: next_one[level]}
+                self._cases(f"{here}, behind it", [*there, kept], n, at_end, total(behind_it, switch), more)
+                lesser = total(total(behind_it, less), switch)
+                self._cases(f"{here}, behind it", [*there, kept], n, others, lesser, more)
+
+    def _first_of_level(
+        self,
+        number: int,
+        data: StageBytes,
+        level: int,
+        w: Mapping[Phase, int | None],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
+        """Rows of the first block, if it is of this level: all others have given their gradients."""
+        stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
+        whole = bool(level and level == stage.depth)
+        limit = self._limit(stage) if stage.depth > 1 else 0.0
+        off, right = self._switch(self.model.any_recomputed.get(number, []), level, limit)
+        inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
+        terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
+        blocks = self.way.blocks(number, divided=not self.way.dividing(number))
+        self._cases(here, [*there, before], w, blocks, terms, right)
+        self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
 
     def add_forward(
         self,
@@ -170,6 +203,10 @@ class Peaks:
         for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
             add(found, variable, size)
         return found
+
+    def _gradients_of_others(self, data: StageBytes, m: int) -> Expression:
+        """(m - 1) G; with several micro-batches gradients are there all the while."""
+        return {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
 
     def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
         """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks behind the first r."""

@@ -58,10 +58,35 @@ class Points:
         Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
         the level that it is at.
         """
-        stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
-        start, shared = Expression(), {} if last else self.shared
+        stage, data = self.problem.stages[number], self.stages[number]
+        start = Expression()
         for member in stage.ops:
             start = total(start, self.waiting.get(member, {}))
+        pieces, pieces_behind, current, begin = self._pieces(number, start, lands=lands, last=last)
+        whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
+        for one in whole:
+            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
+        most = self._most(number, pieces, bound)
+        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
+        levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
+        found = [one | {Phase.REDUCING: reducing} for one in levels]
+        next_one = [one.get(Phase.REDUCING) for one in levels]
+        if stage.count == 1 and stage.depth > 1:
+            return found, found, next_one
+        most = self._most(number, pieces_behind, bound)
+        behind_others = [
+            one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
+        ]
+        return found, behind_others, next_one
+
+    def _pieces(
+        self, number: int, start: Expression, *, lands: bool, last: bool
+    ) -> tuple[Pieces, Pieces, Expression, int]:
+        """What is there at the points of a stage's ops, D(v) with what lives at v, by phase and piece: of a block, and
+        of one behind others; D behind the last op, and with which op the last piece begins. `start`: D before all."""
+        stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
+        shared = {} if last else self.shared
         pieces, pieces_behind = Pieces(), Pieces()
         brought, unkept = dict(data.brought.get(-1, {})), dict(data.unkept.get(-1, {}))
         current, begin, begins = start, -1, self.begins(stage)
@@ -93,22 +118,7 @@ class Points:
                 current = self.chain(current, given)
         for member in stage.ops:  # in `start` as well
             current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
-        whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
-        for one in whole:
-            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
-        most = self._most(number, pieces, bound)
-        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
-        levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
-        found = [one | {Phase.REDUCING: reducing} for one in levels]
-        next_one = [one.get(Phase.REDUCING) for one in levels]
-        if stage.count == 1 and stage.depth > 1:
-            return found, found, next_one
-        most = self._most(number, pieces_behind, bound)
-        behind_others = [
-            one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
-            for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
-        ]
-        return found, behind_others, next_one
+        return pieces, pieces_behind, current, begin
 
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
         """W of each phase by level, from what is there at the points of each piece of a block that is kept."""

@@ -49,7 +49,8 @@ class Again:
 class Op:
     """A node that has a choice; in a repeated stage it stands for that node of every block.
 
-    `like`: the op that makes its choice, of another layer like its own (`autopar.solver.alike`), which comes before it.
+    `like`: the op that makes its choice, in another layer like its own, which comes before it
+    (`autopar.solver.equal_ops`).
     """
 
     node: fx.Node

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.solver.engines import Engine, engine, is_highs, optimise
-from autopar.solver.held import Basis
+from autopar.solver.highs import Basis
 from autopar.solver.linear import Array, Entries, Terms
 from autopar.solver.matrix import Matrix
 from autopar.solver.once import Once
 from autopar.solver.outcome import NONE, WHOLE, Bounds, Outcome
+from autopar.solver.records import Count, CountProducts, Flows, Implied, Indicator
 from autopar.solver.relaxation import Relaxation
-
-Told = tuple[int, int, int]  # a row, the count that it is about, the variable that tells
-Product = tuple[Array, Array, Array, Array, Array, dict[int, float], float]
 
 # Columns up to which HiGHS's presolve does not aggregate: it lost the best plan of a program of 142, whose rows of
 # memory had entries of 1e-5 (seed 65 of `test_counts_of_nested_levels`).
@@ -29,28 +27,29 @@ _SMALL = 2_000
 class Program:
     """Minimise `cost @ x` over `lower <= x <= upper` and rows; some variables are integers.
 
-    What there are many of (flows, conversions that they pay, counts of their replays) is made in arrays.
+    It is stated row by row; what there are many of (flows, conversions that they pay, counts of their replays) is
+    stated in arrays. `matrix` then is the whole program in arrays, which all solving reads.
     """
 
     names: list[str] = field(default_factory=list)
     lower: array[float] = field(default_factory=lambda: array("d"))
     upper: array[float] = field(default_factory=lambda: array("d"))
     integer: bytearray = field(default_factory=bytearray)
-    whole: bytearray = field(default_factory=bytearray)  # 0 or at least 1 in every integer solution
+    whole: bytearray = field(default_factory=bytearray)  # 0 or at least 1 wherever the integers are integers
     cost: Array = field(default_factory=lambda: NONE)  # of all variables
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
     budget: int | None = None  # a variable whose upper bound makes the program slow, and costs little in most cases
-    early: list[tuple[int, int]] = field(default_factory=list)  # counts, and the variables that tell if they are 0
-    some: list[Told] = field(default_factory=list)  # of counts, what is 1 unless they are 0: m q - r >= 0
-    kept: list[Told] = field(default_factory=list)  # and unless they are at their largest: m k + r >= m
-    nested: list[list[tuple[int, int]]] = field(default_factory=list)  # of the early ones: none larger than the last
-    # rows of both ends, variables, ones, the place of each one's row; counts, most
-    products: list[Product] = field(default_factory=list)
-    flows: list[tuple[Array, Array, Array]] = field(default_factory=list)  # with the rows of their two ends
-    implied: list[tuple[Array, Array, Array, bool]] = field(default_factory=list)  # rows, what implies what, no more
+    counts: list[Count] = field(default_factory=list)  # what branch and bound branches on first
+    nested_counts: list[list[Count]] = field(default_factory=list)  # chains of them: none is larger than the one before
+    any_rows: list[Indicator] = field(default_factory=list)  # m q - r >= 0, as in `autopar.solver.records`
+    rest_rows: list[Indicator] = field(default_factory=list)  # m k + r >= m
+    products: list[CountProducts] = field(default_factory=list)
+    flows: list[Flows] = field(default_factory=list)
+    implied_rows: list[Implied] = field(default_factory=list)
     once: Once = field(default_factory=Once)
     _matrix: Matrix | None = None
+    _root: tuple[Array, Outcome] | None = None  # the relaxation of the whole program, with its objective
 
     def variable(
         self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
@@ -112,7 +111,7 @@ class Program:
         flows = numbers[i, j]
         self.entries.many(start[i], flows, 1.0)
         self.entries.many(end[j], flows, 1.0)
-        self.flows.append((flows, start[i], end[j]))
+        self.flows.append(Flows(flows, start[i], end[j]))
         return numbers
 
     def implies(
@@ -124,7 +123,7 @@ class Program:
         self.entries.many(rows, small, -1.0)
         for variable, coefficient in terms:
             self.entries.many(rows, np.full(len(rows), variable), coefficient)
-        self.implied.append((rows, small, big, not terms))
+        self.implied_rows.append(Implied(rows, small, big, not terms))
 
     def multiple(
         self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
@@ -137,7 +136,7 @@ class Program:
         for lines, slope in ((rows, most), (floors, 0.0)):
             self.entries.many(lines, variables, 1.0)
             self.entries.many(lines[owner], all_ones, -slope)
-        self.products.append((rows, floors, variables, all_ones, owner, dict(times), most))
+        self.products.append(CountProducts(rows, floors, variables, all_ones, owner, dict(times), most))
 
     def matrix(self) -> Matrix:
         """The program as arrays, once nothing is added any more."""
@@ -178,6 +177,25 @@ class Program:
         at_once = close != math.inf and (close is not None or basis is None)
         relaxation = Relaxation(self.matrix(), everything=everything, at_once=at_once, first=first)
         return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
+
+    def root(
+        self,
+        solver: str,
+        time_limit: float,
+        entering: float = math.inf,
+        *,
+        close: float | None = None,
+        first: Array | None = None,
+    ) -> Outcome:
+        """The relaxation of the whole program, solved once for all who ask: the search begins with it, its dual values
+        say what hides behind compute, and it tells which ways equal blocks would mix."""
+        known = self._root
+        if known is not None and len(known[0]) == len(self.names) and np.array_equal(known[0], self.cost):
+            return known[1]
+        found = self.relax(solver, time_limit, {}, entering, close=close, first=first)
+        if found.status == "optimal":
+            self._root = self.cost, found
+        return found
 
     def relax_again(
         self,

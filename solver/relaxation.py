@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.held import ENOUGH, LIMIT, Basis, Held, Start
+from autopar.solver.highs import ENOUGH, LIMIT, Basis, HighsSession, Start
 from autopar.solver.linear import Array
 from autopar.solver.matrix import Matrix
 from autopar.solver.pricing import bound_by, priced
@@ -24,7 +24,6 @@ from autopar.solver.pricing import bound_by, priced
 _CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
 _OF_LARGE = 6  # and of a program with more columns than these, where another round takes longer than columns in vain
 _LARGE = 100_000
-_MANY = 30_000  # columns with which a relaxation takes others in before it comes to an end for the first time
 _BEST = 6  # and of those that would help, those that enter at a time
 _CLOSE = 1e-6  # what may be missed of the optimum, relatively, is taken off
 _TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
@@ -53,7 +52,7 @@ class Relaxation:
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)
         self._missed = 0.0  # what columns that it lacked could take off it, at most
-        self._held = Held(self.matrix)
+        self._held = HighsSession(self.matrix)
 
     def solve(
         self,
@@ -79,10 +78,8 @@ class Relaxation:
             self._held.stand(basis)
             self.inside[basis[0]] = True
         start: Start = "plain" if close == math.inf else "basis"
-        if start == "basis" and patient and basis is None and int(self.inside.sum()) > _MANY:
-            start = "begun"
         while True:
-            gone, was = cpu_seconds() - begun, start
+            gone = cpu_seconds() - begun
             status = self._held.run(self.inside, time_limit - gone, patient=patient, cutoff=cutoff, start=start)
             start = "basis"
             if status == "Infeasible":
@@ -90,9 +87,6 @@ class Relaxation:
                     return "infeasible"
             elif status in ("Optimal", ENOUGH, LIMIT) and self._above(cutoff):
                 return "closed"
-            elif status == LIMIT and was == "begun":
-                self._enter_above()
-                start = "on"
             elif status == ENOUGH:
                 if not self._enter_above():
                     cutoff, start = math.inf, "basis"  # HiGHS says so, and its dual values do not

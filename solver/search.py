@@ -20,11 +20,11 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.errors import TimeLimitError
-from autopar.solver import wholes
+from autopar.solver import incumbent
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
 from autopar.solver.engines import is_highs
-from autopar.solver.held import Basis
+from autopar.solver.highs import Basis
 from autopar.solver.linear import Array
 from autopar.solver.outcome import NONE, Outcome
 from autopar.solver.program import Program
@@ -66,15 +66,15 @@ def search(
     found = _near_no_budget(program, solver, gap, clock) if first is None else None
     if found is not None:
         return found
-    left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.early else None
-    root = program.relax(solver, left, {}, time_limit / 2, close=close, first=first)
+    left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.counts else None
+    root = program.root(solver, left, time_limit / 2, close=close, first=first)
     if best is not None and root.status in ("stopped", "infeasible"):  # the latter by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
     if root.status == "stopped":
         raise clock.too_short()
     if root.status == "infeasible" or not any(program.integer):
         return root
-    if not program.early and len(program.names) <= _LARGE:
+    if not program.counts and len(program.names) <= _LARGE:
         return Branching(program, solver, gap, clock, best).run(root)
     return _by_parts(program, root, solver, gap, clock, best)
 
@@ -87,7 +87,7 @@ def patience_of(time_limit: float) -> float:
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
     """The best solution of a large program with a budget, if it is not much dearer than without; else None."""
     budget = program.budget
-    if budget is None or not program.early or len(program.names) <= wholes.FEW or not is_highs(solver):
+    if budget is None or not program.counts or len(program.names) <= incumbent.FEW or not is_highs(solver):
         return None
     free = {budget: (program.lower[budget], math.inf)}
     rough = program.relax(solver, clock.patience - clock.gone, free, clock.limit / 2, close=math.inf)
@@ -126,7 +126,7 @@ def _by_parts(
     while True:
         limit = min((one for one in near if limit < one < highest), default=highest)
         kept, is_near = within(program, root, limit), best is not None and limit < highest
-        if len(kept) > max(wholes.FEW, _SMALL * len(program.names)):
+        if len(kept) > max(incumbent.FEW, _SMALL * len(program.names)):
             return _judged(Branching(program, solver, gap, clock, best).run(root), gap, least)
         part = part_of(program, kept)
         known, own = best, clock
@@ -203,5 +203,5 @@ def _rooted(
 ) -> Outcome:
     """The relaxation of a part, from a basis of the whole if there is one, in the seconds that are `left`."""
     program, start = part.program, None if basis is None else part.basis(basis)
-    everything = len(program.names) <= wholes.FEW and close is None
+    everything = len(program.names) <= incumbent.FEW and close is None
     return program.relax(solver, left, {}, clock.limit / 2, everything=everything, close=close, basis=start)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.solver.held import Basis
+from autopar.solver.highs import Basis
 from autopar.solver.linear import Array, Entries
 from autopar.solver.matrix import Matrix
 from autopar.solver.outcome import Outcome
-from autopar.solver.program import Product, Program
+from autopar.solver.program import Program
+from autopar.solver.records import Count, CountProducts, Flows, Implied, Indicator
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def held_of(program: Program) -> Array:
     """Whether a variable is in every part of a program, whatever it costs; of the bounds that its matrix has."""
     matrix = program.matrix()
     held: Array = (matrix.lower != 0) | ~matrix.whole
-    held[[v for pair in (*program.early, *(pair for _, *pair in program.kept)) for v in pair]] = True
+    held[[v for count in program.counts for v in count]] = True
+    held[[v for row in program.rest_rows for v in (row.blocks, row.indicator)]] = True
     return held
 
 
@@ -73,10 +75,11 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     row, column, value = matrix.row[some], matrix.column[some], matrix.value[some]
     needed = (matrix.least > 0) | (matrix.most < 0)
     needed[row] = True
-    for rows, small, *_ in program.implied:
-        needed[rows[~inside[small]]] = False
-    for rows, floors, z, *_ in program.products:
-        needed[rows[~inside[z]]] = needed[floors[~inside[z]]] = False
+    for one in program.implied_rows:
+        needed[one.rows[~inside[one.small]]] = False
+    for product in program.products:
+        gone = ~inside[product.z]
+        needed[product.rows[gone]] = needed[product.floors[gone]] = False
     line = np.cumsum(needed) - 1
     entries, there = Entries(), needed[row]
     entries.many(line[row[there]], place[column[there]], value[there])
@@ -90,33 +93,51 @@ def part_of(program: Program, kept: Array) -> Shrunk:
         rows=[program.rows[i] for i in np.flatnonzero(needed)],
         entries=entries,
         budget=None if program.budget is None else int(place[program.budget]),
-        early=_placed(program.early, place),
-        some=[(int(line[row]), int(place[count]), int(place[q])) for row, count, q in program.some],
-        kept=[(int(line[row]), int(place[count]), int(place[k])) for row, count, k in program.kept],
-        nested=[_placed(chain, place) for chain in program.nested],
-        products=[_product(one, inside, place, line) for one in program.products],
-        flows=[
-            (place[flows[inside[flows]]], line[out[inside[flows]]], line[into[inside[flows]]])
-            for flows, out, into in program.flows
-        ],
-        implied=[
-            (line[rows[inside[small]]], place[small[inside[small]]], place[big[inside[small]]], alone)
-            for rows, small, big, alone in program.implied
-        ],
+        counts=_counts(program.counts, place),
+        nested_counts=[_counts(chain, place) for chain in program.nested_counts],
+        any_rows=_indicators(program.any_rows, place, line),
+        rest_rows=_indicators(program.rest_rows, place, line),
+        products=[_product(product, inside, place, line) for product in program.products],
+        flows=[_flows(flows, inside, place, line) for flows in program.flows],
+        implied_rows=[_implied(one, inside, place, line) for one in program.implied_rows],
     )
     return Shrunk(part, kept, np.flatnonzero(needed))
 
 
-def _placed(pairs: Sequence[tuple[int, int]], place: Array) -> list[tuple[int, int]]:
-    return [(int(place[one]), int(place[other])) for one, other in pairs]
+# Records of the program as those of a part: `inside` says which columns it has, `place` and `line` are the numbers that
+# columns and rows have there.
 
 
-def _product(product: Product, inside: Array, place: Array, line: Array) -> Product:
-    rows, floors, z, ones, owner, times, most = product
-    mine, some = inside[z], inside[ones] & inside[z][owner]
-    number = np.cumsum(mine) - 1
-    times = {int(place[v]): c for v, c in times.items()}
-    return line[rows[mine]], line[floors[mine]], place[z[mine]], place[ones[some]], number[owner[some]], times, most
+def _counts(counts: Sequence[Count], place: Array) -> list[Count]:
+    return [Count(int(place[r]), int(place[q])) for r, q in counts]
+
+
+def _indicators(rows: Sequence[Indicator], place: Array, line: Array) -> list[Indicator]:
+    return [Indicator(int(line[row]), int(place[count]), int(place[its])) for row, count, its in rows]
+
+
+def _flows(flows: Flows, inside: Array, place: Array, line: Array) -> Flows:
+    mine = inside[flows.variables]
+    return Flows(place[flows.variables[mine]], line[flows.source_rows[mine]], line[flows.target_rows[mine]])
+
+
+def _implied(one: Implied, inside: Array, place: Array, line: Array) -> Implied:
+    mine = inside[one.small]
+    return Implied(line[one.rows[mine]], place[one.small[mine]], place[one.big[mine]], one.is_bare)
+
+
+def _product(product: CountProducts, inside: Array, place: Array, line: Array) -> CountProducts:
+    mine = inside[product.z]
+    ones = inside[product.ones] & mine[product.owner]
+    return CountProducts(
+        line[product.rows[mine]],
+        line[product.floors[mine]],
+        place[product.z[mine]],
+        place[product.ones[ones]],
+        (np.cumsum(mine) - 1)[product.owner[ones]],
+        {int(place[v]): c for v, c in product.times.items()},
+        product.most,
+    )
 
 
 def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:

@@ -33,7 +33,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
     """A solution at most as dear as `best`, in about so many seconds; its status and bound are those of `best`."""
     matrix, end = program.matrix(), cpu_seconds() + seconds
     choices = Choices(matrix)
-    counts = [count for pair in program.early for count in pair]
+    counts = [count for pair in program.counts for count in pair]
     size = max(1, int(choices.groups * min(1 / _PART, _VARIABLES / len(program.names))))
     starts = range(0, choices.groups, max(1, size // 2))
     for are_fixed in (True, False) if counts else (False,):

@@ -117,7 +117,7 @@ def search(
     if json:
         say_json([_figures(result) for result in ordered])
     else:
-        head = ["mesh", "step", "of best", "compute", "recompute", "collectives", "peak", "gap", "micro-batches"]
+        head = ["mesh", "step", "ratio", "compute", "recompute", "collectives", "peak", "gap", "micro-batches"]
         rows = [_row(result, best.plan.predicted.step_seconds) for result in ordered]
         shown = len(head) - isinstance(question.counts, int)  # the last column where there was a choice
         align = "<>>>>>>>>"[:shown]

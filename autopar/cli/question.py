@@ -50,9 +50,10 @@ class Training:
         int | None, typer.Option(min=1, help="Tokens of a sequence. Default: what the config allows, at most 2048.")
     ] = None
     cluster: Annotated[str, typer.Option(help=_CLUSTER)] = "h100"
-    memory: Annotated[str | None, typer.Option(help="Budget of one device, with unit: 70GiB. Default: all it has.")] = (
-        None
-    )
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Budget of one device, with unit: 70GiB. Default: the usable memory, 95 % of a GPU."),
+    ] = None
     precision: Annotated[
         str | None,
         typer.Option(help="bf16, fp16, fp32, fp64 or pure-bf16. Default: bf16 on GPUs, the model's own on CPU."),

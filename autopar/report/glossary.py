@@ -46,11 +46,11 @@ FIGURES = {
     "gap": "How much slower than the proven bound the plan is at most: (objective - bound) / objective.",
     "objective": "The seconds of a step that the solver minimised.",
     "bound": "At these prices, no plan whose equal blocks decide alike takes fewer seconds: proven by the solver.",
-    "bytes in": "Bytes that one device hands in to collectives in a step.",
-    "of this": "Seconds of its step, as a multiple of this plan's.",
+    "input bytes": "Bytes that one device hands in to collectives in a step.",
+    "ratio": "Seconds of its step, as a multiple of this plan's.",
 }
 LAYOUTS = {
-    "sharded": "Each device along the axis holds one part of the dim: S0 is dim 0; S1@4 is dim 1 inside 4 outer parts.",
-    "whole": "Each device along the axis holds the whole tensor (R); R+: and its gradient is a partial sum.",
+    "sharded": "Each device along the axis holds one part of the dim: S0 of dim 0, S1@4 of dim 1 in each of 4 parts.",
+    "replicated": "Each device along the axis holds the whole tensor (R); R+: and its gradient is a partial sum.",
     "partial": "Each device along the axis holds a term of a sum that is yet to be added up (P).",
 }

@@ -11,11 +11,11 @@ from autopar.plans import NodePlan, ParameterPlan, Plan
 from autopar.report.folding import Line, fold
 
 MEANING = {
-    "R": "R whole on every rank",
-    "R+": "R+ whole, its gradient a partial sum",
+    "R": "R replicated",
+    "R+": "R+ replicated, its gradient a partial sum",
     "S": "Sd sharded on dim d",
-    "@": "Sd@n on dim d, inside n outer parts",
-    "P": "P partial sum",
+    "@": "Sd@n sharded on dim d within each of n outer parts",
+    "P": "P partial sum, not yet reduced",
 }
 # Ops that only look at a tensor in another way: their layouts follow from their input's.
 _VIEWS = {

@@ -166,7 +166,7 @@ def _fits(plan: Plan) -> tuple[str, str, str]:
     more += f"Most of it: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
     if limit is None:
         return question, f"{show_bytes(peak)} per device", more
-    whose = "budget" if plan.memory_budget_bytes else "memory that a plan may take"
+    whose = "budget" if plan.memory_budget_bytes else "usable memory"
     free = f"{show_bytes(limit - peak)} free" if peak <= limit else f"{show_bytes(peak - limit)} too much"
     answer = "Yes" if peak <= limit else "No"
     return question, f"{answer}: {show_bytes(peak)} of {show_bytes(limit)}", f"{free} of the {whose}. {more}"
@@ -267,8 +267,8 @@ def _parameter_branches(plan: Plan) -> list[Branch]:
 
 
 def _chip(placement: Placement, word: str, axis: str, size: int) -> Chip:
-    state = "sharded" if placement.is_sharded else "whole" if placement.is_replicated else "partial"
-    of = {"sharded": f"sharded on dim {placement.dim}", "whole": "whole", "partial": "partial sum"}[state]
+    state = "sharded" if placement.is_sharded else "replicated" if placement.is_replicated else "partial"
+    of = {"sharded": f"sharded on dim {placement.dim}", "replicated": "replicated", "partial": "partial sum"}[state]
     return Chip(str(placement), state, f"axis {axis}, {size} devices: {of}{f' ({word})' if word else ''}")
 
 

@@ -28,7 +28,7 @@ from autopar.report.tables import (
 )
 from autopar.sizes import show_bytes, show_bytes_up
 
-_WORDS_LEGEND = "; words behind it: what the op's rule calls the index that the axis splits"
+_WORDS_LEGEND = "; a word behind it names the index that is sharded"
 
 
 def explain(plan: Plan) -> str:
@@ -54,16 +54,14 @@ def _summary(plan: Plan) -> list[str]:
     devices = math.prod(plan.mesh_shape)
     device = plan.cluster.get("device", {}).get("name", "")
     predicted, budget, limit = plan.predicted, plan.memory_budget_bytes, limit_bytes(plan)
-    at_most = f"a budget of {show_bytes(budget)}" if budget else f"{show_bytes(limit or 0)} that a plan may take"
+    at_most = f"a budget of {show_bytes(budget)}" if budget else f"{show_bytes(limit or 0)} usable"
     of_limit = f", of {at_most} ({show_share(predicted.peak_bytes, limit)})" if limit else ""
     rows = [
         ["mesh", f"{_mesh(plan)} ({devices} device{'s' * (devices > 1)}{f', {device}' if device else ''})"],
         ["step", f"{show_seconds(predicted.step_seconds)} predicted"],
         ["memory", f"{show_bytes(predicted.peak_bytes)} per device at the peak{of_limit}"],
-        [
-            "training",
-            f"{plan.optimizer}, {_precision(plan)}, {_micro_batches(plan.micro_batches)}, {plan.inputs} inputs",
-        ],
+        ["training", f"{plan.optimizer}, {_micro_batches(plan.micro_batches)}, {plan.inputs} inputs"],
+        ["precision", _precision(plan)],
         ["problem", f"{plan.size.ops:,} ops -> {plan.size.decisions:,} decisions"],
         ["certificate", _certificate(plan)],
     ]
@@ -72,15 +70,18 @@ def _summary(plan: Plan) -> list[str]:
     return ["Plan", *table([[name, shorten(text, 85)] for name, text in rows], "<<")]
 
 
+_PRECISION = {"parameter": "parameters", "compute": "compute", "reduction": "reductions", "master": "master weights"}
+
+
 def _precision(plan: Plan) -> str:
-    """Dtypes with what has them: "float32 parameter, bfloat16 compute+reduction"."""
+    """Dtypes with what has them: "parameters float32, compute and reductions bfloat16"."""
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for kind, dtype in plan.precision.items():
         if dtype:
-            kinds[dtype.removeprefix("torch.")].append(kind)
+            kinds[dtype.removeprefix("torch.")].append(_PRECISION[kind])
     if len(kinds) < 2:
         return next(iter(kinds), "dtypes of the model")
-    return ", ".join(f"{dtype} {'+'.join(names)}" for dtype, names in kinds.items())
+    return ", ".join(f"{' and '.join(names)} {dtype}" for dtype, names in kinds.items())
 
 
 def _micro_batches(number: int) -> str:
@@ -90,8 +91,8 @@ def _micro_batches(number: int) -> str:
 def _certificate(plan: Plan) -> str:
     proof = plan.certificate
     return (
-        f"{proof.status}, {proof.solver}: objective {show_seconds(proof.objective)}, "
-        f"bound {show_seconds(proof.bound)} (equal blocks alike), gap {100 * proof.gap:.2f} %"
+        f"{proof.status} ({proof.solver}), gap {100 * proof.gap:.2f} %: objective {show_seconds(proof.objective)}, "
+        f"bound {show_seconds(proof.bound)} (equal blocks alike)"
     )
 
 
@@ -110,7 +111,7 @@ def _layers(plan: Plan) -> list[str]:
         worded = worded or any(line.row.factors)
         cells = [f"{p} {word}".strip() for p, word in zip(placements, line.row.factors, strict=True)]
         body.append([margin + labelled(line.label, line.row.names), show_shape(line.row.shape), *cells])
-    head = ["Layouts of results by layer", "global shape", *plan.axis_names]
+    head = ["Layouts of op outputs by layer", "global shape", *plan.axis_names]
     text = table(body, "<>" + "<" * len(plan.axis_names), head=head, indent=0)
     legend = "; ".join(words for key, words in MEANING.items() if key in used)
     legend += _WORDS_LEGEND if worded else ""
@@ -129,7 +130,7 @@ def _parameters(plan: Plan) -> list[str]:
             cells = [show_shape(row.shape), row.dtype, *map(str, row.storage.placements), row.moved or "nothing"]
         body.append(["  " * line.depth + name, *cells])
     head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "moved in a step by"]
-    legend = ["(nothing: used as it is stored, and its gradient comes out so)"]
+    legend = ["(nothing: used as it is stored, and its gradient is computed in that layout)"]
     unmoved = any(line.row and not line.row.moved for line in lines)
     return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0) + (legend if unmoved else [])
 
@@ -143,8 +144,8 @@ def _collectives(plan: Plan) -> list[str]:
         for s in sums
     ]
     calls, count, seconds = (sum(getattr(s, name) for s in sums) for name in ("calls", "bytes", "seconds"))
-    total = ["all", "", "", f"{calls:,}", show_bytes(count), show_seconds(seconds), ""]
-    head = ["kind", "phase", "axis", "calls", "bytes in", "seconds", "for"]
+    total = ["total", "", "", f"{calls:,}", show_bytes(count), show_seconds(seconds), ""]
+    head = ["kind", "phase", "axis", "calls", "input bytes", "seconds", "for"]
     return [
         "Collectives of a step, per device",
         *table([*rows, total] if len(rows) > 1 else rows, "<<<>>><", head=head),
@@ -167,7 +168,7 @@ def _memory(plan: Plan) -> list[str]:
         for kind, count in sorted(predicted.parts.items(), key=lambda item: -item[1])
         if count
     ]
-    rows.append(["all", show_bytes(predicted.peak_bytes), ""])
+    rows.append(["total", show_bytes(predicted.peak_bytes), ""])
     budget = plan.memory_budget_bytes
     if budget:
         rows.append(["budget", show_bytes(budget), f"{show_bytes(budget - predicted.peak_bytes)} free"])
@@ -204,7 +205,7 @@ def _step(plan: Plan) -> list[str]:
 def _comparison(plan: Plan) -> list[str]:
     if not plan.comparison:
         return []
-    return ["Beside known schemes, at the same prices", *comparison_table(plan)]
+    return ["Comparison with known schemes, at the same prices", *comparison_table(plan)]
 
 
 def _tradeoff(plan: Plan) -> list[str]:
@@ -223,7 +224,7 @@ def tradeoff_table(plan: Plan) -> list[str]:
         ]
         for p in plan.tradeoff
     ]
-    return table(rows, ">>>>", head=["budget", "step", "recompute", "of this"]) if rows else []
+    return table(rows, ">>>>", head=["budget", "step", "recompute", "ratio"]) if rows else []
 
 
 _LONGEST_NAME = 18  # beside all the figures of a scheme
@@ -248,13 +249,13 @@ def comparison_table(plan: Plan) -> list[str]:
         times = f"{p.step_seconds / own.step_seconds:.2f}x" if own.step_seconds else ""
         seconds = [show_seconds(t) for t in (p.step_seconds, p.compute_seconds, p.recompute_seconds, p.comm_seconds)]
         rows.append([name, seconds[0], times, *seconds[1:], show_bytes(moved), show_bytes(p.peak_bytes), fits])
-    head = ["", "step", "of this", "compute", "recompute", "collectives", "bytes in", "peak", "memory"]
+    head = ["", "step", "ratio", "compute", "recompute", "collectives", "input bytes", "peak", "memory"]
     return [*table(rows, "<>>>>>>><", head=head), *notes]
 
 
 def _search(plan: Plan) -> list[str]:
     size = plan.size
-    lines = [f"Found with {size.variables:,} variables and {size.rows:,} rows for {size.decisions:,} decisions"]
+    lines = [f"Solved with {size.variables:,} variables and {size.rows:,} rows for {size.decisions:,} decisions"]
     if plan.planning_seconds:
         stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in plan.planning_seconds.items())
         total = sum(plan.planning_seconds.values())

@@ -150,7 +150,7 @@ def test_why_not_fsdp(plan: Plan) -> None:
 def test_a_notebook_shows_the_answers(plan: Plan) -> None:
     text = plan._repr_html_()
     _checked(text)
-    assert "Does it fit?" in text and "Layouts of results by layer" in text
+    assert "Does it fit?" in text and "Layouts of op outputs by layer" in text
     for name, count in plan.predicted.parts.items():
         assert not count or f'title="{name}: {show_bytes(count)}"' in text
     widths = [float(width) for width in re.findall(r"width: ([0-9.]+)%", text)]

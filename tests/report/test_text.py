@@ -38,7 +38,7 @@ def test_summary_names_mesh_budget_size_and_proof(plan: Plan) -> None:
     assert "dp=2 x tp=2 (4 devices, cpu)" in text
     assert "43.0 MiB per device at the peak, of a budget of 64.0 MiB (67.2 %)" in text
     assert "2,096 ops -> 41 decisions" in text
-    assert "optimal, HiGHS" in text
+    assert "optimal (HiGHS)" in text
     assert "gap 0.00 %" in text
 
 
@@ -55,9 +55,9 @@ def test_the_legend_explains_the_placements_that_occur(plan: Plan) -> None:
     legend = " ".join(_section(plan.explain(), "Layouts")[-2:])
     assert "P partial sum" in legend
     assert "R+" not in legend
-    assert "words behind it" in legend
+    assert "a word behind it" in legend
     wordless = replace(plan, nodes=tuple(replace(node, factors=()) for node in plan.nodes))
-    assert "words behind it" not in wordless.explain()
+    assert "a word behind it" not in wordless.explain()
 
 
 def test_a_note_names_an_axis_over_which_nothing_is_split(plan: Plan) -> None:
@@ -107,7 +107,7 @@ def test_collectives_sum_to_what_the_plan_announces(plan: Plan) -> None:
     volume = show_bytes(sum(c.bytes * c.count for c in plan.collectives))
     seconds = show_seconds(sum(c.seconds for c in plan.collectives))
     rows = [" ".join(line.split()) for line in _section(plan.explain(), "Collectives")]
-    assert rows[-1] == f"all {calls} {volume} {seconds}"
+    assert rows[-1] == f"total {calls} {volume} {seconds}"
     assert "all_gather backward dp 8 32.0 KiB 4.00 ms parameters" in rows
     assert _section(replace(plan, collectives=()).explain(), "Collectives") == ["  none"]
 
@@ -117,9 +117,9 @@ def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
     assert "Memory per device at the peak, end of forward" in text
     assert any(line.split() == ["budget", "64.0", "MiB", "21.0", "MiB", "free"] for line in text.splitlines())
     held = replace(plan, memory_budget_bytes=None, cluster={"device": {"name": "cpu", "memory_bytes": 1 << 30}})
-    assert "per device at the peak, of 1.0 GiB that a plan may take (4.2 %)" in held.explain()
+    assert "per device at the peak, of 1.0 GiB usable (4.2 %)" in held.explain()
     on_gpu = replace(held, cluster={"device": {"name": "h100", "kind": "cuda", "memory_bytes": 1000 << 20}})
-    assert "per device at the peak, of 950.0 MiB that a plan may take (4.5 %)" in on_gpu.explain()
+    assert "per device at the peak, of 950.0 MiB usable (4.5 %)" in on_gpu.explain()
 
 
 def test_what_a_replay_sends_again_is_told_beside_what_it_computes(plan: Plan) -> None:
@@ -158,7 +158,7 @@ def test_what_is_hidden_behind_compute_is_told_apart(plan: Plan) -> None:
 
 
 def test_alternatives_stand_beside_the_plan(plan: Plan) -> None:
-    assert "Beside" not in plan.explain()
+    assert "Comparison" not in plan.explain()
     slower = replace(plan.predicted, step_seconds=0.5, moments=())
     compared = replace(
         plan,
@@ -168,7 +168,7 @@ def test_alternatives_stand_beside_the_plan(plan: Plan) -> None:
             Alternative("hsdp", False, None, note="constraint 'hsdp' needs a mesh of two axes or more"),
         ),
     )
-    rows = [" ".join(line.split()) for line in _section(compared.explain(), "Beside")]
+    rows = [" ".join(line.split()) for line in _section(compared.explain(), "Comparison")]
     assert rows[1].startswith("this plan 250 ms 1.00x 200 ms")
     assert rows[1].endswith("43.0 MiB fits")
     assert rows[2].startswith("ddp 500 ms 2.00x") and rows[2].endswith("1.0 GiB 43.0 MiB needs 80.00 MiB")

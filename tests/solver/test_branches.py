@@ -11,7 +11,7 @@ from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar.cost.levels import MOST
-from autopar.solver import branching, search, wholes
+from autopar.solver import branching, incumbent, search
 from autopar.solver.model import Model
 from autopar.solver.outcome import Outcome
 from autopar.solver.rows import Rows
@@ -43,9 +43,9 @@ def test_early_branches_change_no_optimum(mesh: tuple[int, ...]) -> None:
         for branch in (True, False):
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
-            assert model.program.early
+            assert model.program.counts
             if not branch:
-                model.program.early.clear()
+                model.program.counts.clear()
             found.append(run(model, "highs", 60.0, 1e-7))
         assert found[0].objective == pytest.approx(found[1].objective, rel=1e-6)
         assert found[0].bound == pytest.approx(found[1].bound, rel=1e-6)
@@ -64,8 +64,8 @@ def test_large_programs_have_the_same_optimum(
     for part in (0.3, 0.02):
         found = []
         for few in (20_000, 0):
-            monkeypatch.setattr(wholes, "FEW", few)
-            monkeypatch.setattr(wholes, "_FLOWS", flows)
+            monkeypatch.setattr(incumbent, "FEW", few)
+            monkeypatch.setattr(incumbent, "_FLOWS", flows)
             monkeypatch.setattr(search, "_SMALL", 0.0)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
@@ -79,12 +79,12 @@ def test_what_is_left_is_solved_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     """After some splits that tell nothing; here after the first one behind a solution."""
     at_once: list[float] = []
 
-    class Watched(wholes.Wholes):
+    class Watched(incumbent.Incumbent):
         def solve(self, node: Outcome, least: float = -math.inf) -> None:
             at_once.extend([least] if least > -math.inf else [])
             super().solve(node, least)
 
-    monkeypatch.setattr(branching, "Wholes", Watched)
+    monkeypatch.setattr(branching, "Incumbent", Watched)
     monkeypatch.setattr(branching, "_BLIND", 1)
     problem, least, most = four(2, 2)
     for part in (0.9, 0.6):
@@ -104,22 +104,22 @@ def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.Monk
     """HiGHS closes all of it, or the search goes on as it would have."""
     bounds: list[tuple[float, bool]] = []
 
-    class Watched(wholes.Wholes):
+    class Watched(incumbent.Incumbent):
         def begin(self, node: Outcome, part: float = 1.0) -> float:
             found = super().begin(node, part)
             bounds.append((part, self.closed(found)))
             return found
 
-    monkeypatch.setattr(branching, "Wholes", Watched)
+    monkeypatch.setattr(branching, "Incumbent", Watched)
     monkeypatch.setattr(branching, "_BLIND", 1)
-    monkeypatch.setattr(wholes, "_FEW_KEPT", 0)
+    monkeypatch.setattr(incumbent, "_FEW_KEPT", 0)
     problem, least, most = four(2, 2)
     for part in (0.6, 0.02):
         found = []
         for splits, nodes, far in ((16, 100, 1e-2), (1, 100, 1.0), (2, 100, 1.0), (1, 0, 1.0), (2, 0, 1.0)):
             monkeypatch.setattr(branching, "_SPLITS", splits)
-            monkeypatch.setattr(wholes, "_NODES", nodes)
-            monkeypatch.setattr(wholes, "_FAR", far)
+            monkeypatch.setattr(incumbent, "_NODES", nodes)
+            monkeypatch.setattr(incumbent, "_FAR", far)
             model = Model(problem.problem())
             Rows(model, least + part * (most - least))
             found.append(run(model, "highs", 60.0, 1e-7))

@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from autopar import Cluster, plan
 from autopar.plans import GAP
-from autopar.solver import branching, search, wholes
+from autopar.solver import branching, incumbent, search
 from autopar.solver.choices import Choices
 from autopar.solver.clock import Clock
 from autopar.solver.outcome import Outcome
@@ -79,11 +79,11 @@ def test_what_flows_are_worth_tells_choices_apart(with_flows: bool) -> None:
 
 def test_a_far_box_is_proven_where_a_solution_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its relaxation was not done in time, so that it is not cut."""
-    monkeypatch.setattr(wholes, "FEW", 0)
+    monkeypatch.setattr(incumbent, "FEW", 0)
     asked = hidden()
     root = replace(asked.relax("highs", 60.0, {}), status="stopped")
     far = Outcome("feasible", np.zeros(len(asked.names)), 9.0, 0.0)
-    some = wholes.Wholes(asked, "highs", 1e-3, Clock(60.0, 60.0), far)
+    some = incumbent.Incumbent(asked, "highs", 1e-3, Clock(60.0, 60.0), far)
     assert some.is_mixed(root) and some.solve(root)
     assert some.best is not None and some.best.objective == pytest.approx(7.1)
     assert 7.1 * (1 - 2e-3) <= some.proven <= 7.1
@@ -99,7 +99,7 @@ def test_experts_that_gather_in_part_are_told_apart(monkeypatch: pytest.MonkeyPa
     cuts, split, found = [], Choices.split, []
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(parts := split(*some)) or parts)
     for few in (0, 1_000_000):
-        monkeypatch.setattr(wholes, "FEW", few)
+        monkeypatch.setattr(incumbent, "FEW", few)
         cuts.clear()
         made = plan(model, {"input_ids": tokens, "labels": tokens}, Cluster.preset("h100", (2, 2)), precision="bf16")
         assert made.certificate.status == "optimal"
@@ -119,7 +119,7 @@ def test_nothing_is_mixed_in_whole_numbers() -> None:
 def test_the_parts_are_the_box(mesh: tuple[int, ...]) -> None:
     """No choice is lost, none is in both parts, and the relaxation is in neither."""
     asked = program(0.3, *mesh)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     node = asked.relax_again(root, 60.0, {count: (2.0, 2.0), whether: (1.0, 1.0)})
     choices, seen = Choices(asked.matrix()), 0
@@ -152,14 +152,14 @@ def test_cut_by_choices_the_optimum_is_that_of_exhaustive_search(
     few: int, most: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten graphs, in which every box is cut by choices until its relaxation is whole, or HiGHS begins it before."""
-    cuts, split, begun, begin = [], Choices.split, [], wholes.Wholes.begin
-    for module, name, value in ((wholes, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
+    cuts, split, begun, begin = [], Choices.split, [], incumbent.Incumbent.begin
+    for module, name, value in ((incumbent, "FEW", few), (search, "_SMALL", 0.0), (branching, "_ROUND", 1)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(branching, "_CUTS", most)
-    monkeypatch.setattr(wholes, "_NODES", 0)
-    monkeypatch.setattr(wholes, "_FEW_KEPT", 0)
-    monkeypatch.setattr(wholes.Wholes, "begin", lambda *some: begun.append(found := begin(*some)) or found)
-    monkeypatch.setattr(wholes.Wholes, "has_many", lambda _, node: node.status == "optimal")
+    monkeypatch.setattr(incumbent, "_NODES", 0)
+    monkeypatch.setattr(incumbent, "_FEW_KEPT", 0)
+    monkeypatch.setattr(incumbent.Incumbent, "begin", lambda *some: begun.append(found := begin(*some)) or found)
+    monkeypatch.setattr(incumbent.Incumbent, "has_many", lambda _, node: node.status == "optimal")
     monkeypatch.setattr(Choices, "split", lambda *some: cuts.append(found := split(*some)) or found)
     for seed in range(first, first + 10):
         asked = drawn(seed, 200)

@@ -15,7 +15,7 @@ from autopar.cost.blocks import Repeat, find_repeats
 from autopar.cost.naming import stretch_name
 from autopar.errors import InputError
 from autopar.plans import Plan
-from autopar.solver.idle import ConstraintWarning
+from autopar.solver.idle_constraints import ConstraintWarning
 from autopar.tracing import trace
 
 BLOCKS = 4

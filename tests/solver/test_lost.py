@@ -8,7 +8,7 @@ from test_relaxation import program
 from torch import nn
 
 from autopar import Cluster, InfeasibleError, Plan, plan
-from autopar.solver.held import Held
+from autopar.solver.highs import HighsSession
 
 
 @pytest.mark.parametrize("many", [1, 2, 3])
@@ -18,15 +18,15 @@ def test_a_relaxation_that_highs_has_no_word_for_is_tried_again(
 ) -> None:
     asked = program(0.3, 2)
     expected = asked.relax("highs", 60.0, {})
-    solve, ways = Held._solve, []
+    solve, ways = HighsSession._solve, []
 
-    def lost_at_first(self: Held, iterations: int) -> str:
+    def lost_at_first(self: HighsSession, iterations: int) -> str:
         """As HiGHS itself was."""
         options = ("dual_simplex_cost_perturbation_multiplier", "random_seed")
         ways.append(tuple(self._engine.getOptionValue(option)[1] for option in options))
         return solve(self, iterations) if len(ways) > many else word
 
-    monkeypatch.setattr(Held, "_solve", lost_at_first)
+    monkeypatch.setattr(HighsSession, "_solve", lost_at_first)
     found = asked.relax("highs", 60.0, {})
     assert found.status == "optimal"
     assert found.objective == pytest.approx(expected.objective, rel=1e-6)
@@ -35,7 +35,7 @@ def test_a_relaxation_that_highs_has_no_word_for_is_tried_again(
 
 def test_highs_that_is_lost_each_time_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = program(0.3, 2)
-    monkeypatch.setattr(Held, "_solve", lambda self, iterations: "Unknown")
+    monkeypatch.setattr(HighsSession, "_solve", lambda self, iterations: "Unknown")
     assert asked.relax("highs", 60.0, {}).status == "stopped"
 
 

@@ -14,7 +14,7 @@ from autopar.errors import InfeasibleError, InputError
 from autopar.graph import SCOPE, output_tensors
 from autopar.plans import Plan
 from autopar.solver.constraints import restrict
-from autopar.solver.idle import ConstraintWarning
+from autopar.solver.idle_constraints import ConstraintWarning
 
 
 def _replayed(problem: Toy, plan: Plan) -> set[str]:

@@ -11,8 +11,8 @@ import torch
 from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
-from autopar.solver import held, relaxation, search, wholes
-from autopar.solver.held import ENOUGH, LIMIT, Held
+from autopar.solver import highs, incumbent, relaxation, search
+from autopar.solver.highs import ENOUGH, LIMIT, HighsSession
 from autopar.solver.model import Model
 from autopar.solver.outcome import Bounds
 from autopar.solver.pricing import bound_by, least_more
@@ -41,7 +41,7 @@ def program(part: float, *mesh: int) -> Program:
 def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(part, *mesh)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     last = asked.relax("highs", 60.0, {})
     assert last.status == asked.relax("cbc", 60.0, {}).status
     if last.relaxation is None:
@@ -58,19 +58,32 @@ def test_few_columns_are_as_good_as_all(part: float, mesh: tuple[int, ...], monk
             last = few
 
 
+@pytest.mark.parametrize("turn", [highs._TURN, 0.0])
 @pytest.mark.parametrize("part", [-0.01, 0.0, 0.3, 1.0])
-def test_columns_may_enter_before_the_first_answer(part: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it brings an answer, proves that there is none, or takes too long."""
     asked, ends = program(part, 2, 2), []
     whole = asked.relax("cbc", 60.0, {})
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(relaxation, "_MANY", 0)
-    monkeypatch.setattr(held, "_ITERATIONS", (100, 1.0))
-    solve = Held._solve
-    monkeypatch.setattr(Held, "_solve", lambda *some: ends.append(solve(*some)) or ends[-1])
+    monkeypatch.setattr(highs, "_PRESOLVED", 0)
+    monkeypatch.setattr(highs, "_TURN", turn)
+    monkeypatch.setattr(highs, "_ITERATIONS", (500 if turn else 10, 1.0))
+    solve = HighsSession._solve_presolved
+    monkeypatch.setattr(HighsSession, "_solve_presolved", lambda some: ends.append(solve(some)) or ends[-1])
     found = asked.relax("highs", 60.0, {})
-    assert ends[0] == LIMIT
+    assert (ends[0] == LIMIT) == (turn == 0.0)
     assert found.status == whole.status
     assert found.objective == pytest.approx(whole.objective, rel=1e-6)
+
+
+def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:
+    asked = program(1.0, 2)
+    first = asked.root("highs", 60.0)
+    assert asked.root("highs", 60.0) is first
+    asked.cost = 2 * asked.cost
+    again = asked.root("highs", 60.0)
+    assert again.objective == pytest.approx(2 * first.objective, rel=1e-6)
+    assert asked.relax("highs", 60.0, {}).objective == pytest.approx(again.objective, rel=1e-6)
 
 
 def test_flows_below_shared_conversions_enter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +125,7 @@ def test_what_two_flows_imply_is_paid_once() -> None:
 
 def test_products_lie_between_both_ends_of_a_box() -> None:
     asked = program(0.3, 2)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     assert sum(asked.wrong_products(root.values).values()) > 0.1
     for low, high in [(1.0, 4.0), (2.0, 3.0), (3.0, 3.0)]:
@@ -132,7 +145,7 @@ def test_products_lie_between_both_ends_of_a_box() -> None:
 )
 def test_reduced_costs_bound_what_a_variable_costs(box: tuple[float, float] | None) -> None:
     asked = program(0.3, 2, 2)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     bounds: Bounds = {} if box is None else {count: box, whether: (1.0, 1.0)}
     root = asked.relax("highs", 60.0, bounds)
     assert root.relaxation is not None
@@ -171,7 +184,7 @@ def test_leaving_out_by_ends_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     asked = program(0.3, 2)
     monkeypatch.setattr(Program, "as_whole", lambda *_: None)
     few = search.search(asked, gap=1e-6)
-    monkeypatch.setattr(wholes, "least_more", lambda _, reduced: reduced)
+    monkeypatch.setattr(incumbent, "least_more", lambda _, reduced: reduced)
     many = search.search(asked, gap=1e-6)
     assert few.objective == pytest.approx(many.objective, rel=2e-6)
 
@@ -186,7 +199,7 @@ def test_a_box_above_a_cutoff_is_closed(
 ) -> None:
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
     asked = program(0.3, *mesh)
-    [(count, whether)] = asked.early
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     closed = 0
     for low, high in itertools.combinations_with_replacement(range(5), 2):
@@ -207,13 +220,13 @@ def test_a_box_above_a_cutoff_is_closed(
 
 def test_a_box_above_a_cutoff_is_closed_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """From nothing, where HiGHS changes costs and so looks at no cutoff."""
-    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), Held._solve_by_steps
+    asked, statuses, by_steps = program(0.3, 2, 2), list[str](), HighsSession._solve_by_steps
     monkeypatch.setattr(relaxation, "_CHEAPEST", 1)
-    monkeypatch.setattr(held, "_ITERATIONS", (1, 0.0))
-    monkeypatch.setattr(held, "_IN_A_BOX", 0.0)
-    monkeypatch.setattr(held, "_ANEW", (*[20] * 40, 10_000))
-    monkeypatch.setattr(Held, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
-    [(count, whether)] = asked.early
+    monkeypatch.setattr(highs, "_ITERATIONS", (1, 0.0))
+    monkeypatch.setattr(highs, "_IN_A_BOX", 0.0)
+    monkeypatch.setattr(highs, "_ANEW", (*[20] * 40, 10_000))
+    monkeypatch.setattr(HighsSession, "_solve_by_steps", lambda *some: statuses.append(by_steps(*some)) or statuses[-1])
+    [(count, whether)] = asked.counts
     root = asked.relax("highs", 60.0, {})
     ends = set[str]()
     for low, high in itertools.combinations_with_replacement(range(5), 2):

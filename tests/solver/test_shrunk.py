@@ -12,7 +12,7 @@ from test_relaxation import program
 from thinned import thinned
 
 from autopar.errors import TimeLimitError
-from autopar.solver import held, wholes
+from autopar.solver import highs, incumbent
 from autopar.solver import search as searching
 from autopar.solver.branching import Branching
 from autopar.solver.clock import Clock
@@ -100,7 +100,7 @@ def test_far_from_the_relaxation_better_ones_are_looked_for_near_it(
         return of_part(part, basis, known, solver, gap, clock, limit)
 
     monkeypatch.setattr(searching, "_of_part", looked)
-    monkeypatch.setattr(wholes, "FEW", 0)
+    monkeypatch.setattr(incumbent, "FEW", 0)
     monkeypatch.setattr(searching, "_SMALL", 1.0)
     again = search(asked, gap=1e-7, best=far, first=asked.matrix().cheapest(1))
     assert again.status == "optimal"
@@ -144,7 +144,7 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
     asked = program(part, 2, 2)
     best = search(asked, gap=1e-7)
     assert asked.budget is not None
-    monkeypatch.setattr(wholes, "FEW", 0)
+    monkeypatch.setattr(incumbent, "FEW", 0)
     monkeypatch.setattr(searching, "_COSTS", costs)
     monkeypatch.setattr(searching, "_MOST", (1.0, 1.0))
     found = searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0))
@@ -159,7 +159,7 @@ def test_the_relaxation_without_a_budget_leaves_the_optimum(
 
 
 def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wholes, "FEW", 0)
+    monkeypatch.setattr(incumbent, "FEW", 0)
     monkeypatch.setattr(searching, "_MOST", (1.0, 0.0))
     monkeypatch.setattr(searching, "_COSTS", 0.0)
     asked = program(0.3, 2, 2)
@@ -171,8 +171,8 @@ def test_a_budget_that_costs_too_much_leaves_no_part(monkeypatch: pytest.MonkeyP
 def test_a_start_without_a_budget_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = program(0.3, 2, 2)
     best = search(asked, gap=1e-7)
-    monkeypatch.setattr(wholes, "FEW", 0)
-    monkeypatch.setitem(held._OF_ROWS, "plain", 0.0)
-    monkeypatch.setattr(held, "_ITERATIONS", (1, 1.0))
+    monkeypatch.setattr(incumbent, "FEW", 0)
+    monkeypatch.setattr(highs, "_OF_PLAIN", 0.0)
+    monkeypatch.setattr(highs, "_ITERATIONS", (1, 1.0))
     assert searching._near_no_budget(asked, "highs", 1e-7, Clock(60.0, 60.0)) is None
     assert search(asked, gap=1e-7).objective == pytest.approx(best.objective, rel=1e-6)

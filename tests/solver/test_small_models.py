@@ -19,8 +19,8 @@ from autopar import InfeasibleError, Plan
 from autopar.cost.blocks import find_repeats
 from autopar.layout import Layout
 from autopar.planning import Prepared
-from autopar.solver import make
 from autopar.solver import smallest as smallest_budgets
+from autopar.solver import solving
 from autopar.strategies.strategy import Strategy
 
 GAP = 1e-3  # of every plan here
@@ -124,7 +124,7 @@ def test_the_order_of_axes_is_no_matter(name: str, part: float | None, monkeypat
     """
     monkeypatch.setattr(smallest_budgets, "_LARGE", 0)  # near the smallest will do, which takes long on two axes
     monkeypatch.setattr(smallest_budgets._Seconds, "within", lambda _: smallest_budgets._Seconds())
-    monkeypatch.setattr(make, "refined", lambda asked, model, solution, *_: solution)
+    monkeypatch.setattr(solving, "refined", lambda asked, model, solution, *_: solution)
     asked = problem(name, 2, 4)
     cluster = asked.request.cluster
     turned = asked.on(replace(cluster, axes=cluster.axes[::-1]))

@@ -20,6 +20,7 @@ from autopar.solver.model import Model
 from autopar.solver.network import Network
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
+from autopar.solver.program import Program
 from autopar.solver.rows import Rows
 from autopar.solver.running import in_seconds, price, run
 from autopar.solver.smallest import LeastMemory
@@ -202,6 +203,33 @@ def test_plans_of_few_ways_leave_time_for_a_proof(
         times.append(time_limit)
         return replace(run(model, solver, 60.0, *given, **more), status="feasible", bound=0.0)
 
+    monkeypatch.setattr(fast, "run", run_without_proof)
+    Fast("highs", 1e-9).free(problem, 60.0)
+    assert times == expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(10.0, [6, 5, 40]), (30.0, [6, 30, 0])])
+def test_a_program_whose_successor_would_take_too_long_is_the_last(
+    seconds: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the seconds that its relaxation took."""
+    problem, times, gone = problem_of("gpt2-4", 2, 2, 2), [], [0.0]
+    monkeypatch.setattr(fast, "_ALL", 0)
+    monkeypatch.setattr(fast, "_PAIRS", (1_500, 1_600, 1_700))
+    monkeypatch.setattr(fast, "_SURE", 0)
+    monkeypatch.setattr(fast, "cpu_seconds", lambda: gone[0])
+    monkeypatch.setattr(fast, "weigh", lambda *given: None)
+    root = Program.root
+
+    def slow_root(program: Program, *given: Any, **more: Any) -> Outcome:
+        gone[0] += 0.0 if more else seconds
+        return root(program, *given, **more)
+
+    def run_without_proof(model: Model, solver: str, time_limit: float, *given: Any, **more: Any) -> Outcome:
+        times.append(time_limit)
+        return replace(run(model, solver, 60.0, *given, **more), status="feasible", bound=0.0)
+
+    monkeypatch.setattr(Program, "root", slow_root)
     monkeypatch.setattr(fast, "run", run_without_proof)
     Fast("highs", 1e-9).free(problem, 60.0)
     assert times == expected

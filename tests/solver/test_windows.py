@@ -13,8 +13,8 @@ from test_branches import four
 from test_relaxation import program
 from toys import least_memory
 
+from autopar.solver import incumbent, windows
 from autopar.solver import program as programs
-from autopar.solver import wholes, windows
 from autopar.solver.engines import engine
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
@@ -51,14 +51,14 @@ def test_from_the_least_memory_to_nearly_the_best(mesh: tuple[int, ...], part: f
 
 
 def test_a_search_that_time_ends_looks_near_its_best_solution_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, whole, seen = program(0.02, 2, 2), wholes.improved, list[tuple[Outcome, Outcome]]()
+    asked, whole, seen = program(0.02, 2, 2), incumbent.improved, list[tuple[Outcome, Outcome]]()
 
     def noted(program: Any, solver: str, gap: float, best: Outcome, seconds: float) -> Outcome:
         found = whole(program, solver, gap, best, 5.0)
         seen.append((best, found))
         return found
 
-    monkeypatch.setattr(wholes, "improved", noted)
+    monkeypatch.setattr(incumbent, "improved", noted)
     found = search(asked, time_limit=1e-3)
     [(first, better)] = seen
     assert found.status == "feasible"

@@ -1,4 +1,4 @@
-"""Solutions in whole numbers: the best one known of a program, and what its boxes hold.
+"""The incumbent of branch and bound, the best integer solution known of a program, and looking for better ones.
 
 Boxes of programs that are not small are solved with the variables alone that solutions up to a limit can use: one of
 reduced cost d that is 1 costs at least L + d, where L is the box's relaxation. What is found is compared with the
@@ -27,8 +27,8 @@ _FAR = 1e-2  # of its cost: how much better than a far solution others may be
 _MARGIN = 1e-3  # the first margin of reduced costs, relative
 
 
-class Wholes:
-    """The best solution of a program so far, and the least bound of boxes that are done with."""
+class Incumbent:
+    """The best integer solution so far (`best`), and the least bound of boxes that are done with (`proven`)."""
 
     def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
         self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
@@ -71,7 +71,7 @@ class Wholes:
             return True
         kept = self.kept(node, self.enough())
         flows = int(np.isin(kept, self.program.matrix().flows[:, 0]).sum())
-        return flows > (_FLOWS if self.slow or not self.program.early else _FEW_FLOWS)
+        return flows > (_FLOWS if self.slow or not self.program.counts else _FEW_FLOWS)
 
     def is_mixed(self, node: Outcome) -> bool:
         """Whether the relaxation of a box, of a program without counts, is far from the best solution.
@@ -79,7 +79,7 @@ class Wholes:
         It runs an op in part in a way that hides its collectives and in part in one that has none. HiGHS came to a gap
         of 13 % in a minute where four cuts by the choices of that op leave none.
         """
-        return self.slow and not self.program.early and self.is_far(node.objective)
+        return self.slow and not self.program.counts and self.is_far(node.objective)
 
     def round(self, node: Outcome) -> None:
         """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""

@@ -1,6 +1,7 @@
-"""Whether a plan meets constraints that it was not asked.
+"""Planning without pins that tell equal blocks apart: the plan that is found may meet them anyway.
 
-Constraints only take plans away. So the best plan without some is the best with them, if it meets them.
+Constraints only take plans away. So the best plan without some is the best with them, if it meets them; and without
+these pins blocks are equal, and the program is small.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one solve is asked for."""
+"""What one solve is to find: the graph with its strategies, the cluster, the budget, and how long and how near."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autopar.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Asked:
+class SolveRequest:
     """The fastest plan of a graph on a cluster, with the strategies that constraints leave, within a budget; to a
     relative `gap`, in `time_limit` seconds."""
 

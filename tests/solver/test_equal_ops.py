@@ -12,7 +12,7 @@ from toys import Toy, cluster, on_meta, toy
 
 from autopar.cost.layers import layers_of, pairs
 from autopar.graph import SCOPE
-from autopar.solver import alike
+from autopar.solver import equal_ops
 from autopar.solver.problem import Problem
 
 
@@ -122,7 +122,7 @@ def test_it_costs_little_and_what_they_choose_is_what_one_of_them_would(
     least = some.smallest_budget()
     budgets = [None if part is None else least + part * (most - least) for part in parts]
     ours = [some.solve(budget, gap=1e-4) for budget in budgets]
-    monkeypatch.setattr(alike, "layers_of", lambda nodes: [range(len(nodes))])
+    monkeypatch.setattr(equal_ops, "layers_of", lambda nodes: [range(len(nodes))])
     assert not deciding(some.problem())
     for budget, mine in zip(budgets, ours, strict=True):
         apart = some.solve(budget, gap=1e-4)

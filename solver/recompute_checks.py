@@ -11,7 +11,7 @@ from autopar.cost.naming import stretch_name
 from autopar.cost.traffic import in_segment
 from autopar.errors import InputError
 from autopar.graph import TensorRef
-from autopar.solver.idle import ConstraintWarning
+from autopar.solver.idle_constraints import ConstraintWarning
 from autopar.solver.parts import wish_of
 from autopar.solver.pins import ONLY_BLOCKS, Pin, named, read_pin
 from autopar.solver.restricted import Restricted

@@ -14,7 +14,7 @@ from autopar.solver.problem import Choice, Op
 
 
 @dataclass
-class Alike:
+class EqualOps:
     """Finds them stage by stage, in the order of a graph's `nodes`; `ops`: those that there are so far."""
 
     nodes: Sequence[fx.Node]

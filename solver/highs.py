@@ -1,4 +1,4 @@
-"""HiGHS as it holds part of a program, from one question to the next."""
+"""HiGHS holding part of a program: solved again and again with more columns and rows, or other bounds, from a basis."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as 
 _OF_ANOTHER = 0.2  # as a part of the rows, from the basis of another program, where nothing was solved before
 _IN_A_BOX = 0.25  # the part where counts have other bounds: these take about as long as a start from nothing
 _ANEW = 10_000, 10_000, 10_000  # and of such a start, where it is not the first
-_OF_ROWS = {  # and of others, as a part of the rows
-    "plain": 0.25,  # of a start with the costs as they are: where it takes more, it was in vain
-    "begun": 0.15,  # of one that is gone on with once other columns have entered
-    "on": 0.1,  # and of that: the last millionth of DeepSeek-V3's took 14 times as many as all of it from nothing
-}
+_OF_PLAIN = 0.25  # of a start with the costs as they are, as a part of the rows: where it takes more, it was in vain
 _TURN = 0.6  # of a start from nothing, of the rows, until the costs that HiGHS changes are as they are, and back
-Start = Literal["basis", "plain", "begun", "on"]
+_PRESOLVED = (
+    30_000  # rows with which presolve saves more than it takes: a half to two thirds of DeepSeek-V3's iterations
+)
+Start = Literal["basis", "plain"]
 Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
 ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
 _WITHOUT_AN_END = "Unknown", "Not Set"  # and where it does not come to one
@@ -32,7 +31,7 @@ infeasible end in one that is singular, which HiGHS then examines at length: 28 
 _NOTHING = 1e-9  # of a proof's largest number
 
 
-class Held:
+class HighsSession:
     """HiGHS with the columns and rows that it was given last, and how all columns and rows stood in their bases."""
 
     def __init__(self, matrix: Matrix) -> None:
@@ -40,7 +39,7 @@ class Held:
 
         self._highspy, self._matrix = highspy, matrix
         self._engine: Any = highspy.Highs()
-        # presolve takes longer than it saves, once without end where counts are fixed
+        # presolve takes longer than it saves where there are few rows, once without end where counts are fixed
         for option, value in (("presolve", "off"), ("output_flag", False), ("threads", 1), ("random_seed", 0)):
             self._engine.setOptionValue(option, value)
         self._column_status = np.empty(matrix.columns, dtype=object)
@@ -72,11 +71,10 @@ class Held:
     ) -> str:
         """Solve with these columns; HiGHS's word for how it ended.
 
-        `start`: from the last basis, or from nothing if there is none; or from nothing for some iterations (`begun`),
-        also with the costs as they are (`plain`); or `on` from where it was begun. Only a `patient` question may take
-        more than some iterations from a basis.
+        `start`: from the last basis, or from nothing if there is none; or from nothing with the costs as they are, for
+        some iterations (`plain`). Only a `patient` question may take more than some iterations from a basis.
         """
-        first = start not in ("basis", "on") or not self._stands
+        first = start == "plain" or not self._stands
         self._pass(inside)
         self._engine.setOptionValue("objective_bound", cutoff)
         self._engine.setOptionValue("simplex_update_limit", _UPDATES[first])
@@ -86,25 +84,25 @@ class Held:
             start_basis.row_status = self._row_status[self._rows].tolist()
             start_basis.valid = start_basis.alien = True  # HiGHS mends one of too few or too many
             self._engine.setBasis(start_basis)
-        self._change_costs(start == "on" or (first and start != "plain"))
+        self._change_costs(first and start != "plain")
         part = _ITERATIONS[1] if patient else _IN_A_BOX
         known = part * self._anew if self._anew or not patient else _OF_ANOTHER * len(self._rows)
         most = max(_ITERATIONS[0], int(known))
-        if start in _OF_ROWS:
-            most = max(_ITERATIONS[0], int(_OF_ROWS[start] * len(self._rows)))
+        if start == "plain":
+            most = max(_ITERATIONS[0], int(_OF_PLAIN * len(self._rows)))
         self._iterations, self._end = 0, float(self._engine.getRunTime()) + time_limit
-        status = self._solve_anew() if first and start not in _OF_ROWS else self._solve(most)
+        status = self._solve_anew() if first and start != "plain" else self._solve(most)
         if status in (LIMIT, *_WITHOUT_AN_END) and not first:
             first, self._iterations = True, 0  # where it needs more, or is lost from this basis, it starts from nothing
             self._engine.clearSolver()
             self._engine.setOptionValue("simplex_update_limit", _UPDATES[True])
             status = self._solve_anew() if patient else self._solve_by_steps(cutoff)
-        elif status in _WITHOUT_AN_END and start in _OF_ROWS:
+        elif status in _WITHOUT_AN_END and start == "plain":
             self._engine.clearSolver()
             status = self._solve_anew()
-        if first or start == "on":
-            self._anew = self._iterations + (0 if first else self._anew)
-        ended = status in ("Optimal", "Infeasible", LIMIT if start == "begun" else "", ENOUGH if first else "")
+        if first:
+            self._anew = self._iterations
+        ended = status in ("Optimal", "Infeasible", ENOUGH if first else "")
         basis = self._engine.getBasis() if ended else None  # not where it is cut off
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
@@ -155,6 +153,11 @@ class Held:
         Where it is lost it begins anew, with the other costs, then with other random numbers too: of 2,066 columns of
         an MLP, which had no solution, it knew nothing after 1,376 iterations, and that after 1,254 the other way.
         """
+        if len(self._rows) >= _PRESOLVED:
+            status = self._solve_presolved()
+            if status in ("Optimal", "Time limit reached"):
+                return status  # but of what presolve finds to have no solution there is no proof
+            self._engine.clearSolver()
         lost = 0
         for changed in itertools.cycle((True, False)):
             self._change_costs(changed)
@@ -166,6 +169,12 @@ class Held:
             elif status != LIMIT:
                 break
         self._engine.setOptionValue("random_seed", 0)
+        return status
+
+    def _solve_presolved(self) -> str:
+        self._engine.setOptionValue("presolve", "on")
+        status = self._solve(max(_ITERATIONS[0], int(_TURN * len(self._rows))))
+        self._engine.setOptionValue("presolve", "off")
         return status
 
     def _solve_by_steps(self, cutoff: float) -> str:
