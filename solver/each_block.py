@@ -27,10 +27,10 @@ from torch import fx
 from autopar.solver.clock import Clock
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
+from autopar.solver.objective import in_program, in_seconds, price
 from autopar.solver.outcome import WHOLE, Outcome
 from autopar.solver.request import SolveRequest
 from autopar.solver.rows import Rows
-from autopar.solver.running import in_program, in_seconds, price
 from autopar.solver.solution import Solution, read_solution
 from autopar.strategies.strategy import Strategy
 

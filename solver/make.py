@@ -22,12 +22,12 @@ from autopar.solver.constraints import restrict, satisfied
 from autopar.solver.engines import engine_of
 from autopar.solver.idle_constraints import warn_of_idle
 from autopar.solver.model import Model
+from autopar.solver.objective import price
 from autopar.solver.pins import names_any
 from autopar.solver.problem import Problem
 from autopar.solver.recompute_checks import check_recompute
 from autopar.solver.request import SolveRequest
 from autopar.solver.restricted import Restricted, Strategies
-from autopar.solver.running import price
 from autopar.solver.solution import Predicted, Solution, node_plans
 from autopar.solver.solving import Watch, solve
 from autopar.solver.unpinned import meets, without_parting

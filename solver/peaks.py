@@ -43,7 +43,7 @@ class Peaks:
         block, where it is kept; `there`: what lives all the while, but what stages `before` keep.
         """
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
-        m = stage.count
+        m, blocks = stage.count, self.way.blocks(number, divided=not self.way.dividing(number))
         if m == 1:
             self._cases(name, [*there, before], fullest[0], self.way.blocks(number, divided=False), data.inputs)
             self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
@@ -59,7 +59,7 @@ class Peaks:
             if level and (stage.depth > 1 or whole):
                 self._last_of_level(number, data, level, w_behind, next_one, there, before)
             if stage.depth > 1 or not level:
-                self._first_of_level(number, data, level, w, there, before)
+                self._first_of_level(number, data, level, w, there, before, blocks)
 
     def _last_of_level(
         self,
@@ -103,15 +103,16 @@ class Peaks:
         w: Mapping[Phase, int | None],
         there: Sequence[int | None],
         before: int | None,
+        blocks: Sequence[Case],
     ) -> None:
-        """Rows of the first block, if it is of this level: all others have given their gradients."""
+        """Rows of the first block, if it is of this level: all others have given their gradients. `blocks`: what is on
+        its way behind any block."""
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
         whole = bool(level and level == stage.depth)
         limit = self._limit(stage) if stage.depth > 1 else 0.0
         off, right = self._switch(self.model.any_recomputed.get(number, []), level, limit)
         inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
         terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
-        blocks = self.way.blocks(number, divided=not self.way.dividing(number))
         self._cases(here, [*there, before], w, blocks, terms, right)
         self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.fast import Fast, Found
 from autopar.solver.model import Model
+from autopar.solver.objective import price
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.program import Program
+from autopar.solver.pruning import Found, Pruner
 from autopar.solver.rows import Rows
-from autopar.solver.running import price
 from autopar.solver.search import search
 from autopar.solver.stage_bytes import UNIT
 from autopar.solver.under_budget import fastest_within
@@ -80,32 +80,33 @@ class LeastMemory:
     `time_limit`: CPU seconds that a plan has; all parts of this together have about as many.
     """
 
-    def __init__(self, problem: Problem, fast: Fast, time_limit: float = math.inf) -> None:
-        self.problem, self.fast = problem, fast
+    def __init__(self, problem: Problem, pruner: Pruner, time_limit: float = math.inf) -> None:
+        self.problem, self.pruner = problem, pruner
         self._seconds = _Seconds.within(time_limit)
 
     @cached_property
     def _pairs(self) -> int:
-        return self.fast.pairs(self.problem)
+        return self.pruner.pairs(self.problem)
 
     @cached_property
     def _soon(self) -> Smallest | None:
         """The plan of least memory among few ways, which are all of a small program; None where none is found soon."""
         with suppress(InfeasibleError, TimeLimitError):
             if self._pairs <= _LARGE:
-                model, gap = Model(self.problem), self.fast.gap
+                model, gap = Model(self.problem), self.pruner.gap
             else:
-                model, gap = Model(few(self.problem, self._few()), tables=self.fast.tables), max(self.fast.gap, _CLOSE)
+                model = Model(few(self.problem, self._few()), tables=self.pruner.tables)
+                gap = max(self.pruner.gap, _CLOSE)
             first = replace(self._seconds, patience=max(self._seconds.patience, _FIRST))
-            outcome = _least(model, self.fast.solver, gap, first)
+            outcome = _least(model, self.pruner.solver, gap, first)
             if len(outcome.values):
                 return _as_smallest(model, outcome, outcome.bound if self._pairs <= _LARGE else 0.0)
         return None
 
     def _few(self) -> Kept:
         """Fast ways, and all storages of parameters."""
-        fast, problem = self.fast, self.problem
-        return fast.ways(problem).up_to(fast.least(problem), fast.best_and_stored(problem), _LARGE, math.inf)[0]
+        pruner, problem = self.pruner, self.problem
+        return pruner.ways(problem).up_to(pruner.least(problem), pruner.best_and_stored(problem), _LARGE, math.inf)[0]
 
     @cached_property
     def _bare(self) -> tuple[float, Smallest | None]:
@@ -113,7 +114,7 @@ class LeastMemory:
         more, if one is found: as if conversions took no memory, with what its choices need in truth."""
         if self._pairs > _BARE and self._soon is not None:  # it would take minutes
             return 0.0, None
-        bare, solver, gap = Model(self.problem, bare=True), self.fast.solver, max(self.fast.gap, _CLOSE)
+        bare, solver, gap = Model(self.problem, bare=True), self.pruner.solver, max(self.pruner.gap, _CLOSE)
         try:
             least = _least(bare, solver, gap, self._seconds, is_known=self._soon is not None)
         except TimeLimitError:
@@ -154,18 +155,18 @@ class LeastMemory:
             known = other
         if known is None:
             known = self._of_fastest()
-        end, fast = cpu_seconds() + self._seconds.all, replace(self.fast, gap=_ANY)
-        trials = _Trials(self.problem, fast, max(bound, too_small) / UNIT, self._seconds.each, end)
+        end, pruner = cpu_seconds() + self._seconds.all, replace(self.pruner, gap=_ANY)
+        trials = _Trials(self.problem, pruner, max(bound, too_small) / UNIT, self._seconds.each, end)
         known = trials.downwards(known or trials.upwards())
         return replace(known, bound_bytes=min(trials.bound * UNIT, known.budget_bytes))
 
     def _of_fastest(self) -> Smallest | None:
         """What the choices of the plan that is fastest without a budget need, at what recomputing them takes least."""
         with suppress(InfeasibleError, TimeLimitError):
-            fast = replace(self.fast, gap=_ANY)
-            found = fast.free(self.problem, self._seconds.each)
+            pruner = replace(self.pruner, gap=_ANY)
+            found = pruner.free(self.problem, self._seconds.each)
             if len(found[1].values):
-                return _with_choices_of(self.problem, found, fast.solver, fast.gap, self._seconds)
+                return _with_choices_of(self.problem, found, pruner.solver, pruner.gap, self._seconds)
         return None
 
 
@@ -175,7 +176,7 @@ class _Trials:
     in time. `bound`: MiB, as all here, that no plan goes below."""
 
     problem: Problem
-    fast: Fast
+    pruner: Pruner
     bound: float
     seconds: float
     end: float
@@ -221,7 +222,9 @@ class _Trials:
     def _at(self, budget: float) -> Smallest | None:
         """A plan under a budget; None where there is none, which raises the bound, or none in time."""
         with suppress(TimeLimitError):
-            model, outcome, is_all = fastest_within(self.fast, self.problem, budget * UNIT, self.seconds, any_plan=True)
+            model, outcome, is_all = fastest_within(
+                self.pruner, self.problem, budget * UNIT, self.seconds, any_plan=True
+            )
             if outcome.status != "infeasible":
                 return Smallest(model, outcome, float(outcome.values[model.program.budget]) * UNIT, 0.0)
             if is_all:

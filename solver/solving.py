@@ -15,8 +15,8 @@ from autopar.layout import Layout
 from autopar.sizes import show_bytes_up
 from autopar.solver.clock import cpu_seconds
 from autopar.solver.each_block import differing, refined
-from autopar.solver.fast import Fast
 from autopar.solver.problem import Problem
+from autopar.solver.pruning import Pruner
 from autopar.solver.refusal import refusal, too_small
 from autopar.solver.request import SolveRequest
 from autopar.solver.smallest import LeastMemory
@@ -40,11 +40,11 @@ class Watch:
 
 def solve(asked: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predicted]:
     """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
-    end, free, fast = cpu_seconds() + asked.time_limit, 0.0, Fast(asked.solver, asked.gap)
+    end, free, pruner = cpu_seconds() + asked.time_limit, 0.0, Pruner(asked.solver, asked.gap)
     if _replicated_bytes(asked.memory) <= asked.budget_bytes and not asked.restricted.forces_replays:
         problem = asked.problem(recompute=False)
         watch.lap("build")
-        model, outcome = fast.free(problem, asked.time_limit)
+        model, outcome = pruner.free(problem, asked.time_limit)
         watch.lap("ilp")
         solution = read_solution(model, outcome)
         free = solution.bound
@@ -56,7 +56,7 @@ def solve(asked: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predict
                 return problem, one, told
     problem = asked.problem()
     watch.lap("build")
-    least = LeastMemory(problem, fast, asked.time_limit)
+    least = LeastMemory(problem, pruner, asked.time_limit)
     solution, told = _within_budget(asked, least, end - cpu_seconds(), free)
     if told[0].peak_bytes > asked.budget_bytes:
         solution, told = _within_budget(replace(asked, is_strict=True), least, max(end - cpu_seconds(), 0.0), free)
@@ -66,9 +66,9 @@ def solve(asked: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predict
 
 def _within_budget(asked: SolveRequest, least: LeastMemory, seconds: float, free: float) -> tuple[Solution, Predicted]:
     """With a budget, which the plan may pass by what solvers do not hold; `free`: the bound without one."""
-    end, fast, problem, late = cpu_seconds() + seconds, least.fast, least.problem, None
+    end, pruner, problem, late = cpu_seconds() + seconds, least.pruner, least.problem, None
     try:
-        model, outcome, is_all = fastest_within(fast, problem, asked.usable_bytes, seconds, bound=free, small=least)
+        model, outcome, is_all = fastest_within(pruner, problem, asked.usable_bytes, seconds, bound=free, small=least)
     except TimeLimitError as error:
         late = error
     if late is not None or (outcome.status == "infeasible" and not is_all):
@@ -97,7 +97,7 @@ def _near_least_memory(
         raise too_small(budget, smallest, problem, asked.constraints)
     if smallest.budget_bytes <= budget:
         known = smallest.model, smallest.outcome
-        near = fastest_near(least.fast, problem, asked.usable_bytes, known, SHARE * asked.time_limit)
+        near = fastest_near(least.pruner, problem, asked.usable_bytes, known, SHARE * asked.time_limit)
         if near is not None:
             solution = read_solution(*near)
             told = predicted(solution, problem)

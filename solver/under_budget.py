@@ -15,13 +15,13 @@ from typing import Protocol
 
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.solver.clock import cpu_seconds
-from autopar.solver.fast import EPSILON, SHORT, Fast, Found
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
+from autopar.solver.objective import run, run_near
 from autopar.solver.outcome import NONE, Outcome
 from autopar.solver.problem import Problem
+from autopar.solver.pruning import EPSILON, SHORT, Found, Pruner
 from autopar.solver.rows import Rows
-from autopar.solver.running import run, run_near
 from autopar.solver.ways import Kept, Ways, chosen, columns, few
 from autopar.solver.windows import SHARE
 
@@ -50,7 +50,7 @@ class Small(Protocol):
 
 
 def fastest_within(
-    fast: Fast,
+    pruner: Pruner,
     problem: Problem,
     budget_bytes: float,
     time_limit: float,
@@ -65,26 +65,26 @@ def fastest_within(
 
     Raises TimeLimitError where none is found in time.
     """
-    asked = _Search(fast, problem, budget_bytes, time_limit, any_plan, small, bound)
+    asked = _Search(pruner, problem, budget_bytes, time_limit, any_plan, small, bound)
     if asked.many <= PLAIN:
         return asked.of_all_at_once()
     return asked.of_few_before_all()
 
 
 def fastest_near(
-    fast: Fast, problem: Problem, budget_bytes: float, known: Found, seconds: float
+    pruner: Pruner, problem: Problem, budget_bytes: float, known: Found, seconds: float
 ) -> tuple[Model, Outcome] | None:
     """The best plan that some seconds find near one of some of a problem's choices, without a bound; None where the
     rows do not let that one pass."""
-    model, best = _beside(fast, problem, budget_bytes, known)
-    return (model, run_near(model, best, fast.solver, fast.gap, seconds)) if best is not None else None
+    model, best = _beside(pruner, problem, budget_bytes, known)
+    return (model, run_near(model, best, pruner.solver, pruner.gap, seconds)) if best is not None else None
 
 
 @dataclass
 class _Search:
     """The search for one plan, and what it knows so far: the `best` plan, a `bound`, and the ways looked at."""
 
-    fast: Fast
+    pruner: Pruner
     problem: Problem
     budget_bytes: float
     time_limit: float
@@ -99,7 +99,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.end = cpu_seconds() + self.time_limit
-        self.ways = self.fast.ways(self.problem)
+        self.ways = self.pruner.ways(self.problem)
         self.many = self.ways.pairs(self.ways.all)
 
     @property
@@ -124,7 +124,7 @@ class _Search:
         with suppress(TimeLimitError):
             return model, self._run(model, self.left, patience=_PART * self.left), True
         known = self.small.fitting(self.budget_bytes)
-        start = self.fast.completed(model, known) if known is not None else None
+        start = self.pruner.completed(model, known) if known is not None else None
         if start is not None:
             return model, self._run(model, self._for_faster(self.left), best=start), True
         if self.small.is_too_small(self.budget_bytes):
@@ -132,8 +132,8 @@ class _Search:
         return model, self._run(model, self.left, patience=self.patience()), True
 
     def of_few_before_all(self) -> tuple[Model, Outcome, bool]:
-        least, known = self.fast.least(self.problem), self.fast.best_and_stored(self.problem)
-        self.bound, is_all = max(self.bound, self.fast.bound(self.problem)), self.many <= _MOST
+        least, known = self.pruner.least(self.problem), self.pruner.best_and_stored(self.problem)
+        self.bound, is_all = max(self.bound, self.pruner.bound(self.problem)), self.many <= _MOST
         known = self._of_few(least, known, is_all)
         if self.best is None and self.small is not None:
             plan = self.small.fitting(self.budget_bytes)
@@ -153,12 +153,12 @@ class _Search:
         for most in _FEW:
             kept, limit = self.ways.up_to(least, known, most, math.inf)
             is_last = not is_all and most == _FEW[-1]
-            seconds, gap = (self.left, self.fast.gap) if is_last else (_PART * self.left, max(self.fast.gap, _NEAR))
+            seconds, gap = (self.left, self.pruner.gap) if is_last else (_PART * self.left, max(self.pruner.gap, _NEAR))
             waits = self.patience() if is_last and self.small is None else seconds
             self.late, before = None, self.best
             with suppress(InfeasibleError, *(SHORT if before is not None else ())):
                 model = self._model(few(self.problem, kept))
-                start = self.fast.completed(model, before) if before is not None else None
+                start = self.pruner.completed(model, before) if before is not None else None
                 try:
                     found = self._run(model, seconds, gap, patience=waits, best=start)
                 except TimeLimitError as error:
@@ -171,7 +171,7 @@ class _Search:
                     self.bound = max(self.bound, min(found.bound, limit * (1 - EPSILON)))
                     mine = chosen(model, found, self.problem)
                     known = [one | other for one, other in zip(known, mine, strict=True)]
-                    if is_all or self.any_plan or self.fast.is_near(found, self.bound):
+                    if is_all or self.any_plan or self.pruner.is_near(found, self.bound):
                         break
         return known
 
@@ -181,14 +181,14 @@ class _Search:
         limit = best[1].objective * (1 + EPSILON) if best is not None else math.inf
         kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
         if best is not None and (
-            self.any_plan or self.fast.is_near(best[1], self.bound) or self.ways.pairs(kept) > _MOST
+            self.any_plan or self.pruner.is_near(best[1], self.bound) or self.ways.pairs(kept) > _MOST
         ):
             return self._judged(best, False)
         if self.patience() == 0.0:  # to state the program of all ways takes seconds, too
             raise self.late or TimeLimitError("among few ways to run the ops the solver found no plan in time")
         with suppress(*([MemoryError] if best is not None else [])):
             model = self._model(few(self.problem, kept))
-            start = self.fast.completed(model, best) if best is not None else None
+            start = self.pruner.completed(model, best) if best is not None else None
             some, _ = self.ways.up_to(least, known, _FEW[-1], limit)
             first = columns(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
             outcome = self._run(model, self.left, patience=self.patience(), best=start, first=first)
@@ -201,19 +201,19 @@ class _Search:
         """The fastest plan of few ways and those of a plan that may be far from fast, after some seconds; None where
         the rows do not let that one pass."""
         seconds = self._for_faster(_PART * self.left)
-        model, best = _beside(self.fast, self.problem, self.budget_bytes, known)
+        model, best = _beside(self.pruner, self.problem, self.budget_bytes, known)
         if best is None:
             return None
         with suppress(TimeLimitError):
-            return model, self._run(model, seconds, max(self.fast.gap, _NEAR), best=best)
-        return model, run_near(model, best, self.fast.solver, self.fast.gap, SHARE * seconds)
+            return model, self._run(model, seconds, max(self.pruner.gap, _NEAR), best=best)
+        return model, run_near(model, best, self.pruner.solver, self.pruner.gap, SHARE * seconds)
 
     def _judged(self, found: Found, is_all: bool) -> tuple[Model, Outcome, bool]:
         model, outcome = found
-        return model, self.fast.judged(outcome, self.bound), is_all
+        return model, self.pruner.judged(outcome, self.bound), is_all
 
     def _model(self, problem: Problem) -> Model:
-        return _with_rows(self.fast, problem, self.budget_bytes)
+        return _with_rows(self.pruner, problem, self.budget_bytes)
 
     def _run(
         self,
@@ -225,21 +225,21 @@ class _Search:
         best: Outcome | None = None,
         first: Array | None = None,
     ) -> Outcome:
-        near = self.fast.gap if gap is None else gap
-        return run(model, self.fast.solver, seconds, near, patience=patience, best=best, first=first)
+        near = self.pruner.gap if gap is None else gap
+        return run(model, self.pruner.solver, seconds, near, patience=patience, best=best, first=first)
 
 
-def _beside(fast: Fast, problem: Problem, budget_bytes: float, known: Found) -> tuple[Model, Outcome | None]:
+def _beside(pruner: Pruner, problem: Problem, budget_bytes: float, known: Found) -> tuple[Model, Outcome | None]:
     """A model of few ways and those of a plan, with that plan; None where the rows do not let it pass."""
-    ways = fast.ways(problem)
+    ways = pruner.ways(problem)
     kept = ways.all
     if ways.pairs(kept) > PLAIN:
-        kept, _ = ways.up_to(fast.least(problem), chosen(*known, problem), _FEW[-1], math.inf)
-    model = _with_rows(fast, few(problem, kept), budget_bytes)
-    return model, fast.completed(model, known)
+        kept, _ = ways.up_to(pruner.least(problem), chosen(*known, problem), _FEW[-1], math.inf)
+    model = _with_rows(pruner, few(problem, kept), budget_bytes)
+    return model, pruner.completed(model, known)
 
 
-def _with_rows(fast: Fast, problem: Problem, budget_bytes: float) -> Model:
-    model = Model(problem, tables=fast.tables)
+def _with_rows(pruner: Pruner, problem: Problem, budget_bytes: float) -> Model:
+    model = Model(problem, tables=pruner.tables)
     Rows(model, budget_bytes)
     return model

@@ -22,8 +22,8 @@ from autopar.plans import Prediction, Segment
 from autopar.solver.building import build_problem
 from autopar.solver.constraints import restrict
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.restricted import Strategies
-from autopar.solver.running import run
 from autopar.solver.solution import read_solution
 
 

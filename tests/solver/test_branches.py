@@ -13,9 +13,9 @@ from toys import Stack, Toy, cluster, on_meta, toy
 from autopar.cost.levels import MOST
 from autopar.solver import branching, incumbent, search
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.outcome import Outcome
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
 from autopar.solver.solution import read_solution
 
 

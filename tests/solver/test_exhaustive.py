@@ -25,8 +25,8 @@ from toys import Toy
 
 from autopar.errors import InfeasibleError
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
 from autopar.solver.solution import Solution
 
 GRAPHS, QUICK, MOST_PLANS = 500, 8, 400

@@ -19,8 +19,8 @@ from autopar.plans import Prediction
 from autopar.solver.building import build_problem
 from autopar.solver.constraints import restrict
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
 from autopar.solver.solution import Solution, read_solution
 
 

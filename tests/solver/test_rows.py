@@ -21,8 +21,8 @@ from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.problem import Problem
-from autopar.solver.running import run
 from autopar.solver.solution import read_solution
 from autopar.solver.stage_bytes import UNIT
 

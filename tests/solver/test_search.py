@@ -11,7 +11,7 @@ import pytest
 from toys import stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.solver import make_plan, running, search, under_budget
+from autopar.solver import make_plan, objective, search, under_budget
 from autopar.solver.clock import Clock
 from autopar.solver.engines import engine_of
 from autopar.solver.model import Model
@@ -49,7 +49,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
         make_plan(*asked, parameters=parameters, memory_budget_bytes=1)
     least = refused.value.smallest_budget_bytes
     assert least is not None
-    whole = running.run
+    whole = objective.run
 
     def late(model: Any, *given: Any, **named: Any) -> Outcome:
         if model.program.budget is not None:
@@ -109,6 +109,6 @@ def test_optimal_is_within_the_gap_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         found = whole(*given, gap=gap, **options)
         return replace(found, bound=found.objective * (1 - gap))
 
-    monkeypatch.setattr(running, "search", barely)
-    found = running.run(Model(stack(2, 2).problem()), "highs", 60.0, gap)
+    monkeypatch.setattr(objective, "search", barely)
+    found = objective.run(Model(stack(2, 2).problem()), "highs", 60.0, gap)
     assert found.objective * (1 - gap) <= found.bound < found.objective

@@ -13,11 +13,11 @@ from toys import Toy, cluster, least_memory, on_meta, toy
 from autopar import Cluster, InfeasibleError, plan
 from autopar.errors import TimeLimitError
 from autopar.solver import smallest, under_budget
-from autopar.solver.fast import Fast
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
-from autopar.solver.running import run
+from autopar.solver.pruning import Pruner
 from autopar.solver.smallest import LeastMemory
 from autopar.solver.solution import read_solution
 
@@ -115,11 +115,11 @@ def test_what_is_told_too_late_is_told_of_smaller_budgets(normed: Toy, monkeypat
     monkeypatch.setattr(smallest.LeastMemory, "_bare", (0.0, None))
     whole, asked = smallest.fastest_within, list[float]()
 
-    def slow_when_near(fast: Fast, problem: Problem, budget: float, seconds: float, **options: Any) -> Any:
+    def slow_when_near(pruner: Pruner, problem: Problem, budget: float, seconds: float, **options: Any) -> Any:
         asked.append(budget)
         if 0.9 * exact.budget_bytes < budget < exact.budget_bytes:
             raise TimeLimitError("late")
-        return whole(fast, problem, budget, seconds, **options)
+        return whole(pruner, problem, budget, seconds, **options)
 
     monkeypatch.setattr(smallest, "fastest_within", slow_when_near)
     near = least_memory(normed.problem())
@@ -141,9 +141,9 @@ def test_a_budget_that_few_plans_fit_has_one_within_its_limit(normed: Toy, monke
 
     monkeypatch.setattr(under_budget, "run", late)
     for budget in (exact.enough_bytes, 0.999 * exact.bound_bytes):
-        fast = Fast("highs", 1e-3)
-        least = LeastMemory(problem, fast, 30.0)
-        model, found, is_all = under_budget.fastest_within(fast, problem, budget, 30.0, small=least)
+        pruner = Pruner("highs", 1e-3)
+        least = LeastMemory(problem, pruner, 30.0)
+        model, found, is_all = under_budget.fastest_within(pruner, problem, budget, 30.0, small=least)
         assert is_all
         if budget < exact.bound_bytes:
             assert found.status == "infeasible"

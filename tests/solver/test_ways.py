@@ -14,15 +14,15 @@ from small_models import ready, toy_of
 from test_branches import four
 from toys import least_memory
 
-from autopar.solver import fast, under_budget
-from autopar.solver.fast import Fast, weigh
+from autopar.solver import pruning, under_budget
 from autopar.solver.model import Model
 from autopar.solver.network import Network
+from autopar.solver.objective import in_seconds, price, run
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.solver.program import Program
+from autopar.solver.pruning import Pruner, weigh
 from autopar.solver.rows import Rows
-from autopar.solver.running import in_seconds, price, run
 from autopar.solver.smallest import LeastMemory
 from autopar.solver.solution import read_solution
 from autopar.solver.stars import MOST, Arm, Star
@@ -124,10 +124,10 @@ def test_few_ways_have_the_optimum_or_say_how_far_they_are(
 ) -> None:
     problem, gap = problem_of(name, *mesh), 1e-4
     whole = run(Model(problem), "highs", 60.0, gap)
-    monkeypatch.setattr(fast, "_ALL", 0)
-    monkeypatch.setattr(fast, "_PAIRS", pairs)
-    monkeypatch.setattr(fast, "_SURE", 0)
-    model, found = Fast(solver, gap).free(problem, 60.0)
+    monkeypatch.setattr(pruning, "_ALL", 0)
+    monkeypatch.setattr(pruning, "_PAIRS", pairs)
+    monkeypatch.setattr(pruning, "_SURE", 0)
+    model, found = Pruner(solver, gap).free(problem, 60.0)
     assert len(model.program.names) < len(Model(problem).program.names)
     assert found.bound <= whole.objective * (1 + 1e-7)
     assert found.objective >= whole.bound * (1 - 1e-7)
@@ -150,11 +150,11 @@ def test_a_plan_is_read_from_what_is_known_of_ways(name: str, monkeypatch: pytes
     assert all(some.sum() == 1 for some in read)
     network.climb()
     assert network.bound >= before, "reading it took something from the messages"
-    monkeypatch.setattr(fast, "_ALL", 0)
-    monkeypatch.setattr(fast, "_READ", 0)
-    monkeypatch.setattr(fast, "_PAIRS", (1,))
-    monkeypatch.setattr(fast, "_SURE", 0)
-    model, found = Fast("highs", 1e-9).free(problem, 60.0)
+    monkeypatch.setattr(pruning, "_ALL", 0)
+    monkeypatch.setattr(pruning, "_READ", 0)
+    monkeypatch.setattr(pruning, "_PAIRS", (1,))
+    monkeypatch.setattr(pruning, "_SURE", 0)
+    model, found = Pruner("highs", 1e-9).free(problem, 60.0)
     assert all(len(op.choices) == 1 for op in model.problem.ops)
     assert chosen_alike(model.problem, of_few(problem, read))
     assert before * (1 - 1e-9) <= found.bound <= found.objective
@@ -170,8 +170,8 @@ def chosen_alike(one: Problem, other: Problem) -> bool:
 def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few ways leave a gap; without memory for more, their plan is kept."""
     problem, gap, seen = problem_of("t5-4", 2, 2), 1e-4, list[int]()
-    monkeypatch.setattr(fast, "_ALL", 0)
-    monkeypatch.setattr(fast, "_PAIRS", (1_500, 1_600))
+    monkeypatch.setattr(pruning, "_ALL", 0)
+    monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600))
     for sure, largest in ((0, None), (1 << 60, None), (1 << 60, 1)):
 
         def run_or_fail(model: Model, *args: Any, largest: int | None = largest, **options: Any) -> Outcome:
@@ -181,9 +181,9 @@ def test_a_program_that_is_sure_to_prove_a_plan_does(monkeypatch: pytest.MonkeyP
             return run(model, *args, **options)
 
         seen.clear()
-        monkeypatch.setattr(fast, "_SURE", sure)
-        monkeypatch.setattr(fast, "run", run_or_fail)
-        _, found = Fast("highs", gap).free(problem, 60.0)
+        monkeypatch.setattr(pruning, "_SURE", sure)
+        monkeypatch.setattr(pruning, "run", run_or_fail)
+        _, found = Pruner("highs", gap).free(problem, 60.0)
         assert found.status == ("optimal" if sure and largest is None else "feasible")
         assert (max(seen) > 2 * seen[0]) == (sure > 0)
 
@@ -194,17 +194,17 @@ def test_plans_of_few_ways_leave_time_for_a_proof(
 ) -> None:
     """All time is for the last program, or for one that has all ways that a better plan can use."""
     problem, times = problem_of("gpt2-4", 2, 2, 2), []
-    monkeypatch.setattr(fast, "_ALL", 0)
-    monkeypatch.setattr(fast, "_PAIRS", pairs)
-    monkeypatch.setattr(fast, "_SURE", 0)
-    monkeypatch.setattr(fast, "cpu_seconds", lambda: 0.0)
+    monkeypatch.setattr(pruning, "_ALL", 0)
+    monkeypatch.setattr(pruning, "_PAIRS", pairs)
+    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "cpu_seconds", lambda: 0.0)
 
     def run_without_proof(model: Model, solver: str, time_limit: float, *given: Any, **more: Any) -> Outcome:
         times.append(time_limit)
         return replace(run(model, solver, 60.0, *given, **more), status="feasible", bound=0.0)
 
-    monkeypatch.setattr(fast, "run", run_without_proof)
-    Fast("highs", 1e-9).free(problem, 60.0)
+    monkeypatch.setattr(pruning, "run", run_without_proof)
+    Pruner("highs", 1e-9).free(problem, 60.0)
     assert times == expected
 
 
@@ -214,11 +214,11 @@ def test_a_program_whose_successor_would_take_too_long_is_the_last(
 ) -> None:
     """By the seconds that its relaxation took."""
     problem, times, gone = problem_of("gpt2-4", 2, 2, 2), [], [0.0]
-    monkeypatch.setattr(fast, "_ALL", 0)
-    monkeypatch.setattr(fast, "_PAIRS", (1_500, 1_600, 1_700))
-    monkeypatch.setattr(fast, "_SURE", 0)
-    monkeypatch.setattr(fast, "cpu_seconds", lambda: gone[0])
-    monkeypatch.setattr(fast, "weigh", lambda *given: None)
+    monkeypatch.setattr(pruning, "_ALL", 0)
+    monkeypatch.setattr(pruning, "_PAIRS", (1_500, 1_600, 1_700))
+    monkeypatch.setattr(pruning, "_SURE", 0)
+    monkeypatch.setattr(pruning, "cpu_seconds", lambda: gone[0])
+    monkeypatch.setattr(pruning, "weigh", lambda *given: None)
     root = Program.root
 
     def slow_root(program: Program, *given: Any, **more: Any) -> Outcome:
@@ -230,8 +230,8 @@ def test_a_program_whose_successor_would_take_too_long_is_the_last(
         return replace(run(model, solver, 60.0, *given, **more), status="feasible", bound=0.0)
 
     monkeypatch.setattr(Program, "root", slow_root)
-    monkeypatch.setattr(fast, "run", run_without_proof)
-    Fast("highs", 1e-9).free(problem, 60.0)
+    monkeypatch.setattr(pruning, "run", run_without_proof)
+    Pruner("highs", 1e-9).free(problem, 60.0)
     assert times == expected
 
 
@@ -275,7 +275,7 @@ def test_few_ways_under_a_budget(
     some = Ways(problem).pairs(Ways(problem).all) // 4
     monkeypatch.setattr(under_budget, "_FEW", (some // 2, some))
     monkeypatch.setattr(under_budget, "_MOST", most)
-    model, found, is_all = fastest_within(Fast("highs", gap), problem, budget, 120.0)
+    model, found, is_all = fastest_within(Pruner("highs", gap), problem, budget, 120.0)
     assert is_all == (most > 0) or (is_all < (most > 0) and found.status == "optimal")  # few ways prove it
     if part < 0:
         assert whole.status == found.status == "infeasible"
@@ -298,7 +298,7 @@ def test_where_few_ways_have_no_plan_one_of_little_memory_is_the_first(
     budget = 1.001 * least_memory(problem, 1e-3).budget_bytes
     for name, value in {"PLAIN": 0, "_MOST": most, "_FEW": (1, 1)}.items():
         monkeypatch.setattr(under_budget, name, value)
-    plans = Fast("highs", 1e-3)
+    plans = Pruner("highs", 1e-3)
     small = LeastMemory(problem, plans)
     _, none, is_all = fastest_within(plans, problem, 0.9 * budget, 120.0, small=small)
     assert none.status == "infeasible" and is_all
@@ -319,7 +319,7 @@ def test_a_plan_is_kept_where_memory_is_too_little_for_its_proof(monkeypatch: py
 
     monkeypatch.setattr(under_budget, "PLAIN", 0)
     monkeypatch.setattr(under_budget, "run", run_once)
-    _, found, is_all = fastest_within(Fast("highs", 1e-6), problem, (least + largest) / 2, 120.0)
+    _, found, is_all = fastest_within(Pruner("highs", 1e-6), problem, (least + largest) / 2, 120.0)
     assert found.objective == seen[0].objective and found.status == "feasible" and not is_all
 
 
@@ -328,7 +328,7 @@ def test_near_a_plan_of_few_choices_is_one_of_all() -> None:
     asked, _, peak = four(2, 2)
     problem = asked.problem()
     found = least_memory(problem, 1e-3)
-    fast_plans = Fast("highs", 1e-3)
+    fast_plans = Pruner("highs", 1e-3)
     near = fastest_near(fast_plans, problem, peak, (found.model, found.outcome), 3.0)
     assert near is not None
     model, outcome = near

@@ -18,9 +18,9 @@ from autopar.solver import program as programs
 from autopar.solver.engines import engine
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
+from autopar.solver.objective import run, run_near
 from autopar.solver.outcome import Outcome
 from autopar.solver.rows import Rows
-from autopar.solver.running import run, run_near
 from autopar.solver.search import search
 
 

@@ -21,13 +21,13 @@ from autopar.plans import Plan, Prediction
 from autopar.precision import Precision
 from autopar.solver import make_plan
 from autopar.solver.building import build_problem
-from autopar.solver.fast import Fast
 from autopar.solver.linear import Linear
 from autopar.solver.model import Model
+from autopar.solver.objective import run
 from autopar.solver.problem import Problem
+from autopar.solver.pruning import Pruner
 from autopar.solver.restricted import Restricted
 from autopar.solver.rows import Rows
-from autopar.solver.running import run
 from autopar.solver.smallest import LeastMemory, Smallest
 from autopar.solver.solution import Solution, read_solution
 from autopar.solver.stage_bytes import UNIT
@@ -108,7 +108,7 @@ class Toy:
 
 def least_memory(problem: Problem, gap: float = 1e-4, **asked: float) -> Smallest:
     """The smallest budget of a problem that has one."""
-    found = LeastMemory(problem, Fast("highs", gap)).smallest(**asked)
+    found = LeastMemory(problem, Pruner("highs", gap)).smallest(**asked)
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""A model solved for its seconds, ties for the plainest plan."""
+"""The objective of a model's program: predicted seconds, with ties broken for the plainest plan; and solving for it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Plans by the few ways to run ops that fast ones use, and a proof of how much faster others could be.
+"""Pruning: a program of the few strategies that fast plans use, and a proof of how much faster others could be.
 
-On three axes an op has hundreds of ways, and each tensor a flow for each pair of them: a program of millions of
-variables, of which a plan uses a thousand. What a plan with a choice costs at least is known without it
-(`autopar.solver.network`). So a program is stated of those choices alone that plans up to a limit can make, a limit
-that leaves it small. Its best plan is the best of all if it costs no more than the limit; if it costs more, all others
-cost at least the limit, or what the program's own bound is.
+On three axes an op has hundreds of strategies, and each tensor a flow for each pair of them: a program of millions of
+variables, of which a plan uses a thousand. A lower bound on the cost of any plan with a given choice is known without
+that program (`autopar.solver.network`). So a program is stated of those choices alone whose bound is below a limit that
+leaves it small. Its best plan is the best of all if it costs no more than the limit; if it costs more, all others cost
+at least the limit, or the program's own bound.
 
 Without a budget such a limit is soon high enough: where it is not, the dual values of the program's relaxation say what
 hides behind compute, and with them the network knows more. With a budget: `autopar.solver.under_budget`.
@@ -26,9 +26,9 @@ from autopar.solver.engines import is_highs
 from autopar.solver.linear import Array
 from autopar.solver.model import Model
 from autopar.solver.network import Network, Weights
+from autopar.solver.objective import price, run
 from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
-from autopar.solver.running import price, run
 from autopar.solver.search import patience_of
 from autopar.solver.ways import Kept, Ways, chosen, counts, few
 from autopar.solver.windows import completed
@@ -49,8 +49,9 @@ Found = tuple[Model, Outcome]
 
 
 @dataclass
-class Fast:
-    """Fast plans of problems of one graph, whose ops have the same choices."""
+class Pruner:
+    """Solves problems of one graph, whose ops have the same choices, with few of these; what it learns of one helps the
+    next."""
 
     solver: str
     gap: float
