@@ -15,7 +15,7 @@ from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
-_ALONG = {  # the place of `dim`, and its default
+ALONG = {  # the place of `dim`, and its default
     "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "sum": (1, None), "mean": (1, None),
     "amax": (1, None), "amin": (1, None), "max": (1, None), "min": (1, None), "argmax": (1, None), "argmin": (1, None),
     "logsumexp": (1, None), "cumsum": (1, None), "prod": (1, None), "any": (1, None), "all": (1, None),
@@ -51,11 +51,17 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return _size(name, *args, **kwargs)
     if name in ("view", "reshape", "flatten"):
         sizes = _sizes(pick, name, *args, **kwargs)
-        return NotImplemented if sizes is None else _run(picks, pick, Tensor.reshape, (met[0], sizes), {})
-    return _run(picks, pick, func, args, kwargs) if _by_rows(name, args, kwargs, met) else NotImplemented
+        return NotImplemented if sizes is None else run(picks, pick, Tensor.reshape, (met[0], sizes), {})
+    if not _by_rows(name, args, kwargs, met):
+        return NotImplemented
+    made = run(picks, pick, func, args, kwargs)
+    if name == "unbind" and met[0].places == EACH:
+        for dim, one in enumerate(made):
+            one.places = dim
+    return made
 
 
-def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
+def run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
     name, met = meaning(func, args), all_in((args, kwargs))
     if name == "getitem" and not isinstance(args[0], Picked):
@@ -92,7 +98,7 @@ def _places(func: Any, args: Any, made: Tensor) -> int | None:
 
 def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
     first = args[0] if args else None
-    if _is_elementwise(name, args, kwargs):
+    if is_elementwise(name, args, kwargs):
         return fit(met, args, kwargs)
     if name in ("cat", "concat", "stack"):
         along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -103,8 +109,8 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
     if not isinstance(first, Picked):
         return name == "embedding" and len(met) == 1 and isinstance(args[1] if len(args) > 1 else None, Tensor)
     rank = first.values.ndim
-    if name in _ALONG:
-        place, default = _ALONG[name]
+    if name in ALONG:
+        place, default = ALONG[name]
         along = args[place] if len(args) > place else kwargs.get("dim", default)
         rank += name == "unsqueeze"
         dims = along if isinstance(along, (tuple, list)) else (along,)
@@ -135,7 +141,7 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
     return False
 
 
-def _is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if name == "where":  # that of a condition alone tells places
         return len(args) + len(kwargs) == 3
     if name in ("max", "min"):
@@ -205,7 +211,7 @@ def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
         whole = parts[0] == slice(None) if isinstance(parts[0], slice) else parts[0] is Ellipsis
         if not whole or (parts[0] is Ellipsis and taken >= indexed.values.ndim):
             return NotImplemented
-        return _run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
+        return run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
     dims = pick.mask.ndim
     if not all(isinstance(part, Picked) for part in parts):
         return NotImplemented
@@ -217,5 +223,5 @@ def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
             return rows.gather(1, parts[dims].unsqueeze(1)).squeeze(1)
         return NotImplemented
     if len(parts) == 1 and not parts[0].values.is_floating_point() and parts[0].values.dtype != torch.bool:
-        return _run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
+        return run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
     return NotImplemented

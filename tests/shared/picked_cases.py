@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from picked_form_cases import FORMS
 from torch import nn
 
 Tensor = torch.Tensor
@@ -217,6 +218,7 @@ PICKED: dict[str, Function] = {
     },
     **{f.__name__: f for f in (standardised, of_a_domain, all_but_padding, of_whole_numbers, in_place, by_keywords)},
     **{f.__name__: f for f in (of_half_precision,)},
+    **FORMS,
     **{f.__name__: f for f in (by_count, put_together, losses, losses_of_classes, extrema, looked_up)},
 }
 

@@ -54,6 +54,15 @@ def test_under_autocast() -> None:
     torch.testing.assert_close(traced.gm(**batch(1)), model(**batch(1)))
 
 
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_a_mask_of_bytes() -> None:
+    model = Model(
+        lambda x, labels, w, v: (x[(labels >= 0).byte()] * v).sin().sum() + x[:, (labels[0] > 0).byte()].sum()
+    )
+    traced = trace(model, batch(0))
+    torch.testing.assert_close(traced.gm(**batch(1)), model(**batch(1)))
+
+
 def test_code_that_takes_tensors_alone() -> None:
     def mapped(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.sin)(x[labels >= 0]).sum()
