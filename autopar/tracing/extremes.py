@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-_OF_SIZES = (torch.ones, torch.zeros, torch.empty, torch.full)
+_OF_SIZES: dict[Any, tuple[Callable[..., Any], ...]] = {
+    torch: (torch.ones, torch.zeros, torch.empty, torch.full),
+    Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full),
+}
 _NUMBERS = (UnknownNumber, UnknownBool)
 _WAYS: dict[str, Callable[..., Any]] = {"max": builtins.max, "min": builtins.min}
 _MAY_BE_OPEN = {*_NUMBERS, Tensor, torch.nn.Parameter}
@@ -38,7 +41,9 @@ def extremes_computed(recorder: Recorder) -> Iterator[None]:
 
         def begin() -> None:
             stack.enter_context(attributes_set(builtins, len=how_many))
-            stack.enter_context(attributes_set(torch, **{f.__name__: _as_long(recorder, f) for f in _OF_SIZES}))
+            for owner, makers in _OF_SIZES.items():
+                sized = {maker.__name__: _as_long(recorder, maker) for maker in makers}
+                stack.enter_context(attributes_set(owner, **sized))
 
         recorder.picks.begin = begin
         chosen = {name: _choosing(recorder, original) for name, original in _WAYS.items()}

@@ -46,6 +46,7 @@ class Pick:
             self.others = self.mask.logical_not()
             self.other_rows = self.others if mask.ndim == 1 else self.others.flatten()
         self._count: Tensor | None = None
+        self.least = 0  # of how many rows it is known that they are picked
         self.counted: Any = None
         """How many rows are picked, a number that is not known, once it was asked for."""
 
@@ -63,6 +64,8 @@ class Pick:
         if self.counted is None:
             with self.recorder.on():
                 self.counted = self.count.item()
+            if self.least and not isinstance(self.counted, int):
+                self.counted.positive = self.counted.nonzero = True
         return self.counted
 
     def is_of(self, mask: Tensor) -> bool:

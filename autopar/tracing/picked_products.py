@@ -31,7 +31,8 @@ def joined(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     key = ("cat", *(one.pick if isinstance(one, Picked) else int(one.shape[at]) for one in parts))
     with picks.recorder.on():
         if key not in picks.joined:
-            picks.joined[key] = picks.of(torch.cat([_mask(one, at) for one in parts]))
+            pick = picks.joined[key] = picks.of(torch.cat([_mask(one, at) for one in parts]))
+            pick.least = sum(one.pick.least if isinstance(one, Picked) else int(one.shape[at]) for one in parts)
         made = Picked(picks.joined[key], torch.cat(values, at), holds=min(one.holds for one in met))
     made.at = at
     return made

@@ -167,7 +167,8 @@ def _is_one_row(tensor: Tensor, rank: int) -> bool:
 
 def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
     if name != "size":
-        return picked.pick.number * math.prod(picked.values.shape[1:])
+        beside = math.prod(picked.values.shape[1:])
+        return picked.pick.number * beside if beside != 1 else picked.pick.number
     shape = picked.shape
     return shape if dim is None else shape[dim]
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from autopar.graph import VAL
+from autopar.tracing import picked_made
 from autopar.tracing.picked import EACH, ROW, Pick, Picked, Picks, all_in
 from autopar.tracing.picked_harmless import given
 from autopar.tracing.pointwise import plain_name
@@ -38,12 +39,15 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if name == "getitem" and isinstance(args[0], Tensor):
         return _of_a_tensor(picks, args[0], args[1])
     if name == "index_select" and len(args) == 3 and type(args[1]) is int and isinstance(args[0], Tensor):
-        return _of_a_tensor(picks, args[0], (*[slice(None)] * (args[1] % args[0].ndim), args[2]))
+        along = args[1] % args[0].ndim
+        index = (*[slice(None)] * along, args[2]) if along else args[2]
+        return picks.call(Tensor.__getitem__, (args[0], index), {})
     if not args or not isinstance(args[0], Picked):
         return NotImplemented
     if name in _NEW and len(all_in((args, kwargs))) == 1:
+        made = picked_made.call(picks, func, (args[0].values, *args[1:]), kwargs)
         with picks.recorder.on():
-            return func(args[0].values, *args[1:], **kwargs)
+            return func(args[0].values, *args[1:], **kwargs) if made is NotImplemented else made
     rows, rest = args[0], args[1:]
     if name in ("view", "reshape", "flatten"):
         return _viewed(picks, name, rows, rest, kwargs)

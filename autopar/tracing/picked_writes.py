@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autopar.graph import storage_of
-from autopar.tracing.picked import FILLED, FINITE, Picked, Picks, all_in
+from autopar.tracing.picked import FILLED, FINITE, HARMLESS, Picked, Picks, all_in, masked
 from autopar.tracing.picked_harmless import IN_PLACE, given, holding, meaning
 from autopar.tracing.picked_rows import fit
 from autopar.tracing.pointwise import is_pointwise
@@ -52,8 +52,12 @@ def changed(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     is_finite = rows.holds >= least or (least == FINITE and not rows.values.is_floating_point())
     if any(one.pick is not rows.pick for one in met) or not is_pointwise(name):
         return NotImplemented
-    if not is_like or not is_finite or storage_of(rows.values) in picks.laid:
+    if not is_like or storage_of(rows.values) in picks.laid:
         return NotImplemented
+    if not is_finite:
+        filled = masked(rows, HARMLESS if rows.values.is_floating_point() else 1)
+        with picks.recorder.on():
+            rows.values.copy_(filled)
     shown, named = given(name, (others, kwargs))
     with picks.recorder.on():
         func(rows.values, *shown, **named)

@@ -187,7 +187,8 @@ def in_place(x, labels, w, v):
     rows += v
     rows /= 3
     rows[:, 1:].mul_(2)
-    return (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
+    roots = ((rows @ w) ** 2 / v[0].detach()).abs_().sqrt_()  # what is not picked is in the domain, too
+    return roots.sum() + (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
 
 
 def by_keywords(x, labels, w, v):
@@ -237,7 +238,6 @@ NOT_TOLD: dict[str, Function] = {
     "all in a row": lambda x, labels, w, v: x[labels >= 0].view(-1)[:3].sum(),
     "places of a mask of them": lambda x, labels, w, v: x.sum() + torch.where(x[labels >= 0][:, 0] > 0)[0].sum(),
     "the largest of each column": lambda x, labels, w, v: x[labels >= 0].max(0).values.sum(),
-    "written into beyond its domain": lambda x, labels, w, v: (x[labels >= 0] @ w).sqrt_().sum(),
     "targets beside them": lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(4, dtype=torch.long)),
     "written into where they may be a copy": lambda x, labels, w, v: (
         x.transpose(1, 2)[labels[:, 0] >= 0].contiguous().mul_(2).sum() + labels.sum()

@@ -32,7 +32,10 @@ def edges_of_a_graph(x, labels, w, v):  # without those from a node to itself, w
     source, target = edges
     degrees = torch.zeros(5, dtype=x.dtype).scatter_add_(0, target, torch.ones(edges.size(1), dtype=x.dtype))
     nodes = x[1, :5] @ w
-    sent = nodes.index_select(0, source) * features / degrees[target, None].sqrt()
+    if source.numel() == 0:
+        return nodes.sum()
+    sent = nodes.index_select(-2, source) * features / degrees[target, None].sqrt()
+    sent.masked_fill_(sent == 0, 1.0)
     most = nodes.new_full((5, 5), -torch.inf).scatter_reduce_(0, target[:, None].expand_as(sent), sent, "amax")
     return torch.zeros_like(nodes).index_add(0, target, sent).square().sum() + most.sin().sum()
 
