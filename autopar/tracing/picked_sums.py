@@ -23,7 +23,7 @@ LOSSES: set[Any] = {
     F.hinge_embedding_loss, F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss,
     F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
 }  # fmt: skip
-_OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
+OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
         return NotImplemented
     target = told.get("target")
-    if func in _OF_ROWS and isinstance(target, Tensor) and target.ndim and target.shape[0] != 1:
+    if func in OF_ROWS and isinstance(target, Tensor) and target.ndim and target.shape[0] != 1:
         return NotImplemented  # as many as are picked, the user says
     if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
         signed = target.values.dtype.is_signed

@@ -238,7 +238,8 @@ NOT_TOLD: dict[str, Function] = {
     "all in a row": lambda x, labels, w, v: x[labels >= 0].view(-1)[:3].sum(),
     "places of a mask of them": lambda x, labels, w, v: x.sum() + torch.where(x[labels >= 0][:, 0] > 0)[0].sum(),
     "the largest of each column": lambda x, labels, w, v: x[labels >= 0].max(0).values.sum(),
-    "targets beside them": lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(4, dtype=torch.long)),
+    "as many of each sample": lambda x, labels, w, v: x[labels >= 0].reshape(4, -1, 5).sum(),
+    "each beside each other": lambda x, labels, w, v: (x[labels >= 0] @ x[labels >= 0].T).sum(),
     "written into where they may be a copy": lambda x, labels, w, v: (
         x.transpose(1, 2)[labels[:, 0] >= 0].contiguous().mul_(2).sum() + labels.sum()
     ),

@@ -102,9 +102,19 @@ def masks_of_elements(x, labels, w, v):  # as those who detect in one shot have 
     )
 
 
+def as_many_of_each(x, labels, w, v):  # as masked autoencoders have them
+    mask = torch.zeros(4, 6, dtype=torch.bool).scatter(1, x[..., 0].argsort(1)[:, :2], True)
+    hidden, seen = x[mask].view(-1, 2, 5), (x * v)[~mask].reshape(4, 4, -1)
+    out = (x @ w).clone()
+    out[mask] = out[mask] * 0.5 + x[0, :1].cos().expand(8, 5) * torch.arange(8)[:, None]
+    beside = F.cross_entropy(out[mask], labels.flatten()[:8].clamp(min=0))
+    return (seen.mean(1) * hidden.amax(1)).sum() + (torch.cat([seen, hidden * v], 1) * out).sin().sum() + beside
+
+
 FORMS = {
     f.__name__: f
     for f in (
+        as_many_of_each,
         behind_other_dims,
         edges_of_a_graph,
         spread,
