@@ -156,6 +156,15 @@ def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
     return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
 
 
+def narrowed(pick: Pick, again: Tensor) -> Tensor:
+    """The mask of what another one picks of picked rows."""
+    with pick.recorder.on():
+        rows = pick.rows
+        for _ in range(again.ndim - 1):
+            rows = rows.unsqueeze(-1)
+        return rows & again
+
+
 def _is_batched(name: str, rank: int) -> bool:
     dims = next((int(c) for c in name if c.isdigit()), None)
     return dims is None or rank == dims + 2
@@ -198,14 +207,14 @@ def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> li
 def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
     """Of picked rows something of each; of a tensor, the rows that picked places are those of."""
     parts = index if isinstance(index, tuple) else (index,)
+    while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
+        parts = parts[:-1]
     if isinstance(indexed, Picked):
         if len(parts) == 1 and isinstance(parts[0], Picked):  # a mask of the rows
             again = parts[0].values
-            if again.dtype != torch.bool or again.ndim != 1:
+            if again.dtype != torch.bool or again.ndim > indexed.values.ndim:
                 return NotImplemented
-            with picks.recorder.on():
-                both = pick.rows & again
-            return picks.of(both).of(indexed.values)
+            return picks.of(narrowed(pick, again)).of(indexed.values)
         if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
             return NotImplemented
         taken = sum(part is not None and part is not Ellipsis for part in parts)

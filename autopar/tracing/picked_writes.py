@@ -9,7 +9,7 @@ import torch
 from autopar.graph import storage_of
 from autopar.tracing.picked import FILLED, FINITE, HARMLESS, Picked, Picks, all_in, masked
 from autopar.tracing.picked_harmless import IN_PLACE, given, holding, meaning
-from autopar.tracing.picked_rows import fit
+from autopar.tracing.picked_rows import fit, narrowed
 from autopar.tracing.pointwise import is_pointwise
 from autopar.tracing.targets import writes_its_first
 
@@ -74,18 +74,18 @@ def _set(picks: Picks, rows: Picked, index: Any, value: Any) -> Any:
     holds = min(rows.holds, value.holds) if isinstance(value, Picked) else min(rows.holds, FINITE)
     if len(parts) == 1 and isinstance(parts[0], Picked):
         again = parts[0].values
-        if parts[0].pick is not pick or again.dtype != torch.bool or again.ndim != 1:
+        if parts[0].pick is not pick or again.dtype != torch.bool or again.ndim > values.ndim:
             return NotImplemented
+        both, rank = narrowed(pick, again), values.ndim - again.ndim + 1
         with picks.recorder.on():
-            both = pick.rows & again
             if isinstance(value, Picked):
-                if value.pick is not picks.of(both) or value.values.ndim != values.ndim:
+                if value.pick is not picks.of(both) or value.values.ndim != rank:
                     return NotImplemented
-                value = value.values.to(values.dtype)
-            elif isinstance(value, Tensor) and value.ndim >= values.ndim:
+                value = value.values.reshape((*both.shape, *value.values.shape[1:])).to(values.dtype)
+            elif isinstance(value, Tensor) and value.ndim >= rank:
                 return NotImplemented
             shown = value
-            values.copy_(torch.where(both[(..., *[None] * (values.ndim - 1))], shown, values))
+            values.copy_(torch.where(both[(..., *[None] * (rank - 1))], shown, values))
         rows.written(holds)
         return None
     is_plain = all(isinstance(one, (slice, int)) or one is Ellipsis for one in parts)
