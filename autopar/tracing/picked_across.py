@@ -86,15 +86,16 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         with picks.recorder.on():
             turned = first.values.permute(order)
         return lying(Picked(first.pick, turned, first.places, first.holds), order.index(first.at))
-    for way in (picked_products.joined, picked_products.call):
+    for way in (picked_products.joined, picked_products.stacked, picked_products.call):
         made = way(picks, func, args, kwargs)
         if made is not NotImplemented:
             return made
     if not any(one.at for one in met) or (func is Tensor.__setitem__ and first is not args[0]):
         return NotImplemented
     made = NotImplemented
-    alike = all(one.pick is first.pick and one.at == first.at for one in met)
+    alike = all(one.pick is first.pick and _reach(one) == _reach(first) for one in met)
     if args and args[0] is first and (func.__name__ in IN_PLACE or writes_its_first(func)):
+        alike = alike and all(one.values.ndim <= first.values.ndim for one in met)
         made = changed(picks, func, args, kwargs) if alike and _fit(met, args, kwargs) else NotImplemented
     elif alike and not writes_its_first(func):
         made = _told(picks, func, name, first, args, kwargs)
@@ -111,7 +112,9 @@ def _told(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: 
     if name in ("numel", "nelement"):
         return first.pick.number * (values.numel() // values.shape[at])
     if is_elementwise(name, args, kwargs):
-        return lying(run(picks, first.pick, func, args, kwargs), at) if _fit(met, args, kwargs) else NotImplemented
+        if not _fit(met, args, kwargs):
+            return NotImplemented
+        return lying(run(picks, first.pick, func, args, kwargs), max(one.at for one in met))
     if func in LOSSES and name not in _OF_CLASSES:
         plain = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.ndim]
         if plain or any(one.values.ndim != values.ndim for one in met):
@@ -195,14 +198,16 @@ def _order(func: Any, name: str, first: Picked, rest: Any, kwargs: Any) -> list[
     return order if len(order) == rank and (first.at or order.index(0)) else None
 
 
+def _reach(one: Picked) -> int:
+    """From the last dim to that of the rows."""
+    return one.values.ndim - one.at
+
+
 def _fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
-    """Whether operands broadcast with all rows as they do with those that are picked."""
-    rank, at = met[0].values.ndim, met[0].at
+    """Whether operands broadcast with all rows as they do with those that are picked, which lie as far from the end."""
+    rank, reach = max(one.values.ndim for one in met), _reach(met[0])
     others = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    reach = rank - at  # from the last dim to that of the rows
-    return all(one.values.ndim == rank for one in met) and all(
-        one.ndim <= rank and (one.ndim < reach or one.shape[-reach] == 1) for one in others
-    )
+    return all(one.ndim <= rank and (one.ndim < reach or one.shape[-reach] == 1) for one in others)
 
 
 def _indexed(picks: Picks, first: Picked, index: Any) -> Any:

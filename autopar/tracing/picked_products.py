@@ -38,6 +38,25 @@ def joined(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return made
 
 
+def stacked(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows of one mask over each other, `torch.stack([source, target])`; NotImplemented for anything else."""
+    if plain_name(func) != "stack" or not args or not isinstance(args[0], (tuple, list)):
+        return NotImplemented
+    parts = list(args[0])
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    first: Any = parts[0]
+    if type(dim) is not int or not all(isinstance(one, Picked) for one in parts):
+        return NotImplemented
+    if any(one.pick is not first.pick or one.at != first.at or one.values.ndim != first.values.ndim for one in parts):
+        return NotImplemented
+    with picks.recorder.on():
+        made = Picked(
+            first.pick, torch.stack([one.values for one in parts], dim), holds=min(one.holds for one in parts)
+        )
+    made.at = first.at + (dim % made.values.ndim <= first.at)
+    return made
+
+
 def _mask(one: Any, at: int) -> Tensor:
     if isinstance(one, Picked):
         return one.pick.rows

@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.asserting import asserted
+from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.patching import attributes_set
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ class UnknownNumber:
         return repr(self)
 
     def _refuse(self) -> Any:
-        raise self.recorder.unknown(f"the value of {self!r} is needed")
+        what = f"the value of {self!r}, a number that data tell, is needed (a branch on it, an index)"
+        raise self.recorder.unknown(what, mend=known_or_leaf([self.node]))
 
     def __bool__(self) -> bool:
         if self.nonzero or self.positive:

@@ -26,7 +26,8 @@ def behind_other_dims(x, labels, w, v):
 def edges_of_a_graph(x, labels, w, v):  # without those from a node to itself, which come last
     edges, features = labels.clamp(min=0)[:2], x[0]
     kept = edges[0] != edges[1]
-    edges, features = edges[:, kept], features[kept]
+    edges, features = torch.stack([one[kept] for one in edges]), features[kept]
+    features = features * (edges.to(x.dtype) * features[:, 0]).sum(0)[:, None]
     edges = torch.cat([edges, torch.arange(5).unsqueeze(0).repeat(2, 1)], dim=1)
     features = torch.cat([features, v.expand(5, 5)])
     source, target = edges
