@@ -78,17 +78,6 @@ def test_a_mask_of_bytes() -> None:
     torch.testing.assert_close(traced.gm(**batch(1)), model(**batch(1)))
 
 
-def test_rows_of_a_weight_that_forward_makes_are_set() -> None:
-    def spare(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        layer = torch.nn.Linear(5, 5)
-        with torch.no_grad():
-            layer.weight[0] = 0.5
-            layer.weight[1:].zero_()
-        return x.sin().sum()
-
-    assert trace(Model(spare), batch(0)).find("sin")
-
-
 def test_code_that_takes_tensors_alone() -> None:
     def mapped(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.sin)(x[labels >= 0]).sum()
