@@ -29,6 +29,7 @@ from autopar.tracing.control_flow import bodies_recorded
 from autopar.tracing.custom_functions import custom_functions, one_node_functions
 from autopar.tracing.errors import ArgumentError
 from autopar.tracing.experts import experts_as_one
+from autopar.tracing.extremes import extremes_computed
 from autopar.tracing.flex import flex_attention_recorded
 from autopar.tracing.function_leaves import function_leaves
 from autopar.tracing.functionalize import functionalize
@@ -226,6 +227,7 @@ class Attempt:
             stack.enter_context(bodies_recorded(recorder))
             stack.enter_context(transformed_bodies(recorder))
             stack.enter_context(checks_noted(recorder))
+            stack.enter_context(extremes_computed(recorder))
             stack.enter_context(unvalidated())
             stack.enter_context(batch_norms_traceable())
             stack.enter_context(fused_layers_off())

@@ -16,6 +16,7 @@ from autopar.tracing.covariance import COVARIANCES, covariances
 from autopar.tracing.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.legacy_new import new
 from autopar.tracing.looked_into import LOOKED_INTO, look_into
+from autopar.tracing.masked import INDEXING, indexed
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.strided import as_strided
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
@@ -264,6 +265,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     **dict.fromkeys(methods("as_strided", "as_strided_copy"), as_strided),
     torch.nn.functional.one_hot: _one_hot,
     torch._VF._pack_padded_sequence: _packed,
+    **dict.fromkeys(INDEXING, indexed),
     Tensor.register_hook: gradients.hooked,
     **dict.fromkeys(DATA_QUESTIONS, ask),
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), gradients.differentiates),

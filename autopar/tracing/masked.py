@@ -8,14 +8,30 @@ without dims picks does not show in any shape: 0 stands in for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
 INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 _MASKS = (torch.bool, torch.uint8)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def indexed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Masks of bytes are masks, as torch still has it; its data-free kernels do not take them."""
+    given = args[1] if len(args) > 1 else None
+    parts = given if type(given) is tuple else (given,)
+    if any(isinstance(one, Tensor) and one.dtype == torch.uint8 and one.ndim for one in parts):
+        with recorder.on():
+            shown = tuple(one != 0 if isinstance(one, Tensor) and one.dtype == torch.uint8 else one for one in parts)
+            return func(args[0], shown if type(given) is tuple else shown[0], *args[2:])
+    if recorder.initialises(func, args, kwargs):
+        return func(*args, **kwargs)
+    return recorder.record(func, *args, **kwargs)
 
 
 def masks_in(args: tuple[Any, ...]) -> list[Tensor]:

@@ -8,7 +8,7 @@ the graph, split like any other. Who asks for what only the picked rows can tell
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.same_contents import same_contents
-from autopar.tracing.targets import methods
+from autopar.tracing.targets import getter, methods
 
 if TYPE_CHECKING:
     from autopar.tracing.errors import UnknownDataError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 SELECTING = methods("masked_select")
 COUNTING = methods("nonzero", "argwhere") | {torch.where}
-EACH = -1
+EACH, ROW = -1, -2
 _BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `searchsorted` and `polygamma`
 HARMLESS = 0.5
 """In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
@@ -45,6 +45,7 @@ class Pick:
             self.others = self.mask.logical_not()
             self.other_rows = self.others if mask.ndim == 1 else self.others.flatten()
         self._count: Tensor | None = None
+        self.least = 0  # of how many rows it is known that they are picked
         self.counted: Any = None
         """How many rows are picked, a number that is not known, once it was asked for."""
 
@@ -62,6 +63,8 @@ class Pick:
         if self.counted is None:
             with self.recorder.on():
                 self.counted = self.count.item()
+            if self.least and not isinstance(self.counted, int):
+                self.counted.positive = self.counted.nonzero = True
         return self.counted
 
     def is_of(self, mask: Tensor) -> bool:
@@ -99,7 +102,10 @@ class Pick:
 
 class Picked(Tensor):
     """Rows that are picked, a tensor to who asks whether they are one. `values` has all (rows, ...); `places`: the dim
-    whose indices they are, `EACH` where the columns are those of each dim."""
+    whose indices they are, `EACH` where the columns are those of each dim, `ROW` where they count the rows; `at`: the
+    dim that the rows lie along."""
+
+    at = 0
 
     pick: Pick
     values: Tensor  # type: ignore[assignment]
@@ -126,7 +132,8 @@ class Picked(Tensor):
         raise TypeError(f"{func} met rows of a trace that is over")
 
     def _shape(self) -> Any:
-        return (self.pick.number, *self.values.shape[1:])
+        sizes = self.values.shape
+        return (*sizes[: self.at], self.pick.number, *sizes[self.at + 1 :])
 
     def _device(self) -> torch.device:
         with self.pick.recorder.on():
@@ -145,15 +152,19 @@ class Picked(Tensor):
         return self.values.is_complex()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise self.unknown("__setitem__")
+        self.pick.recorder.picks.call(Tensor.__setitem__, (self, index, value), {})
 
     def __len__(self) -> int:
+        if self.at:
+            return len(self.values)
         raise self.unknown("len()")
 
     def __bool__(self) -> bool:
         raise self.unknown("__bool__")
 
     def __iter__(self) -> Iterator[Any]:
+        if self.at:
+            return iter(self.unbind(0))
         raise self.unknown("__iter__")
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -170,13 +181,17 @@ def _called(member: Any) -> Any:
     return lambda self, *args, **kwargs: self.pick.recorder.picks.call(member, (self, *args), kwargs)
 
 
+def _read(name: str) -> property:
+    return property(lambda self: self.pick.recorder.picks.call(getter(name), (self,), {}))
+
+
 def _alike(name: str) -> property:
     return property(lambda self: getattr(self.values, name))
 
 
 for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(vars(Picked)):
-    if callable(getattr(Tensor, _name)):  # before torch's parsers, which ask for numbers that are not known
-        setattr(Picked, _name, _called(getattr(Tensor, _name)))
+    # before torch's parsers, which ask for numbers that are not known
+    setattr(Picked, _name, _called(_member) if callable(_member := getattr(Tensor, _name)) else _read(_name))
 for _name in ("dtype", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"):
     setattr(Picked, _name, _alike(_name))
 _EMPTY = torch.empty(0, device="meta")
@@ -207,6 +222,8 @@ class Picks:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.made: list[Pick] = []
+        self.joined: dict[Any, Pick] = {}  # of rows that are put behind others, by what is put together
+        self.begin: Callable[[], Any] = lambda: None  # what there is to do once rows are picked
         self.laid: set[Any] = set()  # memory that rows lie in of which it is not known who shares it
         self.dense: Pick | None = None
         """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
@@ -219,12 +236,14 @@ class Picks:
         for pick in self.made:
             if pick.is_of(mask):
                 return pick
+        if not self.made:
+            self.begin()
         self.made.append(Pick(self.recorder, mask))
         return self.made[-1]
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a torch function makes of picked rows; UnknownDataError where only these can tell."""
-        from autopar.tracing import picked_labels, picked_rows, picked_sums, picked_writes
+        from autopar.tracing.picked_ways import WAYS
 
         first = all_in((args, kwargs))[0]
         name = getattr(func, "__name__", repr(func))
@@ -233,8 +252,8 @@ class Picks:
         kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
         if not args and isinstance(kwargs.get("input"), Picked) and _BEFORE_INPUT.isdisjoint(kwargs):
             args = (kwargs.pop("input"),)
-        for way in (picked_writes, picked_labels, picked_sums, picked_rows):
-            made = way.call(self, func, args, kwargs)
+        for way in WAYS:
+            made = way(self, func, args, kwargs)
             if made is not NotImplemented:
                 return made
         raise first.unknown(name)
@@ -255,13 +274,13 @@ class Picks:
             return self.of(index).of(values) if index.ndim else None
         if func is not Tensor.__getitem__:
             return None
-        mask, *rest = index if isinstance(index, tuple) else (index,)
-        if not _is_mask(mask) or not mask.ndim or mask.shape != values.shape[: mask.ndim] or not _plain(rest):
+        parts = index if isinstance(index, tuple) else (index,)
+        masks = [place for place, one in enumerate(parts) if _is_mask(one) and one.ndim]
+        if len(masks) != 1 or not _plain([*parts[: masks[0]], *parts[masks[0] + 1 :]]):
             return None
-        if rest:
-            with self.recorder.on():
-                values = values[(*[slice(None)] * mask.ndim, *rest)]
-        return self.of(mask).of(values)
+        from autopar.tracing import picked_across
+
+        return picked_across.picked(self, values, parts, masks[0])
 
     def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
         if not mask.ndim or kwargs.keys() - {"as_tuple"}:
@@ -279,7 +298,7 @@ class Picks:
 
 
 def _is_mask(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.bool
+    return is_plain(value) and value.dtype == torch.bool
 
 
 def _plain(rest: list[Any]) -> bool:
@@ -289,10 +308,10 @@ def _plain(rest: list[Any]) -> bool:
 def masked(picked: Picked, fill: Any) -> Tensor:
     """All rows, those that are not picked filled."""
     with picked.pick.recorder.on():
-        return _filled(picked.values, picked.pick.other_rows, fill)
+        return _filled(picked.values, picked.pick.other_rows, fill, picked.at)
 
 
-def _filled(values: Tensor, where: Tensor, number: Any) -> Tensor:
-    """With a number where a mask of the first dims is true."""
-    beside = values.ndim - where.ndim
+def _filled(values: Tensor, where: Tensor, number: Any, at: int = 0) -> Tensor:
+    """With a number where a mask of the dims from `at` on is true."""
+    beside = values.ndim - where.ndim - at
     return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)

@@ -15,7 +15,7 @@ from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 
 Tensor = torch.Tensor
-_ALONG = {  # the place of `dim`, and its default
+ALONG = {  # the place of `dim`, and its default
     "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "sum": (1, None), "mean": (1, None),
     "amax": (1, None), "amin": (1, None), "max": (1, None), "min": (1, None), "argmax": (1, None), "argmin": (1, None),
     "logsumexp": (1, None), "cumsum": (1, None), "prod": (1, None), "any": (1, None), "all": (1, None),
@@ -51,11 +51,17 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return _size(name, *args, **kwargs)
     if name in ("view", "reshape", "flatten"):
         sizes = _sizes(pick, name, *args, **kwargs)
-        return NotImplemented if sizes is None else _run(picks, pick, Tensor.reshape, (met[0], sizes), {})
-    return _run(picks, pick, func, args, kwargs) if _by_rows(name, args, kwargs, met) else NotImplemented
+        return NotImplemented if sizes is None else run(picks, pick, Tensor.reshape, (met[0], sizes), {})
+    if not _by_rows(name, args, kwargs, met):
+        return NotImplemented
+    made = run(picks, pick, func, args, kwargs)
+    if name == "unbind" and met[0].places == EACH:
+        for dim, one in enumerate(made):
+            one.places = dim
+    return made
 
 
-def _run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
+def run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
     """The call on all rows."""
     name, met = meaning(func, args), all_in((args, kwargs))
     if name == "getitem" and not isinstance(args[0], Picked):
@@ -92,7 +98,7 @@ def _places(func: Any, args: Any, made: Tensor) -> int | None:
 
 def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
     first = args[0] if args else None
-    if _is_elementwise(name, args, kwargs):
+    if is_elementwise(name, args, kwargs):
         return fit(met, args, kwargs)
     if name in ("cat", "concat", "stack"):
         along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -103,8 +109,8 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
     if not isinstance(first, Picked):
         return name == "embedding" and len(met) == 1 and is_plain(args[1] if len(args) > 1 else None)
     rank = first.values.ndim
-    if name in _ALONG:
-        place, default = _ALONG[name]
+    if name in ALONG:
+        place, default = ALONG[name]
         along = args[place] if len(args) > place else kwargs.get("dim", default)
         rank += name == "unsqueeze"
         dims = along if isinstance(along, (tuple, list)) else (along,)
@@ -135,7 +141,7 @@ def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list
     return False
 
 
-def _is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if name == "where":  # that of a condition alone tells places
         return len(args) + len(kwargs) == 3
     if name in ("max", "min"):
@@ -150,6 +156,15 @@ def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
     return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
 
 
+def narrowed(pick: Pick, again: Tensor) -> Tensor:
+    """The mask of what another one picks of picked rows."""
+    with pick.recorder.on():
+        rows = pick.rows
+        for _ in range(again.ndim - 1):
+            rows = rows.unsqueeze(-1)
+        return rows & again
+
+
 def _is_batched(name: str, rank: int) -> bool:
     dims = next((int(c) for c in name if c.isdigit()), None)
     return dims is None or rank == dims + 2
@@ -161,7 +176,8 @@ def _is_one_row(tensor: Tensor, rank: int) -> bool:
 
 def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
     if name != "size":
-        return picked.pick.number * math.prod(picked.values.shape[1:])
+        beside = math.prod(picked.values.shape[1:])
+        return picked.pick.number * beside if beside != 1 else picked.pick.number
     shape = picked.shape
     return shape if dim is None else shape[dim]
 
@@ -191,21 +207,21 @@ def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> li
 def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
     """Of picked rows something of each; of a tensor, the rows that picked places are those of."""
     parts = index if isinstance(index, tuple) else (index,)
+    while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
+        parts = parts[:-1]
     if isinstance(indexed, Picked):
         if len(parts) == 1 and isinstance(parts[0], Picked):  # a mask of the rows
             again = parts[0].values
-            if again.dtype != torch.bool or again.ndim != 1:
+            if again.dtype != torch.bool or again.ndim > indexed.values.ndim:
                 return NotImplemented
-            with picks.recorder.on():
-                both = pick.rows & again
-            return picks.of(both).of(indexed.values)
+            return picks.of(narrowed(pick, again)).of(indexed.values)
         if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
             return NotImplemented
         taken = sum(part is not None and part is not Ellipsis for part in parts)
         whole = parts[0] == slice(None) if isinstance(parts[0], slice) else parts[0] is Ellipsis
         if not whole or (parts[0] is Ellipsis and taken >= indexed.values.ndim):
             return NotImplemented
-        return _run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
+        return run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
     dims = pick.mask.ndim
     if not all(isinstance(part, Picked) for part in parts):
         return NotImplemented
@@ -217,5 +233,5 @@ def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
             return rows.gather(1, parts[dims].unsqueeze(1)).squeeze(1)
         return NotImplemented
     if len(parts) == 1 and not parts[0].values.is_floating_point() and parts[0].values.dtype != torch.bool:
-        return _run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
+        return run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
     return NotImplemented

@@ -17,18 +17,18 @@ Tensor = torch.Tensor
 _INFINITE = {"amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}
 _NEUTRAL = {"any": False, "all": True, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "prod": 1}
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
-_LOSSES: set[Any] = {
+LOSSES: set[Any] = {
     F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.soft_margin_loss,
     F.hinge_embedding_loss, F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss,
     F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
 }  # fmt: skip
-_OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
+OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What comes out, or NotImplemented."""
-    if func in _LOSSES:
+    if func in LOSSES:
         return _loss(picks, func, args, kwargs)
     name = plain_name(func)
     met = all_in((args, kwargs))
@@ -36,17 +36,26 @@ def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return NotImplemented
     if name in ("sum", "mean"):
         return _summed(met[0], name, *args[1:], **kwargs)
-    if len(args) > 1 or kwargs:
+    if (len(args) > 1 or kwargs) and not _are_over_rows(met[0], name, args[1:], kwargs):
         return NotImplemented
     if name in _INFINITE and met[0].values.is_floating_point():
-        return _with(met[0], func, _INFINITE[name])
-    return _with(met[0], func, _NEUTRAL[name]) if name in _NEUTRAL else NotImplemented
+        return _with(met[0], func, _INFINITE[name], args[1:], kwargs)
+    return _with(met[0], func, _NEUTRAL[name], args[1:], kwargs) if name in _NEUTRAL else NotImplemented
 
 
-def _with(picked: Picked, func: Any, fill: Any) -> Any:
+def _with(picked: Picked, func: Any, fill: Any, rest: Any, kwargs: Any) -> Any:
     rows = masked(picked, fill)
     with picked.pick.recorder.on():
-        return func(rows)
+        return func(rows, *rest, **kwargs)
+
+
+def _are_over_rows(picked: Picked, name: str, rest: Any, kwargs: Any) -> bool:
+    """Whether an extremum or the like is over dims that it names, the rows among them."""
+    place = 1 if name in ("norm", "vector_norm") else 0
+    along = rest[place] if len(rest) > place else kwargs.get("dim")
+    dims = along if isinstance(along, (tuple, list)) else (along,)
+    rank = picked.values.ndim
+    return name not in ("max", "min") and any(type(dim) is int and dim in (0, -rank) for dim in dims)
 
 
 def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
@@ -85,7 +94,7 @@ def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
         return NotImplemented
     target = told.get("target")
-    if func in _OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
+    if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
         return NotImplemented  # as many as are picked, the user says
     if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
         signed = target.values.dtype.is_signed

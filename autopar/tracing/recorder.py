@@ -101,7 +101,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
         handler = HANDLERS.get(func)
         if handler is not None:
             return handler(self, func, args, kwargs)
-        if self._initialises(func, args, kwargs):
+        if self.initialises(func, args, kwargs):
             return func(*args, **kwargs)
         if self.split:
             parts = bias.SPLITS.get(func)
@@ -112,7 +112,7 @@ class Recorder(TorchFunctionMode, GraphWriter):
                     return done
         return self.record(func, *args, **kwargs)
 
-    def _initialises(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    def initialises(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
         """Whether a call fills a tensor that no node made, as modules do that a forward makes.
 
         Where such a parameter is used, not where it is filled, is the error.

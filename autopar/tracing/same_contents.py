@@ -11,7 +11,7 @@ _COMPARED_BY_VALUE = {
     "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "and_", "or_",
     "xor", "invert", "not_", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
     "bitwise_or", "bitwise_not", "isnan", "isfinite", "isinf", "view", "reshape", "flatten", "squeeze",
-    "unsqueeze", "getitem", "bool", "to",
+    "unsqueeze", "getitem", "bool", "to", "add", "mul", "expand", "expand_as",
 }  # fmt: skip
 
 

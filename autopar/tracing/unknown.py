@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.asserting import asserted
+from autopar.tracing.deciding import known_or_leaf
 from autopar.tracing.patching import attributes_set
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _FUNCTIONS: dict[Any, Any] = {
     operator.mod: torch.remainder,
     round: torch.round,
 }
+for _takes in (max, min):
+    _FUNCTIONS[_takes] = lambda a, b, way=_takes.__name__: torch.where(b > a if way == "max" else b < a, b, a)
 _OF_BOOLS = (operator.and_, operator.or_, operator.xor, operator.not_)
 _STAND_IN = {int: 1, float: 1.0, bool: True}  # what meta kernels are given: only its type matters
 
@@ -123,6 +126,13 @@ class UnknownNumber:
     def __round__(self, digits: int | None = None) -> Any:
         return self._refuse() if digits is not None else self._made(round, self, kind=int)
 
+    def extreme(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
+        """What Python's `max` or `min` takes of two numbers, this one among them."""
+        made = self._made(function, a, b, kind=float if _is_float((a, b)) else int)
+        if function.__name__ == "max" and any(type(one) in (int, float) and one > 0 for one in (a, b)):
+            made.positive = made.nonzero = True
+        return made
+
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
@@ -133,7 +143,8 @@ class UnknownNumber:
         return repr(self)
 
     def _refuse(self) -> Any:
-        raise self.recorder.unknown(f"the value of {self!r} is needed")
+        what = f"the value of {self!r}, a number that data tell, is needed (a branch on it, an index)"
+        raise self.recorder.unknown(what, mend=known_or_leaf([self.node]))
 
     def __bool__(self) -> bool:
         if self.nonzero or self.positive:

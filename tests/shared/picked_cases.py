@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from picked_form_cases import FORMS
 from torch import nn
 
 Tensor = torch.Tensor
@@ -186,7 +187,8 @@ def in_place(x, labels, w, v):
     rows += v
     rows /= 3
     rows[:, 1:].mul_(2)
-    return (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
+    roots = ((rows @ w) ** 2 / v[0].detach()).abs_().sqrt_()  # what is not picked is in the domain, too
+    return roots.sum() + (F.relu(rows @ w, inplace=True) * same).sum() + same.norm() * classes.sum()
 
 
 def by_keywords(x, labels, w, v):
@@ -217,6 +219,7 @@ PICKED: dict[str, Function] = {
     },
     **{f.__name__: f for f in (standardised, of_a_domain, all_but_padding, of_whole_numbers, in_place, by_keywords)},
     **{f.__name__: f for f in (of_half_precision,)},
+    **FORMS,
     **{f.__name__: f for f in (by_count, put_together, losses, losses_of_classes, extrema, looked_up)},
 }
 
@@ -235,8 +238,8 @@ NOT_TOLD: dict[str, Function] = {
     "all in a row": lambda x, labels, w, v: x[labels >= 0].view(-1)[:3].sum(),
     "places of a mask of them": lambda x, labels, w, v: x.sum() + torch.where(x[labels >= 0][:, 0] > 0)[0].sum(),
     "the largest of each column": lambda x, labels, w, v: x[labels >= 0].max(0).values.sum(),
-    "written into beyond its domain": lambda x, labels, w, v: (x[labels >= 0] @ w).sqrt_().sum(),
-    "targets beside them": lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(4, dtype=torch.long)),
+    "as many of each sample": lambda x, labels, w, v: x[labels >= 0].reshape(4, -1, 5).sum(),
+    "each beside each other": lambda x, labels, w, v: (x[labels >= 0] @ x[labels >= 0].T).sum(),
     "written into where they may be a copy": lambda x, labels, w, v: (
         x.transpose(1, 2)[labels[:, 0] >= 0].contiguous().mul_(2).sum() + labels.sum()
     ),

@@ -104,6 +104,24 @@ def test_to_the_last_digit_but_one(kind: str) -> None:
 
 
 def test_an_op_that_takes_a_number_alone() -> None:
-    model = Made(lambda x: torch.full((4, 6), x.sum().item()) * x)
-    with pytest.raises(UntraceableError, match=r"full is given a number that is read.*test_numbers_of_data"):
+    model = Made(lambda x: torch.linspace(0.0, x.sum().item(), 6) * x)
+    with pytest.raises(UntraceableError, match=r"linspace is given a number that is read.*test_numbers_of_data"):
         plan(model, {"x": torch.randn(4, 6)}, Cluster.preset("cpu", shape=(2,)))
+
+
+def test_the_larger_of_two_is_that_of_python() -> None:
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        count, total, most = (x > 0).sum().item(), x.sum(), x.max()
+        return (
+            x.sum() / max(count, 1)
+            + max(1, (x > 2).sum()) * max(total, most)
+            + min(total, 0.5) * max([count, 2.5])
+            + max(0, most, total)
+        )
+
+    traced = trace(chosen, {"x": torch.randn(4, 6).double()})
+    for x in (torch.randn(4, 6), -torch.ones(4, 6), torch.full((4, 6), 3.0), torch.zeros(4, 6)):
+        given = [x.double().requires_grad_() for _ in range(2)]
+        made, wanted = traced.gm(given[0]), chosen(given[1])
+        grads = [torch.autograd.grad(out, one)[0] for out, one in zip((made, wanted), given, strict=True)]
+        torch.testing.assert_close([made, grads[0]], [wanted, grads[1]], rtol=1e-12, atol=1e-12)

@@ -65,6 +65,30 @@ def test_rows_are_tensors_to_who_asks() -> None:
     torch.testing.assert_close(trace(model, batch(0)).gm(**batch(1)), model(**batch(1)))
 
 
+def test_other_counts_than_the_call_says_are_an_error() -> None:
+    for told in (
+        lambda x, labels, w, v: F.cross_entropy(x[labels >= 0], torch.zeros(8, dtype=torch.long)),
+        lambda x, labels, w, v: x[labels >= 0].view(4, 2, 5).sum(),
+    ):
+        given = batch(1)
+        traced = trace(Model(told), given)
+        given["labels"][:] = torch.where(torch.arange(6) < 2, 0, -100)
+        torch.testing.assert_close(traced.gm(**given), Model(told)(**given))
+        for other in (torch.where(torch.arange(6) < 3, 0, -100), torch.where(torch.arange(6) < 1, 0, -100)):
+            given["labels"][:] = other
+            with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+                traced.gm(**given)
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_a_mask_of_bytes() -> None:
+    model = Model(
+        lambda x, labels, w, v: (x[(labels >= 0).byte()] * v).sin().sum() + x[:, (labels[0] > 0).byte()].sum()
+    )
+    traced = trace(model, batch(0))
+    torch.testing.assert_close(traced.gm(**batch(1)), model(**batch(1)))
+
+
 def test_code_that_takes_tensors_alone() -> None:
     def mapped(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.sin)(x[labels >= 0]).sum()
@@ -79,6 +103,7 @@ def test_code_that_takes_tensors_alone() -> None:
 @pytest.mark.parametrize("kind", NOT_TOLD)
 def test_what_only_the_picked_rows_can_tell(kind: str) -> None:
     with pytest.raises(
-        UnknownDataError, match=r"depends on data: give 'labels' a known|the value of <bool gt> is needed"
+        UnknownDataError,
+        match=r"(depends on data|is needed .*): (write .* -1, or )?give 'labels' a known",
     ):
         trace(Model(NOT_TOLD[kind]), batch(0))
