@@ -59,7 +59,8 @@ class Points:
         the level that it is at.
         """
         stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
-        start, shared = Expression(), {} if last else self.shared
+        start, shared, early = Expression(), {} if last else self.shared, Expression()
+        first = self._first_reader(stage)
         for member in stage.ops:
             start = total(start, self.waiting.get(member, {}))
         pieces, pieces_behind = Pieces(), Pieces()
@@ -69,6 +70,8 @@ class Points:
             node, begin = self.problem.ops[member].node, begins[member]
             behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
             change = dict(data.block.get(member, {}))
+            if member < first:
+                early = total(early, change)
             for variable, size in data.parameters.get(member, {}).items():
                 add(change, variable, size)
             if change:
@@ -97,7 +100,8 @@ class Points:
         for one in whole:
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
         most = self._most(number, pieces, bound)
-        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
+        own = [total(one, early) for one in whole]
+        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in own if one])
         levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
         found = [one | {Phase.REDUCING: reducing} for one in levels]
         next_one = [one.get(Phase.REDUCING) for one in levels]
@@ -135,12 +139,20 @@ class Points:
             found[member] = begin
         return found
 
+    def _first_reader(self, stage: Stage) -> int:
+        """The op of a stage that first reads a parameter; its first one where none does."""
+        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
+        first = self.problem.grouping.first_reader(region)
+        return next((op for op in stage.ops if self._position(op) >= first), stage.ops[0])
+
+    def _position(self, op: int) -> int:
+        return self.lifetimes.position[self.problem.ops[op].node]
+
     def _left_to_do(self, stage: Stage) -> list[Expression]:
-        """Gradients of activations that live when the backward of a stage's first, second and last block is through."""
-        first = self.lifetimes.position[self.problem.ops[stage.ops[0]].node]
-        period = 0
-        if stage.repeat is not None:
-            period, first = stage.repeat.period, stage.repeat.start + stage.first * stage.repeat.period
+        """Gradients of activations that live when the backward of a stage's first, second and last block is through but
+        for ops before the first that reads a parameter."""
+        first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
+        period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
         points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
         found = [self.alive.passing(point) if point is not None else {} for point in points]
