@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autopar.runtime.accumulation import reduced_at_once
 from autopar.runtime.convert import Stage
 from autopar.runtime.own_gradients import own
 from autopar.runtime.passes import fills_gradients
@@ -46,9 +47,11 @@ class GradientSums:
             return gradient if before is None else before
         return before.add_(gradient)
 
-    def take_rest(self, place: int) -> dict[Stage | None, torch.Tensor]:
-        """What is left of a parameter, no longer kept here."""
-        return self._found.pop(_here(place), {})
+    def take_rest(self, place: int) -> list[torch.Tensor]:
+        """What is left of a parameter, reduced and no longer kept here."""
+        rest = self._found.pop(_here(place), {})
+        stages = {stage: gradient for stage, gradient in rest.items() if stage is not None}
+        return [*(gradient for stage, gradient in rest.items() if stage is None), *reduced_at_once(stages)]
 
 
 def _here(place: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autopar.cost.ahead import due_ahead
 from autopar.cost.reductions import due
 from autopar.graph import storage_of
-from autopar.runtime.accumulation import Accumulation, reduced_at_once
+from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.convert import Stage
 from autopar.runtime.flights import Flight
@@ -141,8 +141,11 @@ class Transit:
                 self._begun[after] = self._begin(after, members)
 
     def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
-        """The buckets behind one in the order of the pass, up to one that is there already."""
-        after = self._following(bucket, backward=backward)
+        """The buckets behind one in the order of the pass, up to one that is there already; behind one that comes out
+        of turn in backward, as that of a tied head does, those that are wanted before it."""
+        missing = self._route.missing(bucket, lambda one: self._wanted(one) and one not in self._whole)
+        early = missing if backward else None
+        after = early or self._following(bucket, backward=backward)
         while after is not None and after not in self._whole:
             yield self._gather(after)
             after = self._following(after, backward=backward)
@@ -284,10 +287,7 @@ class Transit:
         """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
-        rest = self.sums.take_rest(place)
-        if (direct := rest.pop(None, None)) is not None:
-            found.append(direct)
-        found += reduced_at_once({stage: gradient for stage, gradient in rest.items() if stage is not None})
+        found += self.sums.take_rest(place)
         if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
             self._reductions = [one for one in self._reductions if one.holds_more]
         moves = fills and not self._held and self._accumulation.moves()  # asked in any case: it counts passes

@@ -47,6 +47,31 @@ class Tied(nn.Module):
         return (x @ self.words.weight.T).square().mean()
 
 
+class Between(nn.Module):
+    """A head that is an embedding between two stacks: its bucket comes first in backward, and that of the first stack,
+    which is behind it in the order of backward, is wanted after the second's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.words = nn.Linear(1, WIDTH), nn.Embedding(64, WIDTH)
+        self.first, self.second = (
+            nn.ModuleList(
+                nn.Sequential(nn.Linear(WIDTH, times * WIDTH), nn.ReLU(), nn.Linear(times * WIDTH, WIDTH))
+                for _ in range(number)
+            )
+            for number, times in ((2, 4), (4, 6))
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.features(input_ids.unsqueeze(-1).float())
+        for layer in self.first:
+            x = x + layer(x)
+        x = x + self.words(input_ids % 64)
+        for layer in self.second:
+            x = x + layer(x)
+        return nn.functional.linear(x, self.words.weight).square().mean()
+
+
 class Tables(nn.Module):
     """Rows of several tables in one tensor, as in models of recommendations."""
 
@@ -124,6 +149,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         "copies for products": functools.partial(peaks, Turned, "tp", 32),
         "a tied head and a norm": functools.partial(peaks, Tied, "fsdp", 4),
+        "a tied head between two stacks": functools.partial(peaks, Between, "fsdp", 10),
         "rows of tables": functools.partial(peaks, Tables, "tp", 16),
         "one block in a loop, recomputed": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
         "one block in a loop": functools.partial(peaks, Loop, "ddp", 2),
