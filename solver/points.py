@@ -67,7 +67,9 @@ class Points:
         for one in whole:
             self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
         most = self._most(number, pieces, bound)
-        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in whole if one])
+        kept = self._before_layers(stage, data)
+        own = [total(one, kept) for one in whole]
+        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in own if one])
         levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
         found = [one | {Phase.REDUCING: reducing} for one in levels]
         next_one = [one.get(Phase.REDUCING) for one in levels]
@@ -120,6 +122,16 @@ class Points:
             current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
         return pieces, pieces_behind, current, begin
 
+    def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
+        """What a block keeps before its first op that reads a parameter: it lives while the bucket is reduced."""
+        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
+        first, found = self.problem.grouping.first_reader(region), Expression()
+        for member in stage.ops:
+            if self.lifetimes.position[self.problem.ops[member].node] >= first:
+                return found
+            found = total(found, data.block.get(member, {}))
+        return Expression()
+
     def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
         """W of each phase by level, from what is there at the points of each piece of a block that is kept."""
         most = self._most(number, pieces, bound)
@@ -146,11 +158,10 @@ class Points:
         return found
 
     def _left_to_do(self, stage: Stage) -> list[Expression]:
-        """Gradients of activations that live when the backward of a stage's first, second and last block is through."""
-        first = self.lifetimes.position[self.problem.ops[stage.ops[0]].node]
-        period = 0
-        if stage.repeat is not None:
-            period, first = stage.repeat.period, stage.repeat.start + stage.first * stage.repeat.period
+        """Gradients of activations that live when the backward of a stage's first, second and last block is through but
+        for ops before the first that reads a parameter."""
+        first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
+        period = stage.repeat.period if stage.repeat is not None else 0
         blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
         points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
         found = [self.alive.passing(point) if point is not None else {} for point in points]

@@ -132,13 +132,15 @@ class Rows:
             mine: Expression = {}
             by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
             for one, variable in self._moving(flows):
-                for target, size in ((self.waiting, one.waiting), (self.cast, one.cast)):
+                waiting, cast = self.memory.lifetimes.waiting(op.node, one)
+                for target, size in ((self.waiting, waiting), (self.cast, cast)):
                     add(target.setdefault(last, {}), variable, size)
                 if by_all:
                     add(self.shared.setdefault(last, {}), variable, one.waiting)
-                if self.memory.micro_batches > 1 and not one.reduction:
-                    add(self.accumulated, variable, self.model.costs.count(op) * one.accumulated)
                 later = one.waiting if shared else one.reduced
+                if self.memory.micro_batches > 1 and not one.reduction:
+                    left = one.accumulated + (later if shared else 0)
+                    add(self.accumulated, variable, self.model.costs.count(op) * left)
                 if stage == op.stage:
                     add(self.stages[stage].gradients, variable, later)
                     mine[variable] = float(later)

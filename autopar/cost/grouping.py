@@ -56,9 +56,12 @@ class Grouping:
                 if len(read) == 1:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
+        self._first_reader: dict[int, int] = {}
         kept: list[set[fx.Node]] = [set() for _ in rows]
         for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
+            at = self._position[reader]
+            self._first_reader[region] = min(at, self._first_reader.get(region, at))
             again = memory.saved(reader)[0] if memory.train else range(len(refs))
             saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
             if saved:
@@ -127,6 +130,11 @@ class Grouping:
         """The position of a region's last op that keeps a parameter for backward (of a pass without backward: that
         reads one), -1 without one."""
         return self._last_reader[region]
+
+    def first_reader(self, region: int) -> int:
+        """The position of a region's first op that reads a parameter, where a bucket's gradients are there; of a region
+        without one, where it begins."""
+        return self._first_reader.get(region, self._first[region])
 
     def reads(self, region: int) -> bool:
         """Whether any of a region's ops keeps a parameter for backward; without backward: reads one."""

@@ -25,6 +25,7 @@ from autopar.cost.traffic import gradient_enters, in_segment, needs_grad
 from autopar.graph import COST, TensorRef, is_getitem, output_tensors
 
 if TYPE_CHECKING:
+    from autopar.cost.moving import Moving
     from autopar.strategies.strategy import Strategy
 
 
@@ -96,6 +97,13 @@ class Lifetimes:
     def last_use(self, parameter: fx.Node) -> fx.Node | None:
         """The last reader of a parameter, where its first gradient comes from."""
         return max(parameter.users, key=self.position.__getitem__, default=None)
+
+    def waiting(self, parameter: fx.Node, one: Moving) -> tuple[int, int]:
+        """Bytes of a parameter's gradient that wait for its bucket since the op that gives its first part, and that are
+        there at that op alone. Of several ops each adds its own to the sum, which may be what micro-batches left."""
+        several = sum(map(in_segment, parameter.users)) > 1
+        adds = several and self.memory.micro_batches > 1 and one.reduction > 0
+        return (0, one.waiting) if adds else (one.waiting, one.cast)
 
     def points(self, node: fx.Node) -> tuple[Point, ...]:
         """Those of one op: none of what is only read. Where outputs are handed over is a point too; of a step only as

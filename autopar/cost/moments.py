@@ -108,7 +108,7 @@ class _Walk:
                 made = self.plan.returned.always
                 parts["inputs and outputs"] -= sum(size for region, size in made.items() if region > i)
                 found.append(Moment(f"forward of {name}", _parts(parts)))
-            live["gradients"] += sum(self.later[i + 1 :]) if self.memory.micro_batches == 1 else 0
+            live["gradients"] += sum(self.later[i + 1 :])
             live["inputs and outputs"] += sum(self.returned[i + 1 :]) + self.plan.returned.beside_replay(i)
             peak, keeps = self._region(i, inputs, kept)
             found.append(Moment(f"backward of {name}", peak.over(live)))
@@ -160,7 +160,7 @@ class _Walk:
         grows = growth.parts
         grows["gradients"] = sum(self.waiting.get(node, 0) for node in self.plan.members[i])
         moved = self._on_the_way(i)
-        most, best = self._reducing(i, grows)
+        most, best = self._reducing(i, grows["gradients"], kept)
         for node in self.plan.members[i]:
             growth.begin(node)
             growth.keep(node)
@@ -179,13 +179,21 @@ class _Walk:
     def _add(self, parts: Counter[str], copies: set[Copy], kept: set[Copy]) -> None:
         parts["activations"] += sum(self.memory.copy_bytes(copy) for copy in copies - kept)
 
-    def _reducing(self, i: int, gradients: Counter[str]) -> tuple[int, _Peak]:
-        """A region's gradients when all of them are there, and its bucket."""
-        buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(self.plan.rows[i].first)
+    def _reducing(self, i: int, gradients: int, kept: set[Copy]) -> tuple[int, _Peak]:
+        """A region's gradients when all of them are there, and its bucket; and what ops keep before the first one that
+        reads a parameter, which backward is yet to come to."""
+        growth, first = Growth(self.plan, i, kept), self.grouping.first_reader(i)
+        for node in self.plan.members[i]:
+            if self.lifetimes.position[node] >= first:
+                break
+            growth.begin(node)
+            growth.keep(node)
+        grown = growth.parts + Counter(gradients=gradients)
+        buffers, behind = self._on_the_way(i).get(Phase.REDUCING, 0), self.lifetimes.left_to_do(first)
         size = self.plan.momentary.passing_bytes(behind) if behind is not None else 0
         later = self.returned[i] - self.plan.returned.beside_replay(i)  # the rest is there all the while
         passing = (("communication buffers", buffers), ("workspace", size), ("inputs and outputs", later))
-        return gradients.total() + sum(n for _, n in passing), _Peak(gradients.copy(), passing)
+        return grown.total() + sum(n for _, n in passing), _Peak(grown, passing)
 
     def _at(self, node: fx.Node, i: int, moved: Mapping[Phase, int]) -> Iterator[tuple[Phase, int]]:
         """The points of an op of a region: in which phase, and what lives for a short while."""
@@ -214,21 +222,25 @@ class _Walk:
         for node, storage, count in self.plan.distinct_parameters:
             for part, size in self.memory.parameter_bytes(node, storage).items():
                 self.always[part] += count * size
+        many = self.memory.micro_batches > 1
         for node, _ in self.plan.parameters():
             use = self.plan.last_use(node) if self.memory.is_trainable(node) else None
             if use is not None:
                 last, one = use
-                self.waiting[last] = self.waiting.get(last, 0) + one.waiting
-                self.cast[last] = self.cast.get(last, 0) + one.cast
+                waiting, cast = self.lifetimes.waiting(node, one)
+                self.waiting[last] = self.waiting.get(last, 0) + waiting
+                self.cast[last] = self.cast.get(last, 0) + cast
                 # where regions before have parts of it, it waits for them too
-                self.later[self.plan.region_of[last]] += one.waiting if self.grouping.shared(node) else one.reduced
-                if not one.reduction and self.memory.micro_batches > 1:
+                later = one.waiting if self.grouping.shared(node) else one.reduced
+                if not many or (self.grouping.shared(node) and not one.reduction):
+                    self.later[self.plan.region_of[last]] += later
+                if not one.reduction and many:
                     self.accumulated["gradients"] += one.accumulated
 
     def _count_inputs_and_outputs(self) -> None:
         memory, chosen = self.memory, self.plan.chosen
         self.always["inputs and outputs"] += sum(self.plan.returned.always.values())
-        unreduced: dict[tuple[TensorRef, Layout, int | None], int] = {}
+        unreduced: dict[tuple[TensorRef, Layout], int] = {}
         for node in self.plan.nodes:
             if node not in chosen:
                 continue
@@ -238,14 +250,10 @@ class _Walk:
             if memory.micro_batches == 1:
                 continue
             for ref, wanted in zip(memory.inputs[node], strategy.inputs, strict=True):
-                if memory.micro_batches > 1 and memory.is_trainable(ref.node):
+                if memory.is_trainable(ref.node):
                     one = self.plan.moved(ref, wanted)
-                    unreduced[ref, wanted, self._scope(node)] = one.accumulated if one.reduction else 0
+                    unreduced[ref, wanted] = one.accumulated if one.reduction else 0
         self.accumulated["unreduced gradients"] += sum(unreduced.values())
-
-    def _scope(self, node: fx.Node) -> int | None:
-        segment = self.plan.segment_of.get(node)
-        return segment.first if segment is not None else None
 
     def _optimizer_step(self) -> Moment:
         memory, parameters = self.memory, self.plan.distinct_parameters

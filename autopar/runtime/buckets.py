@@ -47,7 +47,7 @@ class Bucket:
     @property
     def reduces(self) -> bool:
         """Whether something moves in backward."""
-        return any(action.kind in COLLECTIVES for action in self.stages[0].backward)
+        return reduces(self.stages[0])
 
     @property
     def title(self) -> str:
@@ -85,6 +85,11 @@ def moves(recipe: Recipe) -> bool:
     return len(recipe.stages) == 1 and any(_signature(recipe.stages[0])[:2])
 
 
+def reduces(stage: Stage) -> bool:
+    """Whether gradients move on their way back."""
+    return any(action.kind in COLLECTIVES for action in stage.backward)
+
+
 def _signature(stage: Stage) -> tuple[object, ...]:
     """What is alike for members of a bucket: collectives forward and backward, and dtypes."""
     forward, backward = (
@@ -118,5 +123,8 @@ class _Exchange(torch.autograd.Function):
         taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
         pairs = zip(gradients, taken, strict=True)
         given = [gradient if takes else None for gradient, takes in pairs]
+        for place, stage, takes in zip(ctx.bucket.places, ctx.bucket.stages, taken, strict=True):
+            if not takes:
+                ctx.transit.sums.take(place, stage, None)
         ctx.transit.reduce(ctx.bucket, given, fills=fills_gradients(ctx))
         return (None, None, *(None for _ in gradients))

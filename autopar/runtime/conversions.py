@@ -13,11 +13,12 @@ from autopar.graph import TensorRef, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket as PlannedBucket
 from autopar.plans import NodePlan, Plan
-from autopar.runtime.buckets import Bucket, copies, moves
+from autopar.runtime.buckets import Bucket, copies, moves, reduces
 from autopar.runtime.collectives import LocalMesh
 from autopar.runtime.convert import Recipe, convert, recipe
+from autopar.runtime.gradient_sums import Summed
 from autopar.runtime.route import Stop
-from autopar.runtime.scopes import Scope
+from autopar.runtime.scopes import Scope, readers
 
 
 class Conversions:
@@ -59,6 +60,19 @@ class Conversions:
                     local = scope.graph.call_function(convert, (local, scope.attribute("recipe", steps)))
                 scope.converted[ref, layout] = local
         return scope.converted[ref, layout]
+
+    def read(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
+        """The same as an op reads it: a parameter that others read too, so that its gradients are added up."""
+        value = self.value(ref, layout, scope, position)
+        if not (self._is_parameter(ref) and self._needs_grad(ref) and len(readers(ref)) > 1):
+            return value
+        steps, stage = self._recipe(ref, self.wanted(ref, layout)), None
+        if not steps.is_identity:
+            if not (moves(steps) and reduces(steps.stages[0])):
+                return value
+            stage = steps.stages[0]
+        summed = Summed(self.places[str(ref.node.target)], stage)
+        return scope.graph.call_function(summed, (scope.transit(), value))
 
     def moves(self, node: fx.Node) -> bool:
         """Whether some parameter has to be moved for a node."""

@@ -148,7 +148,7 @@ class _Lowering:
         wanted = list(inputs)
 
         def value(ref: TensorRef) -> fx.Node:
-            found = self.conversions.value(ref, wanted.pop(0), scope, self.at)
+            found = self.conversions.read(ref, wanted.pop(0), scope, self.at)
             again = as_traced and tensor_of(ref).is_contiguous()
             return scope.graph.call_method("contiguous", (found,)) if again else found
 

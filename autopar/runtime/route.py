@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autopar.runtime.buckets import Bucket
@@ -31,6 +31,11 @@ class Route:
     names: tuple[str, ...] = ()  # of the state
     read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
     awaiting: dict[Bucket, frozenset[int]] = field(default_factory=dict)  # members that a later one in backward has too
+
+    def missing(self, bucket: Bucket, is_missing: Callable[[Bucket], bool]) -> Bucket | None:
+        """The first bucket that is missing of those that backward gathers before one."""
+        before = itertools.takewhile(lambda one: one is not bucket, self.backward)
+        return next(filter(is_missing, before), None)
 
     @staticmethod
     def of(stops: Sequence[Stop], names: Sequence[str]) -> Route:

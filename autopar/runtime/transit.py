@@ -23,10 +23,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autopar.cost.ahead import due_ahead
 from autopar.cost.reductions import due
 from autopar.graph import storage_of
-from autopar.runtime.accumulation import Accumulation, reduced_at_once
+from autopar.runtime.accumulation import Accumulation
 from autopar.runtime.buckets import Bucket
 from autopar.runtime.convert import Stage
 from autopar.runtime.flights import Flight
+from autopar.runtime.gradient_sums import GradientSums
 from autopar.runtime.own_gradients import own
 from autopar.runtime.ranges import named
 from autopar.runtime.route import Route
@@ -63,7 +64,7 @@ class Transit:
         self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
         self._reductions: list[Flight] = []
         self._arriving: dict[int, list[tuple[Flight, int]]] = {}
-        self._unreduced: dict[int, dict[Stage, torch.Tensor]] = {}  # by place: a bucket to come reduces them too
+        self.sums = GradientSums()  # of several ops, or buckets, that read one parameter alike
         end_those_left()
 
     def __del__(self) -> None:
@@ -140,8 +141,11 @@ class Transit:
                 self._begun[after] = self._begin(after, members)
 
     def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
-        """The buckets behind one in the order of the pass, up to one that is there already."""
-        after = self._following(bucket, backward=backward)
+        """The buckets behind one in the order of the pass, up to one that is there already; behind one that comes out
+        of turn in backward, as that of a tied head does, those that are wanted before it."""
+        missing = self._route.missing(bucket, lambda one: self._wanted(one) and one not in self._whole)
+        early = missing if backward else None
+        after = early or self._following(bucket, backward=backward)
         while after is not None and after not in self._whole:
             yield self._gather(after)
             after = self._following(after, backward=backward)
@@ -253,12 +257,23 @@ class Transit:
         several replays that read a parameter would reduce its own, and the results stay until the end."""
         leaves = self._route.awaiting.get(bucket, frozenset())
         for i, (place, stage) in enumerate(zip(bucket.places, bucket.stages, strict=True)):
-            gradient, left = given[i], self._unreduced.get(place, {})
-            if (before := left.pop(stage, None)) is not None:
-                given[i] = gradient = before if gradient is None else before.add_(gradient)
+            gradient = self.sums.take(place, stage, given[i])
             if i in leaves and gradient is not None:
-                self._unreduced.setdefault(place, {})[stage] = gradient if before is not None else own(gradient)
-                given[i] = None
+                self.sums.put(place, stage, own(gradient) if gradient is given[i] else gradient)
+                gradient = None
+            given[i] = gradient
+
+    def add_up(self, place: int, stage: Stage | None, gradient: torch.Tensor, *, fills: bool) -> None:
+        """One of several gradients of a parameter that `stage` is to reduce; what waits from passes before is part of
+        the sum, so that it is not there twice."""
+        if stage is not None and fills:
+            name = self._route.names[place]
+            if self._held or not self._accumulation.moves():
+                self._accumulation.add(name, stage, gradient, self._parameters[place])
+                return
+            if (waiting := self._accumulation.take(name, stage)) is not None:
+                self.sums.add(place, stage, waiting)
+        self.sums.add(place, stage, gradient)
 
     def brings(self, place: int) -> bool:
         """Whether gradients of the parameter at a place come this way, or else from ops alone."""
@@ -272,7 +287,7 @@ class Transit:
         """The reduced gradients of one parameter, waited for; `fills` as in `reduce`."""
         arriving = self._arriving.pop(place) if place in self._arriving else ()
         found = [flight.finish()[number] for flight, number in arriving]
-        found += reduced_at_once(self._unreduced.pop(place, {}))
+        found += self.sums.take_rest(place)
         if arriving:  # what has landed is the parameters' alone: a loss that the loop keeps holds this call
             self._reductions = [one for one in self._reductions if one.holds_more]
         moves = fills and not self._held and self._accumulation.moves()  # asked in any case: it counts passes

@@ -8,7 +8,7 @@ the graph, split like any other. Who asks for what only the picked rows can tell
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -16,17 +16,14 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.same_contents import same_contents
-from autopar.tracing.targets import getter, methods
+from autopar.tracing.targets import getter
 
 if TYPE_CHECKING:
     from autopar.tracing.errors import UnknownDataError
     from autopar.tracing.recorder import Recorder
 
 Tensor = torch.Tensor
-SELECTING = methods("masked_select")
-COUNTING = methods("nonzero", "argwhere") | {torch.where}
 EACH, ROW = -1, -2
-_BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `searchsorted` and `polygamma`
 HARMLESS = 0.5
 """In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
 FILLED, FINITE, ANY = 2, 1, 0
@@ -85,7 +82,7 @@ class Pick:
         """What is picked of a tensor whose first dims are the mask's."""
         with self.recorder.on():
             number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
-            kept = _filled(values, self.others, number)
+            kept = filled(values, self.others, number)
             kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
         return Picked(self, kept, holds=FILLED)
 
@@ -216,102 +213,13 @@ def all_in(value: Any) -> list[Picked]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Picked)]
 
 
-class Picks:
-    """The masks of a trace that pick rows."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.made: list[Pick] = []
-        self.joined: dict[Any, Pick] = {}  # of rows that are put behind others, by what is put together
-        self.begin: Callable[[], Any] = lambda: None  # what there is to do once rows are picked
-        self.laid: set[Any] = set()  # memory that rows lie in of which it is not known who shares it
-        self.dense: Pick | None = None
-        """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
-
-    def __bool__(self) -> bool:
-        return bool(self.made)
-
-    def of(self, mask: Tensor) -> Pick:
-        """The pick of a mask, that of an earlier one with the same contents."""
-        for pick in self.made:
-            if pick.is_of(mask):
-                return pick
-        if not self.made:
-            self.begin()
-        self.made.append(Pick(self.recorder, mask))
-        return self.made[-1]
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a torch function makes of picked rows; UnknownDataError where only these can tell."""
-        from autopar.tracing.picked_ways import WAYS
-
-        first = all_in((args, kwargs))[0]
-        name = getattr(func, "__name__", repr(func))
-        if self.recorder.paused:
-            raise first.unknown(name)
-        kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
-        if not args and isinstance(kwargs.get("input"), Picked) and _BEFORE_INPUT.isdisjoint(kwargs):
-            args = (kwargs.pop("input"),)
-        for way in WAYS:
-            made = way(self, func, args, kwargs)
-            if made is not NotImplemented:
-                return made
-        raise first.unknown(name)
-
-    def selection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `x[mask]`, `masked_select`, `nonzero` or `torch.where(mask)` pick; None where it is something else."""
-        if func in COUNTING and len(args) == 1 and isinstance(args[0], Tensor):
-            return self._places(func, args[0], kwargs)
-        if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
-            return None
-        values, index = args
-        if func in SELECTING:
-            if not _is_mask(index):
-                return None
-            with self.recorder.on():
-                shape = torch.broadcast_shapes(values.shape, index.shape)
-                values, index = values.expand(shape), index if index.shape == shape else index.expand(shape)
-            return self.of(index).of(values) if index.ndim else None
-        if func is not Tensor.__getitem__:
-            return None
-        parts = index if isinstance(index, tuple) else (index,)
-        masks = [place for place, one in enumerate(parts) if _is_mask(one) and one.ndim]
-        if len(masks) != 1 or not _plain([*parts[: masks[0]], *parts[masks[0] + 1 :]]):
-            return None
-        from autopar.tracing import picked_across
-
-        return picked_across.picked(self, values, parts, masks[0])
-
-    def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
-        if not mask.ndim or kwargs.keys() - {"as_tuple"}:
-            return None
-        if mask.dtype != torch.bool:
-            with self.recorder.on():
-                mask = mask != 0
-        pick = self.of(mask)
-        places = pick.indices()
-        if func is torch.where or kwargs.get("as_tuple"):
-            return places
-        with self.recorder.on():
-            columns = torch.stack([one.values for one in places], 1)
-        return Picked(pick, columns, places=EACH)
-
-
-def _is_mask(value: Any) -> bool:
-    return is_plain(value) and value.dtype == torch.bool
-
-
-def _plain(rest: list[Any]) -> bool:
-    return all(one is None or one is Ellipsis or isinstance(one, (slice, int)) for one in rest)
-
-
 def masked(picked: Picked, fill: Any) -> Tensor:
     """All rows, those that are not picked filled."""
     with picked.pick.recorder.on():
-        return _filled(picked.values, picked.pick.other_rows, fill, picked.at)
+        return filled(picked.values, picked.pick.other_rows, fill, picked.at)
 
 
-def _filled(values: Tensor, where: Tensor, number: Any, at: int = 0) -> Tensor:
+def filled(values: Tensor, where: Tensor, number: Any, at: int = 0) -> Tensor:
     """With a number where a mask of the dims from `at` on is true."""
     beside = values.ndim - where.ndim - at
     return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)

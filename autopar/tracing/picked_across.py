@@ -13,12 +13,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.tracing import picked_products
-from autopar.tracing.picked import EACH, FILLED, HARMLESS, Pick, Picked, Picks, _filled, all_in, is_plain
+from autopar.tracing.picked import EACH, FILLED, HARMLESS, Pick, Picked, all_in, filled, is_plain
 from autopar.tracing.picked_harmless import IN_PLACE
 from autopar.tracing.picked_rows import ALONG, is_elementwise, run
 from autopar.tracing.picked_sums import LOSSES
 from autopar.tracing.picked_views import all_in_a_row
 from autopar.tracing.picked_writes import changed
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 from autopar.tracing.targets import getter, writes_its_first
 
@@ -66,7 +67,7 @@ def picked_at(pick: Pick, values: Tensor, at: int) -> Picked:
     """What is picked of a tensor whose dims from `at` on are the mask's."""
     with pick.recorder.on():
         number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
-        kept = _filled(values, pick.others, number, at).flatten(at, at + pick.mask.ndim - 1)
+        kept = filled(values, pick.others, number, at).flatten(at, at + pick.mask.ndim - 1)
     return lying(Picked(pick, kept, holds=FILLED), at)
 
 

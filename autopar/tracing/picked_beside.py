@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.tracing.picked import Pick, Picked, Picks, all_in, is_plain
+from autopar.tracing.picked import Pick, Picked, all_in, is_plain
 from autopar.tracing.picked_rows import is_elementwise
 from autopar.tracing.picked_sums import LOSSES, OF_ROWS
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

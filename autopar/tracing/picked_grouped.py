@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from autopar.tracing.deciding import known_or_leaf
-from autopar.tracing.picked import Picked, Picks
+from autopar.tracing.picked import Picked
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

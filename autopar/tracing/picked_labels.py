@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.tracing.picked import Pick, Picked, Picks, all_in
+from autopar.tracing.picked import Pick, Picked, all_in
+from autopar.tracing.picks import Picks
 
 Tensor = torch.Tensor
 _SUMS = ("sum", torch.sum)

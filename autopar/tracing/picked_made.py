@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked import FILLED, ROW, Pick, Picked, Picks
+from autopar.tracing.picked import FILLED, ROW, Pick, Picked
+from autopar.tracing.picks import Picks
 
 Tensor = torch.Tensor
 _OF_SIZES = {torch.ones: 0, torch.zeros: 0, torch.empty: 0, torch.full: 0} | {

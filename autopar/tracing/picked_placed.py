@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked import Picked, Picks, is_plain, masked
+from autopar.tracing.picked import Picked, is_plain, masked
 from autopar.tracing.picked_across import located
 from autopar.tracing.picked_harmless import given
 from autopar.tracing.picked_views import narrower
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

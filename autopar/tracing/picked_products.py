@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked import Pick, Picked, Picks, all_in, is_plain, masked
+from autopar.tracing.picked import Pick, Picked, all_in, is_plain, masked
 from autopar.tracing.picked_harmless import given
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

@@ -9,8 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autopar.graph import storage_of
-from autopar.tracing.picked import EACH, Pick, Picked, Picks, all_in, is_plain
+from autopar.tracing.picked import EACH, Pick, Picked, all_in, is_plain
 from autopar.tracing.picked_harmless import LAYING, given, holding, meaning
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import is_pointwise, plain_name
 from autopar.tracing.targets import writes_its_first
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from autopar.tracing.picked import ANY, Picked, Picks, all_in, masked
+from autopar.tracing.picked import ANY, Picked, all_in, masked
 from autopar.tracing.picked_harmless import given
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

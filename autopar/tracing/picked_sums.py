@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.tracing.picked import Picked, Picks, all_in, is_plain, masked
+from autopar.tracing.picked import Picked, all_in, is_plain, masked
 from autopar.tracing.picked_harmless import given
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

@@ -10,8 +10,9 @@ from torch import fx
 
 from autopar.graph import VAL
 from autopar.tracing import picked_made
-from autopar.tracing.picked import EACH, ROW, Pick, Picked, Picks, all_in, is_plain
+from autopar.tracing.picked import EACH, ROW, Pick, Picked, all_in, is_plain
 from autopar.tracing.picked_harmless import given
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import plain_name
 
 Tensor = torch.Tensor

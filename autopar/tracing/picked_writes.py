@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from autopar.graph import storage_of
-from autopar.tracing.picked import FILLED, FINITE, HARMLESS, Picked, Picks, all_in, is_plain, masked
+from autopar.tracing.picked import FILLED, FINITE, HARMLESS, Picked, all_in, is_plain, masked
 from autopar.tracing.picked_harmless import IN_PLACE, given, holding, meaning
 from autopar.tracing.picked_rows import fit, narrowed
+from autopar.tracing.picks import Picks
 from autopar.tracing.pointwise import is_pointwise
 from autopar.tracing.targets import writes_its_first
 

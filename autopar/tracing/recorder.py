@@ -34,8 +34,8 @@ from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
 from autopar.tracing.known import MADE_KNOWN
 from autopar.tracing.numbers_as_tensors import of_tensors
 from autopar.tracing.order import ExecutionOrder
-from autopar.tracing.picked import Picks
 from autopar.tracing.picked import any_in as any_picked
+from autopar.tracing.picks import Picks
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema

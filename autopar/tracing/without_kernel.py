@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from autopar.tracing import masked
 from autopar.tracing.asking import ask
 from autopar.tracing.custom_ops import outputs_of_operator
-from autopar.tracing.picked import SELECTING
+from autopar.tracing.picks import SELECTING
 from autopar.tracing.targets import methods
 from autopar.tracing.values import data_free_like
 

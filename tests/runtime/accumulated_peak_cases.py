@@ -29,13 +29,32 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def peaks(preset: str, micro_batches: int, precision: str = "fp32", given: torch.dtype | None = None) -> dict[str, Any]:
+class Loop(nn.Module):
+    """One block many times: what all of them, and all micro-batches, leave of its weights is one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 512), nn.Linear(512, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = x + self.down(torch.tanh(self.up(x)))
+        return x.square().mean()
+
+
+def peaks(
+    preset: str,
+    micro_batches: int,
+    precision: str = "fp32",
+    given: torch.dtype | None = None,
+    build: Callable[[], nn.Module] = Deep,
+) -> dict[str, Any]:
     """`given`: of the batch, if it is another dtype than that in which it is read."""
     torch.manual_seed(0)
     dtype = given or autopar.Precision.of(precision).compute
     batch, mesh = {"x": torch.randn(64, 256, dtype=dtype)}, init_device_mesh("cpu", (2,))
     options: Any = {"constraints": preset, "micro_batches": micro_batches, "optimizer": "sgd", "precision": precision}
-    model = autopar.autoparallelize(Deep(), batch, mesh, **options)
+    model = autopar.autoparallelize(build(), batch, mesh, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for step in range(STEPS):
@@ -53,4 +72,8 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {f"{preset}, {many}": functools.partial(peaks, preset, many) for preset in PRESETS for many in MICRO_BATCHES}
     | {f"{preset}, bf16": functools.partial(peaks, preset, 1, "bf16") for preset in PRESETS}
     | {f"{preset}, cast": functools.partial(peaks, preset, 1, "bf16", torch.float32) for preset in PRESETS}
+    | {
+        f"a block in a loop, {preset}": functools.partial(peaks, preset, 2, build=Loop)
+        for preset in ("ddp", "ddp(recompute=full)")
+    }
 }

@@ -47,6 +47,31 @@ class Tied(nn.Module):
         return (x @ self.words.weight.T).square().mean()
 
 
+class Between(nn.Module):
+    """A head that is an embedding between two stacks: its bucket comes first in backward, and that of the first stack,
+    which is behind it in the order of backward, is wanted after the second's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.words = nn.Linear(1, WIDTH), nn.Embedding(64, WIDTH)
+        self.first, self.second = (
+            nn.ModuleList(
+                nn.Sequential(nn.Linear(WIDTH, times * WIDTH), nn.ReLU(), nn.Linear(times * WIDTH, WIDTH))
+                for _ in range(number)
+            )
+            for number, times in ((2, 4), (4, 6))
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.features(input_ids.unsqueeze(-1).float())
+        for layer in self.first:
+            x = x + layer(x)
+        x = x + self.words(input_ids % 64)
+        for layer in self.second:
+            x = x + layer(x)
+        return nn.functional.linear(x, self.words.weight).square().mean()
+
+
 class Tables(nn.Module):
     """Rows of several tables in one tensor, as in models of recommendations."""
 
@@ -59,7 +84,7 @@ class Tables(nn.Module):
 
 
 class Loop(nn.Module):
-    """One block many times: each of its replays has a gradient of the weights, and reduces it."""
+    """One block many times: of its weights there is one gradient, and that of the op that adds to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +94,21 @@ class Loop(nn.Module):
         x = self.words(input_ids % 8)
         for _ in range(8):
             x = x + self.down(torch.tanh(self.up(x)))
+        return x.square().mean()
+
+
+class Early(nn.Module):
+    """Wide layers, each behind an op without weights that keeps its result: gradients are handed in before its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 384)
+        self.layers = nn.ModuleList(nn.Linear(384, 384) for _ in range(3))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids % 8)
+        for layer in self.layers:
+            x = layer(torch.relu(x))
         return x.square().mean()
 
 
@@ -109,8 +149,11 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         "copies for products": functools.partial(peaks, Turned, "tp", 32),
         "a tied head and a norm": functools.partial(peaks, Tied, "fsdp", 4),
+        "a tied head between two stacks": functools.partial(peaks, Between, "fsdp", 10),
         "rows of tables": functools.partial(peaks, Tables, "tp", 16),
-        "one block in a loop": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
+        "one block in a loop, recomputed": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
+        "one block in a loop": functools.partial(peaks, Loop, "ddp", 2),
+        "what is kept before a layer": functools.partial(peaks, Early, "ddp", 4),
         "masks of what is dropped": functools.partial(peaks, Dropping, "ddp", 32),
         "experts": functools.partial(peaks, mixtral, "tp", 16),
     }

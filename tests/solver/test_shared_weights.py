@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from toys import cluster, on_meta, toy
 
-MOST = 1.08  # of the prediction, that rows may have: small blocks count more
+MOST = 1.1  # of the prediction, that rows may have: small blocks count more
 
 
 class Again(nn.Module):
