@@ -59,8 +59,8 @@ def located(values: Tensor, parts: tuple[Any, ...], place: int) -> tuple[int, tu
     if values.shape[start : start + mask.ndim] != mask.shape:
         return None
     at = sum(one is None or isinstance(one, slice) for one in before)
-    is_plain = all(isinstance(one, slice) and one == _WHOLE for one in (*before, *parts[place + 1 :]))
-    return at, None if is_plain else (*before, *[_WHOLE] * mask.ndim, *parts[place + 1 :])
+    are_whole = all(isinstance(one, slice) and one == _WHOLE for one in (*before, *parts[place + 1 :]))
+    return at, None if are_whole else (*before, *[_WHOLE] * mask.ndim, *parts[place + 1 :])
 
 
 def picked_at(pick: Pick, values: Tensor, at: int) -> Picked:

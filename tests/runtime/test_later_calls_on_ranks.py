@@ -10,6 +10,7 @@ from launch import launch
 
 PEAKS = [case for case in CASES[2] if ", " in case]
 UNDER, OVER = 0.001, 0.002
+OF_SUMS = 0.15  # of one weight that two ops read: their sum is given up before the bucket's result is there, and counts
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,8 @@ def test_peak(ranks: list[dict[str, Any]], case: str, kind: str) -> None:
         measured, predicted = rank[case]["value"][kind]["measured"], rank[case]["value"][kind]["predicted"]
         assert measured <= predicted * (1 + UNDER), f"{measured} bytes, predicted {predicted}"
         if kind != "both":  # which no other call trains more than
-            assert predicted <= measured * (1 + OVER), f"{measured} bytes, predicted {predicted}"
+            over = OF_SUMS if kind == "head" else OVER
+            assert predicted <= measured * (1 + over), f"{measured} bytes, predicted {predicted}"
 
 
 def test_the_first_plan_knew_of_its_own_states_alone(ranks: list[dict[str, Any]]) -> None:
