@@ -85,8 +85,7 @@ def _set(picks: Picks, rows: Picked, index: Any, value: Any) -> Any:
                 value = value.values.reshape((*both.shape, *value.values.shape[1:])).to(values.dtype)
             elif is_plain(value) and value.ndim >= rank:
                 return NotImplemented
-            shown = value
-            values.copy_(torch.where(both[(..., *[None] * (rank - 1))], shown, values))
+            values.copy_(torch.where(both[(..., *[None] * (rank - 1))], value, values))
         rows.written(holds)
         return None
     are_slices = all(isinstance(one, (slice, int)) or one is Ellipsis for one in parts)

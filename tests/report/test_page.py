@@ -89,6 +89,7 @@ def test_figures_are_the_plans(plan: Plan) -> None:
     assert "needs 80.00 MiB" in text
     assert "hsdp" in text and "two axes" in text
     assert "torch.foo has no rule" in text
+    assert "no plan whose equal blocks decide alike takes less than" in text  # the bound is of no others
 
 
 def test_plans_without_this_or_that_have_a_page_too(plan: Plan) -> None:
