@@ -25,17 +25,17 @@ from autopar.user_warnings import AutoparWarning
 if TYPE_CHECKING:
     from autopar.leaf_requests import LeafWarning
     from autopar.pretrained import from_pretrained
-    from autopar.runtime.adafactor import Adafactor
-    from autopar.runtime.batches import local_batch, sampler
-    from autopar.runtime.carried import plan_of
+    from autopar.runtime.calling.batches import local_batch, sampler
+    from autopar.runtime.calling.entered import register_forward_method
+    from autopar.runtime.calling.own_rows import own_rows
     from autopar.runtime.checkpoints import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
-    from autopar.runtime.entered import register_forward_method
-    from autopar.runtime.exporting import export_full_state
-    from autopar.runtime.finite import gradients_are_finite
-    from autopar.runtime.loading import load_weights
-    from autopar.runtime.materialising import materialise
+    from autopar.runtime.dtensors.adafactor import Adafactor
+    from autopar.runtime.gradients.finite import gradients_are_finite
     from autopar.runtime.monitoring import monitor
-    from autopar.runtime.own_rows import own_rows
+    from autopar.runtime.stored.carried import plan_of
+    from autopar.runtime.weights.exporting import export_full_state
+    from autopar.runtime.weights.loading import load_weights
+    from autopar.runtime.weights.materialising import materialise
     from autopar.solver.idle_constraints import ConstraintWarning
 
 __version__ = "0.1.0"
@@ -81,24 +81,24 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Adafactor": "runtime.adafactor",
+    "Adafactor": "runtime.dtensors.adafactor",
     "Checkpoint": "runtime.checkpoints",
     "ConstraintWarning": "solver.idle_constraints",
     "LeafWarning": "leaf_requests",
     "latest_checkpoint": "runtime.checkpoints",
     "load_checkpoint": "runtime.checkpoints",
     "save_checkpoint": "runtime.checkpoints",
-    "gradients_are_finite": "runtime.finite",
-    "materialise": "runtime.materialising",
+    "gradients_are_finite": "runtime.gradients.finite",
+    "materialise": "runtime.weights.materialising",
     "monitor": "runtime.monitoring",
-    "export_full_state": "runtime.exporting",
+    "export_full_state": "runtime.weights.exporting",
     "from_pretrained": "pretrained",
-    "load_weights": "runtime.loading",
-    "local_batch": "runtime.batches",
-    "own_rows": "runtime.own_rows",
-    "plan_of": "runtime.carried",
-    "register_forward_method": "runtime.entered",
-    "sampler": "runtime.batches",
+    "load_weights": "runtime.weights.loading",
+    "local_batch": "runtime.calling.batches",
+    "own_rows": "runtime.calling.own_rows",
+    "plan_of": "runtime.stored.carried",
+    "register_forward_method": "runtime.calling.entered",
+    "sampler": "runtime.calling.batches",
 }
 
 

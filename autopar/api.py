@@ -216,9 +216,9 @@ def autoparallelize(
     Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the plan belongs to another model,
     graph or mesh, when it has other micro-batches, inputs or optimizer than were asked for, or when the ranks disagree.
     """
-    from autopar.runtime.agreement import agree, from_rank_zero, waiting_told
     from autopar.runtime.application import apply, check_unplanned, check_world
-    from autopar.runtime.calls import description
+    from autopar.runtime.calling.calls import description
+    from autopar.runtime.ranks.agreement import agree, from_rank_zero, waiting_told
 
     if not hasattr(device_mesh, "device_type"):
         raise InputError(

@@ -30,8 +30,8 @@ from autopar.errors import InputError
 from autopar.hardware import Axis, Device
 from autopar.presets import gpu_overlap
 from autopar.probes import Probe
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.leaving import leave_quietly
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.ranks.leaving import leave_quietly
 
 Clock = Literal["wall", "cpu"]
 Work = tuple[Callable[[], Any], Callable[[], Any]]  # a product and pointwise ops

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from autopar.entries import FORWARD, Entry
 from autopar.planning import LossFunction
 from autopar.tracing import known
-from autopar.tracing.inputs import loss_names_of, needed_by_loss
+from autopar.tracing.calls.inputs import loss_names_of, needed_by_loss
 
 
 def sorted_arguments(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autopar.errors import UntraceableError
-from autopar.tracing.containers import WITHOUT_CACHES
+from autopar.tracing.calls.containers import WITHOUT_CACHES
 from autopar.tracing.places import raised_at
 
 

@@ -18,7 +18,7 @@ from autopar.plans import Plan
 from autopar.state_rows import note_rows
 from autopar.states import states_in, without_states
 from autopar.tracing import Traced
-from autopar.tracing.loss_owners import modules_of
+from autopar.tracing.leaves.loss_owners import modules_of
 
 
 def request_beside(plan: Plan, request: Request) -> Request:

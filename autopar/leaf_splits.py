@@ -26,7 +26,7 @@ from autopar.strategies.bind import Spot
 from autopar.strategies.positions import position_at
 from autopar.strategies.table import bound_rule
 from autopar.tracing import trace
-from autopar.tracing.cleaning import WRITES
+from autopar.tracing.rewriting.cleaning import WRITES
 
 _ROWS = Spot(0, 1)
 _SHAPED = {"view", "reshape", "expand", "repeat", "unflatten"}  # they take numbers of rows as sizes

@@ -29,7 +29,7 @@ from autopar.precision import Precision
 from autopar.sizes import parse_bytes
 from autopar.states import State
 from autopar.tracing import Traced, trace
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -38,9 +38,9 @@ def from_pretrained(
 
     Raises InputError for a folder, a config or weights that cannot be read; others as `autoparallelize`.
     """
-    from autopar.runtime.agreement import agree
-    from autopar.runtime.loading import load_weights
-    from autopar.runtime.materialising import materialise
+    from autopar.runtime.ranks.agreement import agree
+    from autopar.runtime.weights.loading import load_weights
+    from autopar.runtime.weights.materialising import materialise
 
     error: Exception | None = None
     try:

@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from autopar.cost.measure import measure
 from autopar.cost.products import busy_flops
-from autopar.runtime.accumulation import Accumulation
-from autopar.runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from autopar.runtime.parameters import local_of
-from autopar.runtime.route import Route
-from autopar.runtime.transit import Transit
+from autopar.runtime.communication.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from autopar.runtime.communication.route import Route
+from autopar.runtime.communication.transit import Transit
+from autopar.runtime.gradients.accumulation import Accumulation
+from autopar.runtime.stored.parameters import local_of
 
 DTYPES = {
     "cpu": (torch.float32, torch.float64, torch.bfloat16),

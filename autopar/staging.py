@@ -2,7 +2,7 @@
 
 Collectives send and receive pieces one behind the other. Those of a dim that is the first in memory lie so in the
 tensor; others are copied, all before a reduce-scatter, all behind an all-gather, and on one side at least of an
-all-to-all (`autopar.runtime.convert`, `autopar.runtime.cuts`). Ragged pieces are padded to the longest, and copied
+all-to-all (`communication.convert`, `communication.cuts`). Ragged pieces are padded to the longest, and copied
 whichever dim it is.
 """
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autopar import AutoparWarning, Cluster, ConstraintWarning, LeafWarning, compare, plan, search
-from autopar.runtime.outer_autocast import outer_autocast
+from autopar.runtime.calling.outer_autocast import outer_autocast
 from autopar.tracing import trace
 from autopar.user_warnings import users_line
 

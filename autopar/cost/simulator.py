@@ -1,6 +1,6 @@
 """One planned step as events on a compute stream and a communication stream for each mesh axis.
 
-The order is the runtime's (`autopar.runtime.transit`): ops one after the other, forward and back; collectives of
+The order is the runtime's (`communication.transit`): ops one after the other, forward and back; collectives of
 activations are waited for; a bucket's gather begins while those before it in the order of the pass are read
 (`autopar.cost.ahead`); its reduction begins when the last of its gradients is there, and all are waited for at the end
 of backward, or sooner for the memory that they hold (`autopar.cost.reductions`); then the optimizer. A stream runs one

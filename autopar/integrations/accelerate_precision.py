@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.runtime.carried import plan_of, planned_of
-from autopar.runtime.conversions import dtype_named
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.lowering.conversions import dtype_named
+from autopar.runtime.stored.carried import plan_of, planned_of
+from autopar.runtime.stored.model_class import ATTRIBUTE
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

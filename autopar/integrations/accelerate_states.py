@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import InputError
 from autopar.runtime.checkpoints.together import Together
-from autopar.runtime.meeting import meet
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.ranks.meeting import meet
+from autopar.runtime.stored.model_class import ATTRIBUTE
 
 _RANDOM = "planned_random.bin"  # in the folder of a checkpoint: what random masks are drawn from
 

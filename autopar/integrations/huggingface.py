@@ -37,9 +37,9 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from autopar.errors import InputError
 from autopar.integrations.accelerate_precision import check_precision, let_accelerate_keep_precision
 from autopar.integrations.accelerate_states import let_accelerate_keep_states, whole_state
-from autopar.runtime.carried import plan_of, planned_of
 from autopar.runtime.checkpoints.together import Together
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.carried import plan_of, planned_of
+from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.user_warnings import warn
 
 _PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint

@@ -25,9 +25,9 @@ from typing_extensions import Unpack
 from autopar.api import autoparallelize
 from autopar.errors import InputError
 from autopar.planning import RequestOptions
-from autopar.runtime.carried import planned_of
-from autopar.runtime.materialising import materialise
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.carried import planned_of
+from autopar.runtime.stored.model_class import ATTRIBUTE
+from autopar.runtime.weights.materialising import materialise
 
 _AVERAGING = tuple(
     getattr(callbacks, name)

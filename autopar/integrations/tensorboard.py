@@ -24,7 +24,7 @@ from typing_extensions import Self
 
 from autopar.errors import InputError
 from autopar.plans import Plan
-from autopar.runtime.carried import plan_of
+from autopar.runtime.stored.carried import plan_of
 
 _BESIDE = {"step": "step_seconds", "peak memory": "peak_bytes"}  # title of a picture: tag, and under predicted/ too
 

@@ -14,38 +14,38 @@ from torch.utils.weak import WeakIdKeyDictionary
 from autopar.errors import InputError, PlanMismatchError
 from autopar.fingerprint import fingerprint
 from autopar.plans import Plan
-from autopar.runtime.advice import advise
-from autopar.runtime.agreement import agree
-from autopar.runtime.alike import group_of_all
-from autopar.runtime.anomalies import let_anomalies_be_found
-from autopar.runtime.assigned_data import assign_data
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.conversions import dtype_named
-from autopar.runtime.copied_gradients import let_gradients_be_copied
-from autopar.runtime.counted_writes import count_writes_into_lists
-from autopar.runtime.dropped_gradients import drop_with_gradients
-from autopar.runtime.early_steps import refuse_early_steps
-from autopar.runtime.entered import let_submodules_be_called
-from autopar.runtime.failures import count_steps, take_over_timeout
-from autopar.runtime.leaving import leave_quietly
-from autopar.runtime.loaded_states import load_into_submodules, load_optimizer_states
-from autopar.runtime.lowering import Rank
-from autopar.runtime.mended_ops import mend_ops
-from autopar.runtime.mended_reductions import mend_reductions
-from autopar.runtime.model_class import ATTRIBUTE, planned_class
-from autopar.runtime.optimizers import refuse_unfit
-from autopar.runtime.overflow import find_overflows_everywhere
-from autopar.runtime.parameter_hooks import hooks_wait_for_gradients
-from autopar.runtime.parameters import distribute_state, listed, storage_of, tied_names, without_values
+from autopar.runtime.calling.entered import let_submodules_be_called
+from autopar.runtime.calling.states import deal_out_states
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.dtensors.advice import advise
+from autopar.runtime.dtensors.anomalies import let_anomalies_be_found
+from autopar.runtime.dtensors.assigned_data import assign_data
+from autopar.runtime.dtensors.counted_writes import count_writes_into_lists
+from autopar.runtime.dtensors.mended_ops import mend_ops
+from autopar.runtime.dtensors.mended_reductions import mend_reductions
+from autopar.runtime.dtensors.optimizers import refuse_unfit
+from autopar.runtime.dtensors.whole_draws import draw_whole
+from autopar.runtime.dtensors.whole_numbers import read_whole_numbers
+from autopar.runtime.gradients.copied_gradients import let_gradients_be_copied
+from autopar.runtime.gradients.dropped_gradients import drop_with_gradients
+from autopar.runtime.gradients.early_steps import refuse_early_steps
+from autopar.runtime.gradients.overflow import find_overflows_everywhere
+from autopar.runtime.gradients.parameter_hooks import hooks_wait_for_gradients
+from autopar.runtime.lowering.conversions import dtype_named
+from autopar.runtime.lowering.lowering import Rank
 from autopar.runtime.planned import Planned
 from autopar.runtime.randomness import RandomState, agree_seed
-from autopar.runtime.shared_memory import refuse_shared_memory
-from autopar.runtime.standing import note_from_now_on
-from autopar.runtime.states import deal_out_states
-from autopar.runtime.structure import Structure, refuse_backward_hooks
+from autopar.runtime.ranks.agreement import agree
+from autopar.runtime.ranks.alike import group_of_all
+from autopar.runtime.ranks.failures import count_steps, take_over_timeout
+from autopar.runtime.ranks.leaving import leave_quietly
+from autopar.runtime.ranks.standing import note_from_now_on
+from autopar.runtime.stored.model_class import ATTRIBUTE, planned_class
+from autopar.runtime.stored.parameters import distribute_state, listed, storage_of, tied_names, without_values
+from autopar.runtime.stored.shared_memory import refuse_shared_memory
+from autopar.runtime.stored.structure import Structure, refuse_backward_hooks
 from autopar.runtime.traces import Replan, Traced
-from autopar.runtime.whole_draws import draw_whole
-from autopar.runtime.whole_numbers import read_whole_numbers
+from autopar.runtime.weights.loaded_states import load_into_submodules, load_optimizer_states
 
 _moved: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters in whose places models have DTensors now
 _WRAPPERS = {

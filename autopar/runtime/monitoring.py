@@ -19,11 +19,11 @@ from torch.utils.hooks import RemovableHandle
 from autopar.cluster import Cluster
 from autopar.entries import FORWARD
 from autopar.plans import Plan
-from autopar.runtime.carried import planned_of
-from autopar.runtime.collectives import waits
+from autopar.runtime.communication.collectives import waits
 from autopar.runtime.live_storages import LiveStorages
 from autopar.runtime.planned import Planned
 from autopar.runtime.programs import Program
+from autopar.runtime.stored.carried import planned_of
 from autopar.user_warnings import warn
 
 Line = dict[str, Any]

@@ -20,28 +20,28 @@ from autopar.errors import AutoparError, InputError
 from autopar.fingerprint import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
-from autopar.runtime.accumulation import Accumulation
-from autopar.runtime.agreement import agree
-from autopar.runtime.alike import Alike, CallSize, group_of_all
-from autopar.runtime.backward_start import prepare_backward
-from autopar.runtime.calls import call_key, gathered, global_stand_ins, order_of
-from autopar.runtime.changed_values import Changed, ChangedValues
-from autopar.runtime.first_writes import write_first
-from autopar.runtime.local_rows import asked_as_own
-from autopar.runtime.lowering import Lowered, Rank, lower
-from autopar.runtime.outer_autocast import outer_autocast
-from autopar.runtime.outputs import as_float32, each_averaged, each_own_rows, returned, rows_or_whole
-from autopar.runtime.parameters import check_ready, holder_of, local_of, placements
-from autopar.runtime.planning_anew import plan_anew
+from autopar.runtime.calling.calls import call_key, gathered, global_stand_ins, order_of
+from autopar.runtime.calling.local_rows import asked_as_own
+from autopar.runtime.calling.outer_autocast import outer_autocast
+from autopar.runtime.calling.outputs import as_float32, each_averaged, each_own_rows, returned, rows_or_whole
+from autopar.runtime.calling.planning_anew import plan_anew
+from autopar.runtime.calling.states import lies_of_states, put_states, with_states
+from autopar.runtime.communication.transit import Transit
+from autopar.runtime.gradients.accumulation import Accumulation
+from autopar.runtime.gradients.backward_start import prepare_backward
+from autopar.runtime.gradients.second_derivatives import detached
+from autopar.runtime.lowering.lowering import Lowered, Rank, lower
 from autopar.runtime.programs import Program, Programs
 from autopar.runtime.randomness import RandomState
 from autopar.runtime.ranges import named
-from autopar.runtime.second_derivatives import detached
-from autopar.runtime.states import lies_of_states, put_states, with_states
-from autopar.runtime.structure import Structure, check_parameters
+from autopar.runtime.ranks.agreement import agree
+from autopar.runtime.ranks.alike import Alike, CallSize, group_of_all
+from autopar.runtime.stored.changed_values import Changed, ChangedValues
+from autopar.runtime.stored.first_writes import write_first
+from autopar.runtime.stored.parameters import check_ready, holder_of, local_of, placements
+from autopar.runtime.stored.structure import Structure, check_parameters
+from autopar.runtime.stored.trained import Trained
 from autopar.runtime.traces import Replan, Traced
-from autopar.runtime.trained import Trained
-from autopar.runtime.transit import Transit
 from autopar.states import without_states
 
 _COMPARED = 10

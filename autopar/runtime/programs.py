@@ -16,9 +16,9 @@ from autopar.entries import Entry, of_model
 from autopar.graph import STATE
 from autopar.layout import Layout
 from autopar.plans import Plan
-from autopar.runtime.agreement import BATCH, content_digest
-from autopar.runtime.calls import Order
-from autopar.runtime.lowering import Lowered
+from autopar.runtime.calling.calls import Order
+from autopar.runtime.lowering.lowering import Lowered
+from autopar.runtime.ranks.agreement import BATCH, content_digest
 from autopar.runtime.traces import Traced
 from autopar.state_rows import by_output
 from autopar.states import State

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from autopar.runtime import collectives
+from autopar.runtime.communication import collectives
 from autopar.runtime.torch_states import follow
 
 # 64-bit mixing: D. Lea and S. Vigna, splitmix64. 32-bit mixing: C. Wellons, "Prospecting for hash functions" (2018).

@@ -6,6 +6,8 @@ function they meet is written down. The other names are thin fronts on it.
 
 from autopar.replaced import override
 from autopar.tracing import passes
+from autopar.tracing.contents.known import known
+from autopar.tracing.contents.unknown import as_tensor
 from autopar.tracing.errors import ArgumentError, TraceError, UnknownDataError
 from autopar.tracing.fronts import (
     HFTracer,
@@ -17,15 +19,13 @@ from autopar.tracing.fronts import (
     unflatten,
 )
 from autopar.tracing.huggingface import disable_hooked_forward
-from autopar.tracing.known import known
-from autopar.tracing.leaves import leaf_rule
+from autopar.tracing.leaves.which import leaf_rule
 from autopar.tracing.order import ExecutionOrder, record_execution
 from autopar.tracing.robust import GraphCollection, RobustTracer, recursive_trace
 from autopar.tracing.scopes import Scope, ScopeContextManager
 from autopar.tracing.symbolic import symbolic_trace
 from autopar.tracing.traced import Traced
 from autopar.tracing.tracer import trace
-from autopar.tracing.unknown import as_tensor
 
 __all__ = [
     "ArgumentError",

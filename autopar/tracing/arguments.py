@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from autopar.tracing.dynamic import Symbolic
-from autopar.tracing.picked import Picked
+from autopar.tracing.calls.dynamic import Symbolic
+from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber
+from autopar.tracing.picked.picked import Picked
 from autopar.tracing.sizes import TracedFloat, TracedInt
-from autopar.tracing.unknown import UnknownBool, UnknownNumber
 from autopar.tracing.values import META, PLAIN, value_of
 
 if TYPE_CHECKING:

@@ -16,49 +16,51 @@ from autopar.entries import FORWARD, Entry
 from autopar.graph import EXAMPLE, STATE, STATE_OF, VAL
 from autopar.one_process import one_process
 from autopar.replaced import overrides_active
-from autopar.tracing import huggingface, matching, numbers_of_math
-from autopar.tracing.asserting import unvalidated
-from autopar.tracing.attributes import Attributes
-from autopar.tracing.batch_norms import batch_norms_traceable
-from autopar.tracing.caches import Left, forget, library_caches_empty, namespaces_restored
-from autopar.tracing.carried_states import leave_out, mark_states
-from autopar.tracing.cleaning import remove_dead_nodes
-from autopar.tracing.compiled import compiled_functions
-from autopar.tracing.containers import flattened
-from autopar.tracing.control_flow import bodies_recorded
-from autopar.tracing.custom_functions import custom_functions, one_node_functions
+from autopar.tracing import huggingface
+from autopar.tracing.calls import matching
+from autopar.tracing.calls.containers import flattened
+from autopar.tracing.calls.guards import take_guards
+from autopar.tracing.calls.inputs import Inputs
+from autopar.tracing.contents import numbers_of_math
+from autopar.tracing.contents.asserting import unvalidated
+from autopar.tracing.contents.extremes import extremes_computed
+from autopar.tracing.contents.python_random import draws_refused
+from autopar.tracing.contents.unknown import UnknownNumber, checks_noted
 from autopar.tracing.errors import ArgumentError
-from autopar.tracing.experts import experts_as_one
-from autopar.tracing.extremes import extremes_computed
-from autopar.tracing.flex import flex_attention_recorded
-from autopar.tracing.function_leaves import function_leaves
-from autopar.tracing.functionalize import functionalize
-from autopar.tracing.fused_layers import fused_layers_off
-from autopar.tracing.guards import take_guards
-from autopar.tracing.inference import inference_as_no_grad
-from autopar.tracing.inputs import Inputs
-from autopar.tracing.leaves import LeafPolicy
-from autopar.tracing.left_behind import LeftBehind
+from autopar.tracing.leaves.compiled import compiled_functions
+from autopar.tracing.leaves.control_flow import bodies_recorded
+from autopar.tracing.leaves.custom_functions import custom_functions, one_node_functions
+from autopar.tracing.leaves.experts import experts_as_one
+from autopar.tracing.leaves.flex import flex_attention_recorded
+from autopar.tracing.leaves.functions import function_leaves
+from autopar.tracing.leaves.loss_owners import restored
+from autopar.tracing.leaves.which import LeafPolicy
+from autopar.tracing.leaves.written_around import check_writes
 from autopar.tracing.libraries import DataFreePaths
-from autopar.tracing.loss_owners import restored
-from autopar.tracing.merging import merge_equal_constants
+from autopar.tracing.model_state.attributes import Attributes
+from autopar.tracing.model_state.caches import Left, forget, library_caches_empty, namespaces_restored
+from autopar.tracing.model_state.carried_states import leave_out, mark_states
+from autopar.tracing.model_state.left_behind import LeftBehind
+from autopar.tracing.model_state.own_containers import containers_restored
+from autopar.tracing.model_state.own_hooks import own_hooks_left_out
+from autopar.tracing.model_state.plain_reads import PlainReads
 from autopar.tracing.order import ExecutionOrder
-from autopar.tracing.own_containers import containers_restored
-from autopar.tracing.own_hooks import own_hooks_left_out
-from autopar.tracing.picked import Picked
-from autopar.tracing.plain_reads import PlainReads
-from autopar.tracing.python_random import draws_refused
+from autopar.tracing.picked.picked import Picked
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.regions import checkpoint_regions
+from autopar.tracing.rewriting.cleaning import remove_dead_nodes
+from autopar.tracing.rewriting.functionalize import functionalize
+from autopar.tracing.rewriting.merging import merge_equal_constants
+from autopar.tracing.rewriting.sharing import place_shared_attributes
+from autopar.tracing.rewriting.transposed_products import as_linear_layers
 from autopar.tracing.scopes import ModuleCalls
 from autopar.tracing.set_order import sets_in_order
-from autopar.tracing.sharing import place_shared_attributes
 from autopar.tracing.sizes import Traced as TracedNumbers
+from autopar.tracing.torch_functions.batch_norms import batch_norms_traceable
+from autopar.tracing.torch_functions.fused_layers import fused_layers_off
+from autopar.tracing.torch_functions.inference import inference_as_no_grad
+from autopar.tracing.torch_functions.regions import checkpoint_regions
+from autopar.tracing.torch_functions.transforms import transformed_bodies
 from autopar.tracing.traced import Traced
-from autopar.tracing.transforms import transformed_bodies
-from autopar.tracing.transposed_products import as_linear_layers
-from autopar.tracing.unknown import UnknownNumber, checks_noted
-from autopar.tracing.written_around import check_writes
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from autopar.tracing.calls.inputs import leaf_names
 from autopar.tracing.errors import ArgumentError
-from autopar.tracing.inputs import leaf_names
 from autopar.tracing.symbolic import trace_without_examples
 from autopar.tracing.traced import Traced
 from autopar.tracing.tracer import FunctionModule, trace

@@ -10,16 +10,16 @@ import torch
 
 from autopar.errors import UntraceableError
 from autopar.graph import VAL
-from autopar.tracing import gradients, histories
-from autopar.tracing.asking import ask
-from autopar.tracing.covariance import COVARIANCES, covariances
-from autopar.tracing.data_free import DATA_FREE, STANDS_FOR
-from autopar.tracing.legacy_new import new
-from autopar.tracing.looked_into import LOOKED_INTO, look_into
-from autopar.tracing.masked import INDEXING, indexed
+from autopar.tracing.contents.asking import ask
+from autopar.tracing.contents.data_free import DATA_FREE, STANDS_FOR
+from autopar.tracing.contents.masked import INDEXING, indexed
 from autopar.tracing.sizes import TracedInt, traced
-from autopar.tracing.strided import as_strided
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
+from autopar.tracing.torch_functions import gradients, histories
+from autopar.tracing.torch_functions.covariance import COVARIANCES, covariances
+from autopar.tracing.torch_functions.legacy_new import new
+from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into
+from autopar.tracing.torch_functions.strided import as_strided
 from autopar.tracing.values import value_of
 
 if TYPE_CHECKING:

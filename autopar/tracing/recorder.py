@@ -1,5 +1,4 @@
-"""The recorder: data-free tensors flow through the user's own Python, and every torch function they meet
-becomes a node.
+"""The recorder: data-free tensors flow through the user's Python, and every torch function they meet becomes a node.
 
 It is a `TorchFunctionMode`, so it sees each call as Python wrote it. The call then runs on tensors of the
 meta device, which have shapes, dtypes, strides, aliases and autograd but no data, and what comes out goes on
@@ -21,26 +20,29 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import OF_DATA, VAL, storage_of
 from autopar.on_copies import without
-from autopar.tracing import arrays, autocasting, bias, places
+from autopar.tracing import places
 from autopar.tracing.arguments import Arguments
-from autopar.tracing.asking import guard_shapes
-from autopar.tracing.attributes import Attributes
-from autopar.tracing.cleaning import WRITES
-from autopar.tracing.deciding import known_or_leaf
-from autopar.tracing.dynamic import DynamicSizes
+from autopar.tracing.calls.dynamic import DynamicSizes
+from autopar.tracing.contents import arrays
+from autopar.tracing.contents.asking import guard_shapes
+from autopar.tracing.contents.deciding import known_or_leaf
+from autopar.tracing.contents.known import MADE_KNOWN
+from autopar.tracing.contents.numbers_as_tensors import of_tensors
+from autopar.tracing.contents.without_kernel import Again, run_without_kernel
 from autopar.tracing.errors import UnknownDataError
-from autopar.tracing.generators import without_generator
 from autopar.tracing.handlers import HANDLERS, WRITTEN_AS
-from autopar.tracing.known import MADE_KNOWN
-from autopar.tracing.numbers_as_tensors import of_tensors
+from autopar.tracing.model_state.attributes import Attributes
 from autopar.tracing.order import ExecutionOrder
-from autopar.tracing.picked import any_in as any_picked
-from autopar.tracing.picks import Picks
+from autopar.tracing.picked.picked import any_in as any_picked
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.rewriting import bias
+from autopar.tracing.rewriting.cleaning import WRITES
 from autopar.tracing.running import Runs
 from autopar.tracing.sizes import SizeNodes
 from autopar.tracing.targets import FACTORIES, OF_MEMORY, QUESTIONS, writes_its_first, written_as, written_by_schema
+from autopar.tracing.torch_functions import autocasting
+from autopar.tracing.torch_functions.generators import without_generator
 from autopar.tracing.values import META, data_free_like, makes_tensor, with_own_identity
-from autopar.tracing.without_kernel import Again, run_without_kernel
 from autopar.tracing.writing import GraphWriter
 
 Tensor = torch.Tensor

@@ -11,11 +11,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.tracing.attempt import Options
-from autopar.tracing.caches import forget
+from autopar.tracing.calls.inputs import gather
 from autopar.tracing.huggingface import register_caches
-from autopar.tracing.inputs import gather
-from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.libraries import DataFreePaths
+from autopar.tracing.model_state.caches import forget
 from autopar.tracing.symbolic import trace_without_examples
 from autopar.tracing.tracer import trace_until_done
 

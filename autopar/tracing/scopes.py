@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from autopar.tracing.effects import EffectError
 from autopar.tracing.errors import TraceError, UnrolledError
-from autopar.tracing.leaves import LeafPolicy
-from autopar.tracing.loss_owners import Enclosed
-from autopar.tracing.opaque import NumbersOfData
+from autopar.tracing.leaves.effects import EffectError
+from autopar.tracing.leaves.loss_owners import Enclosed
+from autopar.tracing.leaves.opaque import NumbersOfData
+from autopar.tracing.leaves.recorded import record_leaf
+from autopar.tracing.leaves.routed import RoutedModule, is_routed
+from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.patching import attributes_set
-from autopar.tracing.recorded_leaves import record_leaf
 from autopar.tracing.recorder import Recorder
-from autopar.tracing.routed import RoutedModule, is_routed
 
 LOOP = 500  # operations of one forward, its children's not counted, from which on it is taken for a loop
 

@@ -12,8 +12,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.graph import REGION, SCOPE, VAL
-from autopar.tracing.inputs import Inputs
-from autopar.tracing.leaves import LeafPolicy
+from autopar.tracing.calls.inputs import Inputs
+from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.traced import Traced
 
 

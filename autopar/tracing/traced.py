@@ -16,11 +16,11 @@ from autopar.entries import FORWARD, Entry
 from autopar.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL, write_into
 from autopar.states import ABSENT, State
-from autopar.tracing import matching
-from autopar.tracing.guards import Guards
-from autopar.tracing.inputs import Inputs
+from autopar.tracing.calls import matching
+from autopar.tracing.calls.guards import Guards
+from autopar.tracing.calls.inputs import Inputs
+from autopar.tracing.model_state.plain_reads import PlainValues
 from autopar.tracing.order import ExecutionOrder
-from autopar.tracing.plain_reads import PlainValues
 from autopar.tracing.scopes import Scope
 
 

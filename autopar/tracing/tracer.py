@@ -13,19 +13,19 @@ from torch import fx, nn
 
 from autopar.entries import FORWARD, Entry
 from autopar.states import State
-from autopar.tracing import bias
 from autopar.tracing.attempt import Attempt, Options
-from autopar.tracing.caches import forget
-from autopar.tracing.carried_states import with_states
+from autopar.tracing.calls.free_sizes import FreeSizes, prove
+from autopar.tracing.calls.inputs import Inputs, gather
+from autopar.tracing.contents.mends import differs_by_mends
 from autopar.tracing.errors import NotOneOpError, TraceError, UnknownDataError, UnrolledError, met_stand_in
-from autopar.tracing.free_sizes import FreeSizes, prove
-from autopar.tracing.function_leaves import function_around, whole_forward
 from autopar.tracing.huggingface import bare_forward, register_caches
-from autopar.tracing.inputs import Inputs, gather
-from autopar.tracing.leaves import LeafPolicy, LeafTypes, Predicate
+from autopar.tracing.leaves.functions import function_around, whole_forward
+from autopar.tracing.leaves.which import LeafPolicy, LeafTypes, Predicate
 from autopar.tracing.libraries import DataFreePaths
-from autopar.tracing.mends import differs_by_mends
-from autopar.tracing.own_hooks import users_hooks
+from autopar.tracing.model_state.caches import forget
+from autopar.tracing.model_state.carried_states import with_states
+from autopar.tracing.model_state.own_hooks import users_hooks
+from autopar.tracing.rewriting import bias
 from autopar.tracing.traced import Traced
 from autopar.user_warnings import warn
 

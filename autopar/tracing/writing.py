@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import AUTOCAST, GRAD_MODE, PLACE, REGION, SCOPE, VAL
 from autopar.tracing import places
-from autopar.tracing.attributes import Attributes
-from autopar.tracing.caches import Left
-from autopar.tracing.cleaning import WRITES
+from autopar.tracing.contents.finite import FiniteChecks
+from autopar.tracing.contents.known import KnownValues
 from autopar.tracing.errors import TraceError
-from autopar.tracing.finite import FiniteChecks
-from autopar.tracing.known import KnownValues
+from autopar.tracing.model_state.attributes import Attributes
+from autopar.tracing.model_state.caches import Left
+from autopar.tracing.rewriting.cleaning import WRITES
 from autopar.tracing.values import has_tensor, value_of
 
 Tensor = torch.Tensor

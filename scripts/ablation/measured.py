@@ -40,7 +40,7 @@ from step_cases import CASES, Batch, Case, batch, build, gpt2
 from step_time import median_with_interval
 
 from autopar import Cluster, InfeasibleError, Plan, autoparallelize, plan
-from autopar.runtime.flights import Flight
+from autopar.runtime.communication.flights import Flight
 
 MODELS = {
     "gpt2-small": Case(lambda: gpt2(4, 384, 6, 4096), 8, 128, 4096, "transformer.h"),

@@ -1,4 +1,4 @@
-"""What it costs a step that every call of a planned model is compared between the ranks (`autopar.runtime.alike`).
+"""What it costs a step that every call of a planned model is compared between the ranks (`ranks.alike`).
 
     torchrun --standalone --nproc-per-node 2 scripts/bench/call_check.py
     torchrun --standalone --nproc-per-node 4 scripts/bench/call_check.py --pairs 200
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from autopar import autoparallelize
 from autopar.report.tables import table
-from autopar.runtime.alike import Alike, CallSize
+from autopar.runtime.ranks.alike import Alike, CallSize
 
 sys.path.insert(0, str(Path(__file__).parent))
 from startup import small_gpt2

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from autopar.layout import Layout, take_shard
 from autopar.report.tables import table
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local import LocalContext, run_local
 
 HEADS, SIZE = 4, 64

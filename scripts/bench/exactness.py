@@ -43,8 +43,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from autopar import autoparallelize
 from autopar.plans import NodePlan, Plan
 from autopar.report.tables import table
-from autopar.runtime.agreement import from_rank_zero
 from autopar.runtime.application import apply
+from autopar.runtime.ranks.agreement import from_rank_zero
 from autopar.tracing import trace
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -17,7 +17,7 @@ from zoo_worker import REAL_PARAMETERS, parts_of
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_splits import find_splits
 from autopar.tracing import Traced, trace
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 # What may be changed for a trace: the dtype (some models make float32 tensors themselves), a cache (a leaf that fills
 # one cannot be split), text whose tokens are known (what ends a sequence decides in some), layers left out at random

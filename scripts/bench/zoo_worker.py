@@ -30,8 +30,8 @@ from zoo_peak import peak_bytes, restart_peak
 import autopar
 from autopar.leaf_calls import LeafCall
 from autopar.tracing import ArgumentError, TraceError, trace
+from autopar.tracing.contents.known import Known
 from autopar.tracing.huggingface import prepared
-from autopar.tracing.known import Known
 from autopar.tracing.libraries import DataFreePaths
 
 _PACKAGE = str(Path(autopar.__file__).resolve().parent)

@@ -10,7 +10,7 @@ from autopar.strategies.arguments import Writer
 
 
 def experts(node: fx.Node) -> str | None:
-    """`experts(hidden, index, weights, *parameters)`; see `autopar.tracing.experts` for the shapes.
+    """`experts(hidden, index, weights, *parameters)`; see `leaves.experts` for the shapes.
 
     On experts, each rank does what is routed to its own of all tokens, and the results are summands. On tokens and
     experts at once, tokens go to the ranks of their experts and results come back. Within an expert, a bias of the
@@ -32,7 +32,7 @@ def experts(node: fx.Node) -> str | None:
 
 
 def routed(node: fx.Node) -> str | None:
-    """`routed(hidden, routes, weights, *parameters)`; see `autopar.tracing.routed`: split on the tokens alone."""
+    """`routed(hidden, routes, weights, *parameters)`; see `leaves.routed`: split on the tokens alone."""
     target: Any = node.target
     code = "routed_drawn" if target.draws else "routed"
     operands = []

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.runtime import collectives
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication import collectives
+from autopar.runtime.communication.collectives import LocalMesh
 
 
 class Meeting:

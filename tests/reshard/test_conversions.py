@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard, take_shard
 from autopar.reshard import Step, steps
-from autopar.runtime.convert import convert, recipe
+from autopar.runtime.communication.convert import convert, recipe
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (2, 2, 2)]
 SHAPES = [(24,), (12, 8), (7, 4), (3,), (1, 6), (5, 2, 12), (6, 6, 6)]

@@ -20,8 +20,8 @@ from promotion import Promotion
 from small_architectures import MODELS, Inputs
 
 from autopar.plans import Plan
-from autopar.runtime.agreement import from_rank_zero
 from autopar.runtime.application import apply
+from autopar.runtime.ranks.agreement import from_rank_zero
 from autopar.tracing import trace
 
 CPU = torch.device("cpu")

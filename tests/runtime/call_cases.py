@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
-from autopar.runtime.carried import planned_of
 from autopar.runtime.programs import MAX_GRAPHS
+from autopar.runtime.stored.carried import planned_of
 
 
 class Net(nn.Module):

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import autopar
 from autopar.errors import InputError
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.model_class import ATTRIBUTE
 
 ON_RANKS: dict[int, dict[str, tuple[tuple[int, ...], tuple[str, ...]]]] = {
     4: {

@@ -18,8 +18,8 @@ import autopar
 from autopar.errors import LayoutError
 from autopar.layout import Layout
 from autopar.reshard import steps
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.convert import convert, recipe
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.communication.convert import convert, recipe
 from autopar.runtime.live_storages import LiveStorages
 from autopar.staging import memory_order, staged_elements
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from autopar.layout import Layout, take_shard
 from autopar.plans import Plan
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.lowering import Rank, lower
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.lowering.lowering import Rank, lower
 from autopar.tracing import Traced
 
 CPU = torch.device("cpu")

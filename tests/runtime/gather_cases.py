@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from autopar.runtime import collectives
+from autopar.runtime.communication import collectives
 
 
 def gathered(value: torch.Tensor, at_once: int, group: str) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import autopar
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.model_class import ATTRIBUTE
 
 NEW_TOKENS = 5
 IDS = torch.randint(0, 96, (4, 16), generator=torch.Generator().manual_seed(0))

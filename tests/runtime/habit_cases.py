@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
-from autopar.runtime.advice import advice_for
+from autopar.runtime.dtensors.advice import advice_for
 
 
 def weights_put_back(prepare: Prepare) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.reshard import steps
 from autopar.states import State
-from autopar.tracing.plain_reads import PlainValues
+from autopar.tracing.model_state.plain_reads import PlainValues
 
 
 class Net(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
-from autopar.runtime.carried import planned_of
+from autopar.runtime.stored.carried import planned_of
 
 PRESETS = ("ddp", "fsdp", "tp")
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
-from autopar.runtime.carried import planned_of
+from autopar.runtime.stored.carried import planned_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from peak_memory import PeakMemory

@@ -20,10 +20,10 @@ from autopar import gradients_are_finite
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Bucket
-from autopar.runtime import collectives
 from autopar.runtime.application import apply
-from autopar.runtime.flights import Flight
-from autopar.runtime.transit import Transit
+from autopar.runtime.communication import collectives
+from autopar.runtime.communication.flights import Flight
+from autopar.runtime.communication.transit import Transit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
 from counting import CollectiveCounter

@@ -29,7 +29,7 @@ from autopar.errors import AutoparError
 from autopar.random_ops import draws
 from autopar.runtime.local import NEEDS_KEY
 from autopar.tracing import trace
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 MESHES = ((2,), (2, 2))
 SIZES = {"as they are": {}, "even": {"S": 4, "M": 8, "L": 16}}

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from autopar.runtime import gathering
-from autopar.runtime.pieces import cut, ranges_of
+from autopar.runtime.stored.pieces import cut, ranges_of
+from autopar.runtime.weights import gathering
 
 
 def pieces_of_any_layout() -> list[str]:

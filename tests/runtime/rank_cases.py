@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.errors import InfeasibleError
 from autopar.layout import Layout
-from autopar.runtime.agreement import agree, from_rank_zero
 from autopar.runtime.application import apply
+from autopar.runtime.ranks.agreement import agree, from_rank_zero
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))
 

@@ -27,10 +27,10 @@ from local_cases import Case, cases, numbers
 
 from autopar.layout import Layout, take_shard
 from autopar.reshard import steps
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.convert import convert, recipe
-from autopar.runtime.emission import LocalCall, Method
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.communication.convert import convert, recipe
 from autopar.runtime.local import LocalContext, run_local
+from autopar.runtime.lowering.emission import LocalCall, Method
 from autopar.runtime.randomness import RandomState, agree_seed
 
 MESHES = {2: [(2,)], 4: [(4,), (2, 2)]}

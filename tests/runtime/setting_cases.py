@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
-from autopar.runtime import agreement
+from autopar.runtime.ranks import agreement
 
 
 class Weights:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from autopar.runtime import collectives
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication import collectives
+from autopar.runtime.communication.collectives import LocalMesh
 
 Coordinate = tuple[int, ...]
 T = TypeVar("T")

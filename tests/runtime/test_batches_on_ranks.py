@@ -10,7 +10,7 @@ import torch
 from batch_cases import PRESETS, RUNS
 from launch import launch, values
 
-from autopar.runtime.batches import PartSampler
+from autopar.runtime.calling.batches import PartSampler
 
 
 @pytest.fixture(scope="module")

@@ -282,7 +282,7 @@ def test_errors_of_torch_are_printed_with_what_to_write_instead(two: Two) -> Non
 
 def test_advice_stands_below_an_error_that_ends_a_process() -> None:
     script = (
-        "from autopar.runtime.advice import advise\n"
+        "from autopar.runtime.dtensors.advice import advise\n"
         "advise()\n"
         "raise RuntimeError('aten.add.Tensor got mixed torch.Tensor and DTensor')"
     )

@@ -6,7 +6,7 @@ import torch
 from simulated import SimulatedMesh
 
 from autopar.layout import Layout
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local import LocalContext, run_local
 from autopar.runtime.local.exchange import joined
 

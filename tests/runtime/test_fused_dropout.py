@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from autopar.layout import Layout
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local import masks
 from autopar.runtime.local.context import LocalContext
 

@@ -12,7 +12,7 @@ from thinned import thinned
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.runtime.parameters import check_values
+from autopar.runtime.stored.parameters import check_values
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from autopar.layout import Layout, take_shard
 from autopar.plans import Plan, Segment
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.lowering import Rank, lower
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.lowering.lowering import Rank, lower
 from autopar.runtime.randomness import bits
 from autopar.tracing import Traced, trace
 

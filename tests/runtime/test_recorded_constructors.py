@@ -12,8 +12,8 @@ import transformers
 from torch import nn
 
 from autopar import InputError
-from autopar.runtime.recording import Tape, View, recording
-from autopar.runtime.replaying import Replay, slice_for
+from autopar.runtime.weights.recording import Tape, View, recording
+from autopar.runtime.weights.replaying import Replay, slice_for
 
 Build = Callable[[], nn.Module]
 
@@ -112,7 +112,7 @@ def test_numbers_that_nothing_reads_are_drawn_in_pieces(
     elements: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first values of a layer, which the model overwrites, never lie in memory, and the second are right."""
-    monkeypatch.setattr("autopar.runtime.replaying.PIECE_ELEMENTS", 1024)
+    monkeypatch.setattr("autopar.runtime.weights.replaying.PIECE_ELEMENTS", 1024)
 
     def build() -> nn.Module:
         holder = nn.Module()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autopar.layout import Layout
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.convert import convert, recipe
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.communication.convert import convert, recipe
 
 WHOLE = Layout.parse("R, R")
 LAYOUTS = ("S0, R", "R, S1", "S0, S1", "S0, S0@2", "S1@3, R", "S2, S1", "S2, S2@2")

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from autopar.layout import Layout
-from autopar.runtime.calls import global_stand_ins
+from autopar.runtime.calling.calls import global_stand_ins
 
 
 def test_they_need_gradients_where_the_parts_do():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from autopar.runtime import failures
+from autopar.runtime.ranks import failures
 
 HOURS, MINUTE = timedelta(hours=2), timedelta(minutes=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from autopar.runtime.unwanted import end_those_left, leave
+from autopar.runtime.communication.unwanted import end_those_left, leave
 
 
 class Under:

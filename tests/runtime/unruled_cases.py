@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.leaf_requests import LeafWarning
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.strategies import NoRuleWarning
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "equality"))

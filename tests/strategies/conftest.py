@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from autopar.graph import output_tensors, tensor_inputs, tensor_of
-from autopar.runtime import collectives
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication import collectives
+from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local import LocalContext, run_local
 from autopar.strategies import Strategy
 from autopar.strategies.check import LocalRun

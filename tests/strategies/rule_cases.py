@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from rule_tensors import DRAWS, const, ids, labels, lstm, mask, positive, single, weights, x
 
-from autopar.tracing.functional import apply_inplace, write
+from autopar.tracing.rewriting.functional import apply_inplace, write
 
 _WAVES = torch.arange(72.0, dtype=torch.float64).cos().view(6, 12)
 sdpa = F.scaled_dot_product_attention

@@ -9,7 +9,7 @@ from torch import nn
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_splits import find_splits
 from autopar.tracing import trace
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 ROWS = 4
 

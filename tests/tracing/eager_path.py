@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations.moe import ExpertsInterface
 
 from autopar.graph import GRAD_MODE, VAL, output_tensors
-from autopar.tracing.cleaning import WRITES
 from autopar.tracing.handlers import WRITTEN_AS
-from autopar.tracing.looked_into import LOOKED_INTO, look_into
+from autopar.tracing.rewriting.cleaning import WRITES
+from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into
 
 Call = tuple[str, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.tracing import TraceError, asserting, trace
+from autopar.tracing import TraceError, trace
+from autopar.tracing.contents import asserting
 
 BELIEVED = {
     "raise": "if (x > 1).any(): raise ValueError('a')",

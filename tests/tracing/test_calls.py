@@ -309,7 +309,7 @@ class Going(nn.Module):
 
 def test_of_installed_modules_states_alone_are_set(monkeypatch):
     assert trace(Going(), dict(x=torch.randn(1, 2))).set_attributes == (("", "made"), ("", "state"))
-    monkeypatch.setattr("autopar.tracing.left_behind._is_installed", lambda kind: True)
+    monkeypatch.setattr("autopar.tracing.model_state.left_behind._is_installed", lambda kind: True)
     assert trace(Going(), dict(x=torch.randn(1, 2))).set_attributes == (("", "state"),)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from autopar.errors import InputError
 from autopar.tracing import TraceError, UnknownDataError, known, trace
-from autopar.tracing.known import LIMIT
+from autopar.tracing.contents.known import LIMIT
 
 SIDE = 1 << 11  # a mask of SIDE x SIDE is over the limit, one row of it is not
 assert SIDE * SIDE > LIMIT > SIDE

@@ -14,8 +14,8 @@ from autopar import Cluster, UntraceableError, plan
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_requests import LeafWarning
 from autopar.tracing import TraceError, trace
-from autopar.tracing.function_leaves import function_around
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.functions import function_around
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 TWO = Cluster.preset("cpu", shape=(2,))
 EXAMPLES = dict(x=torch.randn(6, 4), targets=[dict(boxes=torch.rand(3, 2)), dict(boxes=torch.rand(5, 2))])

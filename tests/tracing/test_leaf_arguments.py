@@ -15,7 +15,7 @@ from torch import nn
 
 from autopar.leaf_calls import LeafCall
 from autopar.tracing import Traced, trace
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 
 class Kind(enum.Enum):

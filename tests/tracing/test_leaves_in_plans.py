@@ -13,7 +13,7 @@ from autopar.graph import COST, TRIAL_FLOPS, output_tensors
 from autopar.leaf_calls import LeafCall
 from autopar.leaf_requests import LeafWarning
 from autopar.tracing import trace
-from autopar.tracing.leaf_tensors import show_leaf_tensors
+from autopar.tracing.leaves.tensors import show_leaf_tensors
 
 TWO = Cluster.preset("cpu", shape=(2,))
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.tracing import TraceError, caches, trace
+from autopar.tracing import TraceError, trace
+from autopar.tracing.model_state import caches
 
 Tensor = torch.Tensor
 TABLES: dict[int, Any] = {}

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from autopar.errors import InputError
 from autopar.plans import Plan
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.model_class import ATTRIBUTE
 
 OPTIMIZER_FILE = "optimizer.pt"
 _ORDER = (

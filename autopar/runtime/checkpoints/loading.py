@@ -19,8 +19,8 @@ from autopar.runtime.checkpoints.optimizer_states import empty_state, set_state
 from autopar.runtime.checkpoints.random_states import set_random_states
 from autopar.runtime.checkpoints.saving import finish_running
 from autopar.runtime.checkpoints.together import Together
-from autopar.runtime.failures import count_steps_from
-from autopar.runtime.parameters import check_values
+from autopar.runtime.ranks.failures import count_steps_from
+from autopar.runtime.stored.parameters import check_values
 
 
 def latest_checkpoint(folder: str | Path) -> Checkpoint | None:

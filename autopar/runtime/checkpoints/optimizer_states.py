@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autopar.errors import InputError
-from autopar.runtime.parameters import tied_names
+from autopar.runtime.stored.parameters import tied_names
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopar.runtime.model_class import ATTRIBUTE
+from autopar.runtime.stored.model_class import ATTRIBUTE
 
 
 def random_states(model: nn.Module) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from autopar.errors import InputError
-from autopar.runtime.failures import told
-from autopar.runtime.meeting import meet
+from autopar.runtime.ranks.failures import told
+from autopar.runtime.ranks.meeting import meet
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # slow disks, not hung ranks: who dies closes its connections, and that is noticed

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.communication.compiled_outputs import as_output
+from autopar.runtime.gradients.second_derivatives import once
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import moved
 from autopar.runtime.local.masks import Attended, causal_attention
-from autopar.runtime.second_derivatives import once
 
 _aten = torch.ops.aten
 _Pair = tuple[torch.Tensor, torch.Tensor]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from autopar.layout import Layout
-from autopar.runtime.collectives import LocalMesh
+from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
 

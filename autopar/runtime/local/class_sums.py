@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.communication.compiled_outputs import as_output
+from autopar.runtime.gradients.second_derivatives import once
 from autopar.runtime.local.class_part import Part
 from autopar.runtime.local.exchange import reduced
-from autopar.runtime.second_derivatives import once
 
 _WHOLE_CLASSES = "pin the logits so that their classes are not split"
 

@@ -11,8 +11,8 @@ import torch
 
 from autopar.errors import LayoutError
 from autopar.layout import Layout
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.cuts import Cut
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.communication.cuts import Cut
 
 
 @dataclass(frozen=True)

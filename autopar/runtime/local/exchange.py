@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from autopar.runtime import collectives
-from autopar.runtime.collectives import LocalMesh, ReduceOp
-from autopar.runtime.compiled_outputs import as_output
-from autopar.runtime.second_derivatives import are_differentiated
+from autopar.runtime.communication import collectives
+from autopar.runtime.communication.collectives import LocalMesh, ReduceOp
+from autopar.runtime.communication.compiled_outputs import as_output
+from autopar.runtime.gradients.second_derivatives import are_differentiated
 
 
 def reduced(tensor: torch.Tensor, op: ReduceOp, axes: Sequence[int], mesh: LocalMesh) -> torch.Tensor:

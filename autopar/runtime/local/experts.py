@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime import collectives
+from autopar.runtime.communication import collectives
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import exchange
 

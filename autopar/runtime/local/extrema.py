@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.collectives import LocalMesh, ReduceOp
-from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.communication.collectives import LocalMesh, ReduceOp
+from autopar.runtime.communication.compiled_outputs import as_output
+from autopar.runtime.gradients.second_derivatives import are_differentiated
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import handed_out, reduced
-from autopar.runtime.second_derivatives import are_differentiated
 
 
 def extremum(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ctx: LocalContext, key: object) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.runtime.collectives import LocalMesh
-from autopar.runtime.compiled_outputs import as_output
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.communication.compiled_outputs import as_output
+from autopar.runtime.gradients.second_derivatives import once
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.exchange import reduced
-from autopar.runtime.second_derivatives import once
 
 
 class _Normalised(torch.autograd.Function):

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from autopar.runtime import collectives
-from autopar.runtime.compiled_outputs import as_no_view
+from autopar.runtime.communication import collectives
+from autopar.runtime.communication.compiled_outputs import as_no_view
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.local.draws import drawn
 

@@ -15,10 +15,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
-from autopar.tracing.cleaning import WRITES
 from autopar.tracing.errors import TraceError
-from autopar.tracing.functionalize import functionalize
-from autopar.tracing.pure_writes import pure_overload
+from autopar.tracing.rewriting.cleaning import WRITES
+from autopar.tracing.rewriting.functionalize import functionalize
+from autopar.tracing.rewriting.pure_writes import pure_overload
 
 Tensor = torch.Tensor
 _IN_PLACE_OPERATORS = {

@@ -1,0 +1,187 @@
+"""Which part of the data is a rank's own: of a batch that all ranks have, and of a dataset that all ranks can read.
+
+With `inputs="global"` every rank passes the whole batch, so the part is the whole. With `inputs="local"` the rows are
+dealt out as the plan lays the inputs out, and ranks whose layouts are the same pass the same rows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Sampler
+
+from autopar.errors import InputError
+from autopar.layout import Layout, take_shard
+from autopar.runtime.calling.calls import Lies
+from autopar.runtime.planned import Planned
+from autopar.runtime.stored.carried import planned_of
+
+
+def local_batch(model: nn.Module, batch: Any) -> Any:
+    """This rank's part of a batch of which every rank has the whole, to be passed to the planned model.
+
+    `batch`: inputs by name, as in `meta_args`; a tuple or list of positional inputs; or the first input alone. It may
+    have fewer rows than the example, as a last batch does. By name it may also have what the model does not take,
+    targets of a loss outside of it: of these, this rank gets the rows that it has of the inputs. So it does of inputs
+    that the example did not have, a mask say, whose first dim is as long as that of the others.
+
+    Raises InputError for a batch whose rows the ranks cannot share evenly, and for more inputs than the model takes.
+    """
+    planned = planned_of(model)
+    lies = planned.programs.first.inputs
+    if all(layout.is_replicated for layout, _ in lies.values()):
+        return batch
+    parameters = inspect.signature(model.forward).parameters
+    names = list(parameters)
+    if isinstance(batch, Mapping):
+        taken = {name for name in batch if not {name, f"{name}_0"}.isdisjoint({*parameters, *lies})}
+        length = _length({name: value for name, value in batch.items() if name in taken}, lies)
+        return {
+            name: _part(name, value, planned, lies, length, is_input=name in taken) for name, value in batch.items()
+        }
+    if isinstance(batch, (tuple, list)):
+        if len(batch) > len(names) and not any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+            raise InputError(
+                f"{len(batch)} positional inputs were given, and the model takes {len(names)}: {names}; what it does "
+                "not take (targets) is cut by name, local_batch(model, {'name': tensor})"
+            )
+        length = _length(dict(zip(names, batch, strict=False)), lies)
+        parts = [_part(name, value, planned, lies, length) for name, value in zip(names, batch, strict=False)]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return _part(names[0], batch, planned, lies, _length({names[0]: batch}, lies))
+
+
+def sampler(
+    model: nn.Module, dataset: Sized, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
+) -> PartSampler:
+    """The rows of a dataset that this rank passes to the planned model, batch after batch.
+
+        rows = autopar.sampler(model, dataset, shuffle=True)
+        loader = DataLoader(dataset, sampler=rows, batch_size=rows.batch_size)
+
+    The parts of all ranks are the batches that one process takes in turn, each of as many rows as the example had.
+    Call `rows.set_epoch(epoch)` before each epoch to shuffle anew; all ranks pass the same `seed`.
+    `drop_last`: leave out the rows that do not fill a batch. If not, the last batch is smaller.
+
+    Raises InputError for a last batch that the ranks cannot share evenly, and a dataset of no length.
+    """
+    planned = planned_of(model)
+    if not isinstance(dataset, Sized):
+        raise InputError(
+            f"{type(dataset).__name__} has no length, so that its rows cannot be dealt out: take whole batches from it "
+            "on every rank, and pass autopar.local_batch(model, batch)"
+        )
+    layout, rows = _of_rows(planned)
+    shape = planned.rank.mesh.shape
+    parts, last = layout.shards(shape), len(dataset) % rows
+    if last % parts and not drop_last:
+        raise InputError(
+            f"the last batch has {last} of {rows} rows, which {parts} ranks cannot share evenly: pass drop_last=True, "
+            'or plan with inputs="global"'
+        )
+    mine = take_shard(torch.arange(parts, device="cpu"), layout, shape, planned.rank.mesh.coordinate)
+    return PartSampler(len(dataset), rows, int(mine[0]), parts, shuffle, seed, drop_last)
+
+
+class PartSampler(Sampler[int]):
+    """Of each batch of `rows` rows, part number `part` of `parts`; made by `sampler`.
+
+    >>> list(PartSampler(10, rows=4, part=1, parts=2, shuffle=False, seed=0, drop_last=False))
+    [2, 3, 6, 7, 9]
+    """
+
+    def __init__(
+        self, length: int, rows: int, part: int, parts: int, shuffle: bool, seed: int, drop_last: bool
+    ) -> None:
+        self.length = length - length % rows if drop_last else length
+        self.rows, self.part, self.parts = rows, part, parts
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self._all = length
+
+    @property
+    def batch_size(self) -> int:
+        """Rows that this rank passes in one batch."""
+        return self.rows // self.parts
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order for another epoch, the same on every rank."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length // self.parts
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self._all))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self._all, generator=generator, device="cpu").tolist()
+        for start in range(0, self.length, self.rows):
+            count = min(self.rows, self.length - start) // self.parts
+            yield from order[start + self.part * count : start + (self.part + 1) * count]
+
+
+def _of_rows(planned: Planned) -> tuple[Layout, int]:
+    """The layout of the inputs' rows, and how many the example had."""
+    lies = [(layout, shape) for layout, shape in planned.programs.first.inputs.values() if shape and shape[0] > 1]
+    lies.sort(key=lambda one: one[0].is_replicated)
+    if not lies:
+        raise InputError(
+            "the example had one row, so that nothing says how many a batch has: give an example with more"
+        )
+    layout, shape = lies[0]
+    return layout, shape[0]
+
+
+def _named(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What an argument holds, tensors with their names in a graph."""
+    leaves = pytree.tree_leaves(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return [(name, value)]
+    places = itertools.count()
+    return [(f"{name}_{next(places)}" if isinstance(leaf, torch.Tensor) else name, leaf) for leaf in leaves]
+
+
+def _length(batch: Mapping[str, Any], lies: Mapping[str, Lies]) -> int | None:
+    """How many rows a batch has: as those inputs say that the example says to have rows, or if none is, the first."""
+    leaves = [leaf for name, value in batch.items() for leaf in _named(name, value)]
+    lengths = {name: len(leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
+    if lies.keys().isdisjoint(lengths):
+        return next(iter(lengths.values()), None)
+    return next((n for name, n in lengths.items() if name in lies and not lies[name][0].is_replicated), None)
+
+
+def _part(
+    name: str, value: Any, planned: Planned, lies: Mapping[str, Lies], length: int | None, *, is_input: bool = True
+) -> Any:
+    """`length`: of the batch; an input that the example did not have has rows if its first dim is as long."""
+    parts = []
+    for own_name, leaf in _named(name, value):
+        known = lies.get(own_name) if is_input else _of_rows(planned)
+        if isinstance(leaf, torch.Tensor):
+            if known is None and leaf.ndim and len(leaf) == length:
+                known = _of_rows(planned)
+            parts.append(leaf if known is None else _cut(name, leaf, known[0], planned))
+        else:
+            parts.append(leaf)
+    return pytree.tree_unflatten(parts, pytree.tree_structure(value))
+
+
+def _cut(name: str, tensor: torch.Tensor, layout: Layout, planned: Planned) -> torch.Tensor:
+    mesh = planned.rank.mesh
+    if layout.is_replicated or not tensor.ndim:
+        return tensor
+    if not layout.is_legal(tensor.shape, mesh.shape):
+        ranks = math.prod(n for p, n in zip(layout.placements, mesh.shape, strict=True) if p.is_sharded)
+        raise InputError(
+            f"'{name}' has {tensor.shape[0]} rows, which {ranks} ranks cannot share evenly: leave a smaller last batch "
+            'out, or plan with inputs="global"'
+        )
+    part: torch.Tensor = take_shard(tensor, layout, mesh.shape, mesh.coordinate)
+    return part

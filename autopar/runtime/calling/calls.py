@@ -1,0 +1,218 @@
+"""What kind of call it is, told quickly: this runs at every call of the model."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import os
+import traceback
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from autopar.entries import FORWARD, Entry
+from autopar.errors import InputError
+from autopar.layout import Layout
+from autopar.looks import lie_of, repeated
+from autopar.runtime.traces import Traced
+from autopar.states import placeholder_name
+
+_OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional arguments, and those by name."""
+Lies = tuple[Layout, tuple[int, ...]]
+"""The layout of an input, and the shape of the mesh."""
+Order = tuple[int | torch.Tensor, ...]
+"""Where each placeholder's value stands among the leaves of a call; a tensor that is a default stands for itself."""
+
+
+def call_key(
+    modules: Sequence[nn.Module],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    entry: Entry = FORWARD,
+    *,
+    reads_memory: bool = False,
+) -> Hashable | None:
+    """Equal for two calls only if they run the same graph; None for a call with nested or unusual arguments.
+
+    `reads_memory`: it may be another one for tensors that lie otherwise.
+
+    >>> key = call_key([], (torch.ones(2),), {"flag": True})
+    >>> key == call_key([], (torch.zeros(2),), {"flag": True}), key == call_key([], (torch.ones(3),), {"flag": True})
+    (True, False)
+    """
+    kinds: list[Hashable] = []
+    tensors: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            kinds.append((value.shape, value.dtype, value.requires_grad, lie_of(value) if reads_memory else None))
+            tensors.append(value)
+        elif isinstance(value, float):  # 0.0 is not -0.0, which it equals; and one that is not a number is one
+            kinds.append((type(value), value if value == value else "nan", math.copysign(1.0, value)))
+        elif value is None or isinstance(value, (bool, int, str)):
+            kinds.append((type(value), value))
+        else:
+            return None
+    modes = (torch.is_grad_enabled(), *[module.training for module in modules])
+    trainable = tuple([p.requires_grad for module in modules for p in module._parameters.values() if p is not None])
+    return entry, modes, trainable, len(args), tuple(kwargs), tuple(kinds), repeated(tensors)
+
+
+def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call whose DTensors, as another planned model returns them, are whole. `inputs`: those of the plan."""
+    values = (*args, *kwargs.values())
+    if not any(isinstance(v, (DTensor, list, tuple, dict)) for v in values):  # nearly always: quick
+        return args, kwargs
+    if not any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return args, kwargs
+    if inputs == "local":
+        raise InputError(
+            'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
+            'plan both models with inputs="global", or pass tensor.to_local() where its rows lie as the ranks\' own'
+        )
+    made: list[tuple[DTensor, torch.Tensor]] = []  # one passed twice is one again; torch.compile guards `id`
+
+    def gather(tensor: DTensor) -> torch.Tensor:
+        if not any(one is tensor for one, _ in made):
+            made.append((tensor, tensor.full_tensor()))
+        return next(whole for one, whole in made if one is tensor)
+
+    whole: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(DTensor, gather, (args, kwargs))
+    return whole
+
+
+def order_of(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
+    """Where the placeholders' values stand among the leaves of calls like this one.
+
+    Found by binding stand-ins, each tensor another: a call may pass one tensor twice, and a later one two.
+    """
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    if not traced.reads_values:
+        leaves = [torch.empty_like(v, device="meta") if isinstance(v, torch.Tensor) else v for v in leaves]
+    values = traced.bind(*pytree.tree_unflatten(leaves, spec))
+    if torch.compiler.is_compiling():  # torch 2.11 compiles no `id` of a tensor that is made inside
+        return tuple([_place(leaves, value) for value in values])
+    places: dict[int, int] = {}
+    for place, leaf in enumerate(leaves):
+        places.setdefault(id(leaf), place)
+    return tuple(places.get(id(value), value) for value in values)
+
+
+def _place(leaves: Sequence[Any], value: Any) -> Any:
+    for place, leaf in enumerate(leaves):
+        if leaf is value:
+            return place
+    return value
+
+
+def global_stand_ins(
+    called: Callable[..., Any],
+    known: Mapping[str, Lies],
+    rows: Lies | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    states: Collection[str] = (),
+) -> Call:
+    """A call whose tensors are this rank's parts, with data-free tensors of their global shapes in their place.
+
+    `known`: layout and mesh shape of inputs, by their names in a graph; `rows`: those of inputs that have rows, as an
+    input that is not known has whose first dim is as long as that of those that are, or of the first; of `states`,
+    whose rows may lie along any dim, nothing follows for others.
+    """
+    tensors = tensors_of_call(called, args, kwargs)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in states}
+    lengths = {name: len(tensor) for name, tensor in tensors.items() if tensor.ndim}
+    length = next((n for name, n in lengths.items() if name in known and not known[name][0].is_replicated), None)
+    if length is None and known.keys().isdisjoint(tensors):
+        length = next(iter(lengths.values()), None)
+
+    made: dict[int, torch.Tensor] = {}  # one that is passed twice is one again
+
+    def stand_in(name: str, part: torch.Tensor) -> torch.Tensor:
+        if id(part) not in made:
+            lies = rows if name not in known and part.ndim and len(part) == length else known.get(name)
+            shape, stride = _global_look(part, lies)
+            made[id(part)] = torch.empty_strided(shape, stride, dtype=part.dtype, device="meta")
+            made[id(part)].requires_grad_(part.requires_grad)
+        return made[id(part)]
+
+    return _replaced(called, args, kwargs, stand_in)
+
+
+def tensors_of_call(
+    called: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a call, by their names in a graph."""
+    found: dict[str, torch.Tensor] = {}
+    _replaced(called, args, kwargs, lambda name, tensor: found.setdefault(name, tensor))
+    return found
+
+
+def _replaced(
+    called: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    other: Callable[[str, torch.Tensor], torch.Tensor],
+) -> Call:
+    """A call with what `other` gives in the place of each tensor, of its name in the graph and itself."""
+    bound = inspect.signature(called).bind_partial(*args)  # by name there may be what only a loss takes
+    names = iter(bound.arguments)
+    own = tuple(replaced(next(names), value, other) for value in args)
+    return own, {name: replaced(name, value, other) for name, value in kwargs.items()}
+
+
+def replaced(argument: str, value: Any, other: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """An argument with what `other` gives in the place of each tensor, of its name in the graph and itself."""
+    leaves, spec = pytree.tree_flatten(value)
+    name, is_one, places = placeholder_name(argument), len(leaves) == 1 and leaves[0] is value, itertools.count()
+    made = [
+        other(name if is_one else f"{name}_{next(places)}", leaf) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+    return pytree.tree_unflatten(made, spec)
+
+
+def _global_look(part: torch.Tensor, lies: Lies | None) -> tuple[Sequence[int], Sequence[int]]:
+    """Shape and strides of a whole of which each rank has such a part; contiguous where that is."""
+    shape = list(part.shape)
+    stride = list(lie_of(part) or torch.empty(part.shape, device="meta").stride())
+    if lies is not None:
+        layout, mesh_shape = lies
+        for placement, ranks in zip(layout.placements, mesh_shape, strict=True):
+            if placement.is_sharded and placement.dim < len(shape):
+                shape[placement.dim] *= ranks
+                stride = [step * ranks if step > stride[placement.dim] else step for step in stride]
+    return shape, stride
+
+
+def place_of(error: BaseException) -> str:
+    """ "file:line" of the innermost frame outside torch and autopar that an error came through; "" if there is none."""
+    return place_of_frames(traceback.extract_tb(error.__traceback__))
+
+
+def place_of_frames(frames: Sequence[traceback.FrameSummary]) -> str:
+    """ "file:line" of the last of `frames` that is neither torch's nor autopar's; "" if there is none."""
+    users = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
+
+
+def description(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reads_memory: bool = False
+) -> str:
+    """What a call looks like, in text that is equal on ranks that call alike; `reads_memory` as in `call_key`."""
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    same = repeated([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    words: list[object] = [torch.is_grad_enabled(), model.training, str(spec), same]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            words.append((tuple(leaf.shape), str(leaf.dtype), leaf.requires_grad, lie_of(leaf) if reads_memory else ""))
+        else:
+            words.append(leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf).__name__)
+    return repr(words)

@@ -1,0 +1,63 @@
+"""With `inputs="local"`: whether what a rank passes can be its rows of what the plan was made for.
+
+Rows are dim 0 of every input that is no scalar. Of other data, a batch on dim 1 or a table that all ranks have, calls
+of other shapes would be planned, and their numbers be those of another batch.
+
+What a rank has of its own, rows that it passes and those that it gets back, has the gradients of a loss of its own, as
+under DistributedDataParallel: all ranks' losses together are their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.runtime.calling.calls import Call, tensors_of_call
+from autopar.runtime.gradients.scaled_gradients import with_scaled_gradient
+from autopar.runtime.programs import Program, Programs
+from autopar.user_warnings import warn
+
+
+def asked_as_own(inputs: Sequence[Any], program: Program, ranks: int) -> list[Any]:
+    """The inputs of a call; gradients of this rank's rows come back as of its own loss, not as of the mean."""
+    layouts = (layout for layout, _ in program.inputs.values())
+    return [
+        with_scaled_gradient(value, ranks)
+        if isinstance(value, torch.Tensor) and value.requires_grad and not layout.is_replicated
+        else value
+        for value, layout in zip(inputs, layouts, strict=True)
+    ]
+
+
+def check_rows(programs: Programs, model: nn.Module, passed: Call, whole: Call) -> None:
+    """Look at a call that is not as planned: what this rank has `passed`, and the `whole` batch it would be rows of.
+
+    Raises InputError where some inputs are rows of the planned ones and others are all of them; warns where the first
+    call is of another batch than was planned.
+    """
+    if programs[0].plan.inputs != "local":
+        return
+    tensors = (tensors_of_call(model.forward, *one) for one in (passed, whole))
+    given, taken = ({name: tuple(tensor.shape) for name, tensor in one.items()} for one in tensors)
+    inputs = programs.first.inputs.items()
+    planned = {name: shape for name, (layout, shape) in inputs if not layout.is_replicated and name in given}
+    entire = [name for name, shape in planned.items() if given[name] == shape != taken[name]]
+    if entire and any(taken[name] == shape for name, shape in planned.items()):
+        name = entire[0]
+        raise InputError(
+            f'with inputs="local" each rank passes its rows of every input, and {name!r} was passed whole: taken for '
+            f"rows, it would be {taken[name]} in all, where the example is {planned[name]}. Pass this rank's part "
+            '(autopar.local_batch), keep what has no rows as a buffer of the model, or plan with inputs="global"'
+        )
+    others = [name for name, shape in planned.items() if taken[name] != shape]
+    if others and torch.is_grad_enabled() and not any(program.checked for program in programs):
+        name = others[0]
+        warn(
+            f'with inputs="local" the rows of a batch are dim 0, and {name!r} of shape {given[name]} here is taken '
+            f"for rows of {taken[name]} in all; the plan was made for {planned[name]}. If the batch is on another "
+            'dim, put it first (batch_first=True), or plan with inputs="global"'
+        )

@@ -1,0 +1,98 @@
+"""A call of another kind than any before: every rank traces and plans it, with parameters stored as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autopar.entries import FORWARD, Entry, of_model
+from autopar.errors import AutoparError, InputError
+from autopar.runtime.calling.calls import Call, description, place_of, tensors_of_call
+from autopar.runtime.calling.entered import as_built
+from autopar.runtime.calling.local_rows import check_rows
+from autopar.runtime.calling.states import check_rows_of_states, looks_of_set, take_over
+from autopar.runtime.programs import Program
+from autopar.runtime.ranks.agreement import agree
+from autopar.runtime.stored.parameters import plain_parameters
+
+if TYPE_CHECKING:
+    from autopar.runtime.planned import Planned
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="autopar traces and plans each new kind of call; make one such call of the model before compiling it"
+)
+def plan_anew(
+    planned: Planned, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entry: Entry
+) -> Program:
+    """The program of such a call."""
+    programs = planned.programs
+    seen = str(entry) + description(model, args, kwargs, reads_memory=programs.read_memory)
+    agree(planned.rank.device, {"the shapes and arguments of this call": seen})
+    planned_class = type(model)
+    model.__class__ = planned.user_class
+    try:
+        with plain_parameters(model), as_built(model):
+            like = list(programs if entry == FORWARD else programs.of(entry))
+            call = planned.whole_call(model, like, args, kwargs, entry)
+            if entry == FORWARD:
+                check_rows(programs, model, (args, kwargs), call)
+            rows = {**programs.rows_of_states, **_without_rows(planned, entry.of(model), (args, kwargs), call)}
+            call = call[0], {**call[1], **looks_of_set(programs, model)}
+            earlier = [(program.traced, program.plan) for program in programs.of(entry)]
+            traced, plan = planned.replan(model, *call, planned.storage, planned.trained.names, earlier, entry, rows)
+            program = next((one for one in programs if one.plan is plan), None)
+            if program is None:
+                first = programs.first.traced.root  # a copy may go again
+                known = {*programs.states}
+                program = planned.add(traced if model is first else traced.of(first), plan, model)
+                take_over(model, program, known, planned.device_mesh)
+            program.traced.other_keys.append(program.traced.key(*call, model))
+            return program
+    except Exception as error:  # also what the user's code raises for such inputs
+        if programs[0].plan.inputs == "local" and programs.states:
+            check_rows_of_states(programs, tensors_of_call(entry.of(model), args, kwargs), error)
+        raise _refused(planned, model, args, kwargs, entry, error) from error
+    finally:
+        model.__class__ = planned_class
+
+
+def _without_rows(planned: Planned, called: Callable[..., Any], passed: Call, whole: Call) -> dict[str, int]:
+    """Which inputs the call with the `whole` batch takes as this rank has `passed` them, as notes for its graph.
+
+    The plan would take every tensor of this rank for its rows, a vector too that all ranks have.
+    """
+    if planned.programs[0].plan.inputs == "global" or math.prod(planned.rank.mesh.shape) == 1:
+        return {}
+    given, taken = (tensors_of_call(called, *one) for one in (passed, whole))
+    return {name: -1 for name, tensor in given.items() if tensor.shape == taken[name].shape}
+
+
+def _refused(
+    planned: Planned,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    entry: Entry,
+    error: Exception,
+) -> Exception:
+    """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
+    earlier = planned.programs.of(entry)
+    if not earlier:
+        error.add_note(f"This came of a call of {of_model(entry)}, which is planned for itself.")
+        return error
+    try:
+        earlier[-1].traced.bind(*planned.whole_call(model, earlier[-1:], args, kwargs, entry))
+    except InputError as difference:
+        where = error.where if isinstance(error, AutoparError) else place_of(error)
+        reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
+        return InputError(f"{difference.message}; nor can such a call be planned: {reason}", where=where)
+    error.add_note(
+        "This came of a call that is planned for itself: its arguments are like those of an earlier one, but the "
+        "mode (train() or eval(), no_grad), what is trainable, or a value set on a module is another."
+    )
+    return error

@@ -1,0 +1,161 @@
+"""States of a planned model: what calls are given of attributes that forward goes on from, and what they leave there.
+
+Every rank has a state whole, or with `inputs="local"` its rows of one that has rows, along whichever dim they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from autopar.errors import InputError
+from autopar.layout import Layout, R, shard, take_shard
+from autopar.runtime.calling.calls import Lies, replaced
+from autopar.runtime.calling.outputs import returned, rows_of_rank, rows_or_whole
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.programs import Program, Programs, made_by_calls
+from autopar.states import State, placeholder_name, states_in
+
+
+def with_states(states: Mapping[str, State], model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, and the states by theirs.
+
+    Raises InputError for a state on the meta device.
+    """
+    if not states:
+        return kwargs
+    found = {argument: state.read(model) for argument, state in states.items()}
+    for argument, value in found.items():
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(value)):
+            raise InputError(
+                f"'{argument}', from which forward goes on, has no values (it is on the meta device): set it before "
+                "the first call, as a tensor on the model's device or None"
+            )
+    return {**kwargs, **found}
+
+
+def put_states(
+    given: list[Any], outputs: Sequence[Any], program: Program, programs: Programs, device_mesh: DeviceMesh
+) -> None:
+    """Put the states that a call has made among what it gives, at their places; `outputs`: local tensors."""
+    states = {p: name for p, (argument, name) in program.traced.set_outputs.items() if argument in programs.states}
+    if not states:
+        return
+    lies = [program.lowered.outputs[place] for place in states]
+    is_local = program.plan.inputs == "local"
+    values = returned([outputs[place] for place in states], lies, device_mesh, whole=not is_local)
+    if is_local:
+        shapes = [at[1] for at in lies if at is not None]
+        rows = programs.rows_of_states
+        dims = [_dim_of(name, shape, rows, device_mesh) for name, shape in zip(states.values(), shapes, strict=True)]
+        values = rows_or_whole(values, lies, device_mesh, dims)
+    if not torch.compiler.is_compiling():
+        made_by_calls.update(dict.fromkeys(values))
+    for place, value in zip(states, values, strict=True):
+        given[place] = value
+
+
+def looks_of_set(programs: Programs, model: nn.Module) -> dict[str, Any]:
+    """What a trace is given beside the states: attributes that calls set and that nothing has read yet, as they look.
+
+    They turn out to be states where the traced call reads them.
+    """
+    set_by_calls = {argument: None for one in programs.traces for argument, _ in one.set_outputs.values()}
+    found = states_in({argument: None for argument in set_by_calls if argument not in programs.states}, {})
+    paths = {path for path, _ in model.named_modules()}
+    values = {one.argument: one.read(model) for one in found if one.path in paths}  # not the loss's
+    return {name: pytree.tree_map_only(torch.Tensor, _look, value) for name, value in values.items()}
+
+
+def _look(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def take_over(model: nn.Module, program: Program, known: Collection[str], device_mesh: DeviceMesh) -> None:
+    """Have states that `program` is the first to go on from, not those that were `known`, lie as calls are given them.
+
+    Calls have set them as what the loop alone reads: of the whole batch, on every rank.
+    """
+    is_local = program.plan.inputs == "local"
+
+    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        lies = program.inputs.get(name)
+        if is_local and lies is not None and not lies[0].is_replicated:
+            return rows_of_rank(tensor, device_mesh, next(p.dim for p in lies[0].placements if p.is_sharded))
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    for argument, state in program.traced.states.items():
+        if argument not in known:
+            state.put(model, replaced(argument, state.read(model), own))
+
+
+def _dim_of(name: str, shape: Sequence[int], rows: Mapping[str, int], device_mesh: DeviceMesh) -> int:
+    """Along which dim a state is dealt out; -1 where it is not."""
+    dim = rows.get(name, -1)
+    dim = dim if dim < len(shape) else -1
+    if dim >= 0 and shape[dim] % device_mesh.size():
+        raise InputError(
+            f"with inputs=\"local\" each rank has its own rows of '{name}', from which forward goes on, and "
+            f"{device_mesh.size()} ranks cannot share {shape[dim]} on dim {dim} evenly: pass it as an argument and "
+            'return it, or plan with inputs="global"'
+        )
+    return dim
+
+
+def lies_of_states(rows: Mapping[str, int], mesh: LocalMesh) -> dict[str, Lies]:
+    """How states lie whose rows are along these dims, by their names as inputs."""
+    outer = [math.prod(mesh.shape[:axis]) for axis in range(len(mesh.shape))]
+    return {
+        name: (Layout(tuple(R if dim < 0 else shard(dim, one) for one in outer)), mesh.shape)
+        for name, dim in rows.items()
+    }
+
+
+def check_rows_of_states(programs: Programs, tensors: Mapping[str, torch.Tensor], error: Exception) -> None:
+    """Raise InputError, from what came of such a call, where a state has other rows than this rank passes.
+
+    `tensors`: of the call, by name.
+    """
+    dims = programs.rows_of_states
+    rows = next((len(tensor) for name, tensor in tensors.items() if name not in dims and tensor.ndim), 0)
+    known = {placeholder_name(argument): argument for argument in programs.states}
+    for name, dim in dims.items():
+        state = tensors.get(name)
+        if state is not None and 0 <= dim < state.ndim and state.shape[dim] != rows:
+            raise InputError(
+                f"with inputs=\"local\" each rank has its own rows of '{known.get(name, name)}', from which forward "
+                f"goes on: it has {state.shape[dim]} on dim {dim}, where this rank passes {rows}. Set it to "
+                "this rank's rows, or None"
+            ) from error
+
+
+def deal_out_states(model: nn.Module, program: Program, mesh: LocalMesh, device: torch.device) -> None:
+    """Put on the device what the examples went on from, as rank 0 has it: every rank the whole, or its rows.
+
+    What the caller sets later lies as calls leave it.
+    """
+
+    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_meta else _own(tensor, program.inputs.get(name), mesh, device)
+
+    for argument, state in program.traced.states.items():
+        state.put(model, replaced(argument, state.read(model), own))
+
+
+def _own(tensor: torch.Tensor, lies: Lies | None, mesh: LocalMesh, device: torch.device) -> torch.Tensor:
+    needs_grad = tensor.requires_grad
+    if tensor.layout == torch.strided and tensor.numel():
+        tensor = tensor.detach().to(device).contiguous().clone()  # elements that share memory cannot be received
+        dist.broadcast(tensor, src=0)
+        if lies is not None and not lies[0].is_replicated:
+            tensor = take_shard(tensor, lies[0], mesh.shape, mesh.coordinate).clone()
+    return tensor.requires_grad_() if needs_grad else tensor

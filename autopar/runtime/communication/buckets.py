@@ -1,0 +1,130 @@
+"""Buckets: parameters that one rank gathers together and whose gradients it reduces together.
+
+A bucket is one node of the local graph and one of the autograd graph: its backward runs once the gradients of all
+its members are there. Both directions are in the background (`communication.transit`): a gather begins while
+the bucket before computes, and a reduction is waited for where the parameter's own gradient is handed out, after all
+other nodes of the backward pass. Compiled graphs have plain conversions in place of that, for the compiler to order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.errors import PlanMismatchError
+from autopar.runtime.communication.convert import Recipe, Stage, conjugate, convert
+from autopar.runtime.communication.flights import COLLECTIVES, Flight
+from autopar.runtime.gradients.passes import fills_gradients
+from autopar.runtime.gradients.second_derivatives import are_differentiated
+
+if TYPE_CHECKING:
+    from autopar.runtime.communication.transit import Transit
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Members by the places of their shards in the state.
+
+    `in_segment`: a recomputed segment holds it, and its replay gathers again; `again`: outside of one, gathered copies
+    are freed after their use and gathered again in backward (ZeRO-3). A copy that only differs in dtype, or is a slice
+    of what the rank has, is made again without a collective; if its gradient does not move either, it is alone.
+    """
+
+    places: tuple[int, ...]
+    names: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    again: bool
+    in_segment: bool
+    __name__: str = "bucket"
+
+    @property
+    def gathers(self) -> int:
+        """How many collectives, one after another, bring the members to where they are wanted."""
+        return sum(action.kind in COLLECTIVES for action in self.stages[0].forward)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether something moves in backward."""
+        return reduces(self.stages[0])
+
+    @property
+    def title(self) -> str:
+        """For people: the first member, and how many more there are."""
+        return self.names[0] + (f" and {len(self.names) - 1} more" if len(self.names) > 1 else "")
+
+    def check(self) -> None:
+        """Raise PlanMismatchError for members that cannot move together."""
+        first, *others = [_signature(stage) for stage in self.stages]
+        if any(other != first for other in others):
+            raise PlanMismatchError(f"the plan has parameters in one bucket that move in other ways: {self.names}")
+
+    def __call__(self, transit: Transit | None, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The members as they are wanted."""
+        if transit is None:
+            return self._converted(shards)
+        if not self.gathers and not self.reduces:
+            alone = self._converted(shards)
+            transit.keep_places(self, alone, shards)
+            return alone
+        made: tuple[torch.Tensor, ...] = _Exchange.apply(self, transit, *shards)
+        return made
+
+    def _converted(self, shards: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(convert(s, Recipe((stage,))) for s, stage in zip(shards, self.stages, strict=True))
+
+
+def copies(recipe: Recipe) -> bool:
+    """Whether a conversion makes a copy of what the rank has, without a collective."""
+    return len(recipe.stages) == 1 and not moves(recipe) and bool(recipe.stages[0].forward or recipe.stages[0].dtype)
+
+
+def moves(recipe: Recipe) -> bool:
+    """Whether a conversion is for a bucket: one stage, with collectives in it."""
+    return len(recipe.stages) == 1 and any(_signature(recipe.stages[0])[:2])
+
+
+def reduces(stage: Stage) -> bool:
+    """Whether gradients move on their way back."""
+    return any(action.kind in COLLECTIVES for action in stage.backward)
+
+
+def _signature(stage: Stage) -> tuple[object, ...]:
+    """What is alike for members of a bucket: collectives forward and backward, and dtypes."""
+    forward, backward = (
+        tuple((action.kind, action.group) for action in actions if action.kind in COLLECTIVES)
+        for actions in (stage.forward, stage.backward)
+    )
+    return forward, backward, stage.dtype, stage.reduction_dtype
+
+
+class _Exchange(torch.autograd.Function):
+    """Gathers forward; backward hands the gradients to the transit, which brings them to the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, bucket: Bucket, transit: Transit, *shards: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.bucket, ctx.transit = bucket, transit
+        ctx.set_materialize_grads(False)
+        if bucket.gathers:
+            values = transit.gather(bucket)
+        else:
+            values = Flight(shards, [stage.forward for stage in bucket.stages], bucket.stages[0].dtype).finish()
+            transit.keep_places(bucket, values, shards)
+        return tuple(v.view_as(v) if v is shard else v for v, shard in zip(values, shards, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if are_differentiated():
+            pairs = zip(gradients, ctx.bucket.stages, strict=True)
+            return (None, None, *(one if one is None else conjugate(one, stage) for one, stage in pairs))
+        # `autograd.grad` of one member comes by with gradients of all: those that nobody takes would wait for the next
+        # pass through this call, and be added to what that one brings
+        taken = [after is not None and torch._C._will_engine_execute_node(after) for after, _ in ctx.next_functions]
+        pairs = zip(gradients, taken, strict=True)
+        given = [gradient if takes else None for gradient, takes in pairs]
+        for place, stage, takes in zip(ctx.bucket.places, ctx.bucket.stages, taken, strict=True):
+            if not takes:
+                ctx.transit.sums.take(place, stage, None)
+        ctx.transit.reduce(ctx.bucket, given, fills=fills_gradients(ctx))
+        return (None, None, *(None for _ in gradients))

@@ -1,0 +1,41 @@
+"""Writes into lists of DTensors (`torch._foreach_add_`, and so steps of optimizers) count as versions of each of them.
+
+torch (2.13) counts those of one DTensor alone, so that a step between forward and backward went unnoticed, and backward
+took the new values.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.dtensors.own_way import in_torchs_own_way
+
+
+@functools.cache
+def count_writes_into_lists() -> None:
+    """From now on they do; once a process. The dispatcher is private: torch has no public way to say how ops run."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    for op in _writing_lists():
+        handlers.setdefault(op, _counted)
+
+
+def _writing_lists() -> list[OpOverload[..., Any]]:
+    """Ops in place on lists of tensors. Those of fused optimizers are none: torch does not count theirs anywhere."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        if name.startswith("aten::_foreach_") and packet.endswith("_"):
+            found.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return found
+
+
+def _counted(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = in_torchs_own_way(op_call, args, kwargs)
+    increment_version([one for one in args[0] if isinstance(one, DTensor) and not one.is_inference()])
+    return result

@@ -1,0 +1,73 @@
+"""Ops that torch (2.13 to 2.15) gets wrong on DTensors, without a word, where loops use them on outputs of a model.
+
+`F.mse_loss(student(x), teacher(x))` of two planned models: the gradient of a mean is divided by the number of this
+rank's elements, so that it is too large by as many as there are parts. Torch runs these ops as they are on the parts,
+as their decompositions would allow, where sizes are constants. The mean itself is that of the parts' means, which is
+another one where these have unequally many elements, as those of odd parameters do. `fill_` of a tensor whose parts are
+summands, which `F.cosine_embedding_loss` does, writes the whole number into each part. And those that it fails at:
+`compared_ops`, and zeros written into summands, as the gradient of a norm does (`(w.T @ w).norm()`).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Partial
+
+from autopar.runtime.dtensors.compared_ops import ALLCLOSE, EQUAL, compared
+from autopar.runtime.dtensors.own_way import in_torchs_own_way
+
+_aten = torch.ops.aten
+_MEANS = (
+    _aten.mse_loss.default,
+    _aten.smooth_l1_loss.default,
+    _aten.huber_loss.default,
+    _aten.binary_cross_entropy.default,
+    _aten.binary_cross_entropy_with_logits.default,
+    _aten.soft_margin_loss.default,
+    _aten.mse_loss_backward.default,
+    _aten.smooth_l1_loss_backward.default,
+    _aten.huber_loss_backward.default,
+    _aten.binary_cross_entropy_backward.default,
+    _aten.soft_margin_loss_backward.default,
+)
+
+
+@functools.cache
+def mend_ops() -> None:
+    """From now on these give on DTensors what they give on whole tensors. Once a process.
+
+    The dispatcher is private: torch has no public way to say how an op runs on DTensors.
+    """
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    for op in _MEANS:
+        handlers.setdefault(op, _decomposed)
+    handlers.setdefault(_aten.fill_.Scalar, _filled)
+    handlers.setdefault(_aten.masked_fill_.Scalar, _cleared)
+    for op in (EQUAL, ALLCLOSE):
+        handlers.setdefault(op, compared)
+
+
+def _decomposed(op_call: OpOverload[..., Any], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Op by op, on DTensors, whose sizes are those of the whole."""
+    return decomposition_table[op_call](*args, **kwargs)
+
+
+def _filled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    tensor, value = args
+    mesh = tensor.device_mesh
+    sums = [axis for axis, one in enumerate(tensor.placements) if isinstance(one, Partial) and one.reduce_op == "sum"]
+    op_call(tensor._local_tensor, 0 if any(mesh.get_local_rank(axis) for axis in sums) else value)
+    return tensor
+
+
+def _cleared(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    tensor, mask, value = args
+    if value != 0 or mask.numel() != 1 or not any(placement.is_partial() for placement in tensor.placements):
+        return in_torchs_own_way(op_call, args, kwargs)
+    op_call(tensor._local_tensor, mask.full_tensor() if isinstance(mask, DTensor) else mask, value)
+    return tensor

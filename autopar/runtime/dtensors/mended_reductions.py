@@ -1,0 +1,65 @@
+"""Reductions and scans that torch (2.11 to 2.15) gets wrong on DTensors, without a word.
+
+Torch adds up parts of norms that still wait to be joined (`torch.stack([p.grad.norm() for p in ...]).sum()`), does not
+know that a scan over dim -1 is one over the last dim, which may be the one that is split, and takes `dim=()`, which is
+all dims, for none. A tensor is joined, and dims are written out, before torch's own way is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from autopar.runtime.dtensors.own_way import in_torchs_own_way
+
+_aten = torch.ops.aten
+_SUMS = _aten.sum.default, _aten.nansum.default, _aten.mean.default
+_OVER_DIMS = _aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default
+_SCANS = _aten.cumsum.default, _aten.cumprod.default, _aten.logcumsumexp.default
+
+
+@functools.cache
+def mend_reductions() -> None:
+    """From now on these give on DTensors what they give on whole tensors. Once a process.
+
+    The dispatcher is private: torch has no public way to say how an op runs on DTensors.
+    """
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    for ops, handler in ((_SUMS, _of_joined), (_OVER_DIMS, _over_dims), (_SCANS, _scan)):
+        for op in ops:
+            handlers.setdefault(op, functools.partial(_mended, handler))
+
+
+def _mended(
+    rewritten: Callable[[Any], tuple[Any, ...]],
+    op_call: OpOverload[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, object],
+) -> object:
+    return in_torchs_own_way(op_call, rewritten(args), kwargs)
+
+
+def _of_joined(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Parts that are no plain summands (of norms) are joined first; torch takes them for summands."""
+    tensor, *rest = args
+    if not any(isinstance(placement, Partial) and type(placement) is not Partial for placement in tensor.placements):
+        return args
+    whole = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    return (tensor.redistribute(placements=whole), *rest)
+
+
+def _over_dims(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    tensor, *rest = _of_joined(args)
+    if rest and isinstance(rest[0], (list, tuple)) and not rest[0]:
+        rest[0] = [*range(tensor.ndim)]
+    return (tensor, *rest)
+
+
+def _scan(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    tensor, dim, *rest = args
+    return (tensor, dim % max(tensor.ndim, 1), *rest)

@@ -1,0 +1,71 @@
+"""Random numbers that a loop draws into DTensors are those of one process: `torch.nn.init`, noise on weights, dropout.
+
+On GPUs torch gives each rank its share of one sequence. On the CPU (2.13) each rank draws for its shard from its own
+generator: with one seed all shards are alike, with several the copies of a replicated parameter differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.runtime.ranks.failures import told
+
+_aten = torch.ops.aten
+_FILL = (
+    *(_aten.normal_.default, _aten.uniform_.default, _aten.bernoulli_.float, _aten.exponential_.default),
+    *(_aten.random_.default, _aten.random_.to, getattr(_aten.random_, "from")),
+)
+_LIKE = (_aten.rand_like.default, _aten.randn_like.default, _aten.randint_like.default, _aten.randint_like.low_dtype)
+_OF_VALUES = (_aten.bernoulli.default, _aten.native_dropout.default)
+
+
+@functools.cache
+def draw_whole() -> None:
+    """From now on ranks draw the whole of a DTensor alike and keep their parts, with rank 0's values. Once a process.
+
+    Every rank draws, so that generators stay alike. The whole is on each rank while it is drawn, one tensor at a time.
+    The dispatcher is private: torch has no public way to say how an op runs on DTensors.
+    """
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    for ops, handler in ((_FILL, _fill), (_LIKE, _like), (_OF_VALUES, _of_values)):
+        for op in ops:
+            handlers.setdefault(op, handler)
+
+
+def _fill(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    tensor: DTensor = args[0]
+    held = _dealt(op_call(_empty(tensor), *args[1:], **kwargs), tensor.device_mesh, tensor.placements)
+    tensor._local_tensor.copy_(held._local_tensor)
+    return tensor
+
+
+def _like(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    tensor, *rest = args
+    return _dealt(op_call(_empty(tensor), *rest, **kwargs), tensor.device_mesh, tensor.placements)
+
+
+def _of_values(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, *rest = args
+    found = op_call(tensor.full_tensor(), *rest, **kwargs)
+    if isinstance(found, torch.Tensor):
+        return _dealt(found, tensor.device_mesh, tensor.placements)
+    return tuple(_dealt(one, tensor.device_mesh, tensor.placements) for one in found)
+
+
+def _empty(tensor: DTensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor._local_tensor.device)
+
+
+def _dealt(whole: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    plain = [Replicate() if placement.is_partial() else placement for placement in placements]
+    try:
+        return distribute_tensor(whole, mesh, plain, src_data_rank=0)
+    except RuntimeError as error:
+        raise told("random numbers for a sharded tensor, which every rank draws,", error) from error

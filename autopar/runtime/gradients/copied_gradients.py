@@ -1,0 +1,59 @@
+"""Gradients of a planned model can be copied (`copy.deepcopy`) and pickled (`torch.save`); copies of it have none.
+
+They lie in buckets, the whole of which would be copied and written with each. And torch (2.13) gives a DTensor the
+offset of what it is made of, takes one of which that is not 0 for a tensor that has memory of its own, and fails at it.
+A deep copy of a parameter has no gradient, but of one that is a DTensor it would have.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.gradients.dropped_gradients import GRADIENT
+
+
+@functools.cache
+def let_gradients_be_copied() -> None:
+    """From now on a DTensor that lies within other memory is copied on its own, and a parameter without its gradient.
+    Once a process."""
+    copied, reduced = DTensor.__deepcopy__, DTensor.__reduce_ex__
+
+    @functools.wraps(copied)
+    def __deepcopy__(tensor: DTensor, memo: dict[int, Any]) -> Any:
+        if isinstance(tensor, nn.Parameter):
+            gradient = tensor.grad
+            GRADIENT.__set__(tensor, None)  # not `tensor.grad = None`, which drops what waits
+            try:
+                return copied(tensor, memo)
+            finally:
+                GRADIENT.__set__(tensor, gradient)
+        if not _lies_within(tensor):
+            return copied(tensor, memo)
+        if id(tensor) not in memo:
+            memo[id(tensor)] = _apart(tensor)
+        return memo[id(tensor)]
+
+    @functools.wraps(reduced)
+    def __reduce_ex__(tensor: DTensor, protocol: Any) -> Any:
+        return reduced(_apart(tensor) if _lies_within(tensor) else tensor, protocol)
+
+    for method in (__deepcopy__, __reduce_ex__):
+        setattr(DTensor, method.__name__, method)
+
+
+def _lies_within(tensor: DTensor) -> bool:
+    plain = tensor.is_leaf and not tensor.requires_grad and tensor.grad is None
+    local = tensor._local_tensor
+    if not plain or type(local) is not torch.Tensor or local.layout != torch.strided:
+        return False
+    return local.untyped_storage().nbytes() > local.numel() * local.element_size()
+
+
+def _apart(tensor: DTensor) -> torch.Tensor:
+    with torch.no_grad():
+        return tensor.clone()

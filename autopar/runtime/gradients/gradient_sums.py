@@ -1,0 +1,89 @@
+"""Gradients of a parameter that several ops read, added up as they come.
+
+Autograd adds them up itself, but beside the first two it makes their sum where the first is a view, as those of linear
+layers are, and where recomputed blocks read the parameter, it adds nothing before a whole block is through. So each op
+reads such a parameter through a node of its own, which keeps one sum for all, and hands nothing on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.runtime.communication.convert import Stage
+from autopar.runtime.gradients.accumulation import reduced_at_once
+from autopar.runtime.gradients.own_gradients import own
+from autopar.runtime.gradients.passes import fills_gradients
+from autopar.runtime.gradients.second_derivatives import are_differentiated
+
+if TYPE_CHECKING:
+    from autopar.runtime.communication.transit import Transit
+
+
+class GradientSums:
+    """Of one call, by the parameter's place in the state and the stage that is to reduce it (None: nothing is).
+
+    Each backward pass has its own: what one that failed has left is nothing to the next.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], dict[Stage | None, torch.Tensor]] = {}
+
+    def add(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
+        """To be asked in the backward of an autograd function that was given the gradient."""
+        before = self.take(place, stage, None)
+        self.put(place, stage, own(gradient) if before is None else before.add_(gradient))
+
+    def put(self, place: int, stage: Stage | None, gradient: torch.Tensor) -> None:
+        """Leave a gradient that nobody else holds to those that come."""
+        self._found.setdefault(_here(place), {})[stage] = gradient
+
+    def take(self, place: int, stage: Stage | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """A gradient with the sum so far, which is no longer kept here."""
+        before = self._found.get(_here(place), {}).pop(stage, None)
+        if before is None or gradient is None:
+            return gradient if before is None else before
+        return before.add_(gradient)
+
+    def take_rest(self, place: int) -> list[torch.Tensor]:
+        """What is left of a parameter, reduced and no longer kept here."""
+        rest = self._found.pop(_here(place), {})
+        stages = {stage: gradient for stage, gradient in rest.items() if stage is not None}
+        return [*(gradient for stage, gradient in rest.items() if stage is None), *reduced_at_once(stages)]
+
+
+def _here(place: int) -> tuple[int, int]:
+    return torch._C._current_graph_task_id(), place
+
+
+@dataclass(eq=False)
+class Summed:
+    """A node of the local graph: a parameter as one of several ops reads it."""
+
+    place: int
+    stage: Stage | None
+    __name__: str = "summed"
+
+    def __call__(self, transit: Transit | None, value: torch.Tensor) -> torch.Tensor:
+        if transit is None or not (value.requires_grad and torch.is_grad_enabled()):
+            return value
+        read: torch.Tensor = _Sum.apply(self, transit, value)
+        return read
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, summed: Summed, transit: Transit, value: torch.Tensor) -> torch.Tensor:
+        ctx.given = summed, transit
+        ctx.set_materialize_grads(False)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None, torch.Tensor | None]:
+        summed, transit = ctx.given
+        if gradient is None or gradient.layout is not torch.strided or are_differentiated():
+            return None, None, gradient
+        transit.add_up(summed.place, summed.stage, gradient, fills=fills_gradients(ctx))
+        return None, None, None

@@ -1,0 +1,45 @@
+"""An overflow that `torch.amp.GradScaler` finds in one rank's part of a gradient is found on all ranks.
+
+A scaler looks at all gradients at once. Torch's own way for DTensors (2.13) joins what ranks have found as the first
+gradient lies: where that is replicated (a norm's weight under `tp`, a scalar under `fsdp`), a rank whose parts are
+finite takes the step that the others leave out, and copies and scales differ from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.ranks.failures import told
+
+
+@functools.cache
+def find_overflows_everywhere() -> None:
+    """From now on join what is found over every axis that some gradient is split on. Once a process.
+
+    The dispatcher is private: torch has no public way to say how an op runs on DTensors.
+    """
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers[torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default] = _unscaled
+
+
+def _unscaled(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    gradients, found, scale = args
+    op_call([g._local_tensor if isinstance(g, DTensor) else g for g in gradients], found, scale, **kwargs)
+    split = {
+        (gradient.device_mesh, axis): None
+        for gradient in gradients
+        if isinstance(gradient, DTensor)
+        for axis, placement in enumerate(gradient.placements)
+        if not placement.is_replicate()
+    }
+    try:
+        for mesh, axis in split:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=mesh.get_group(axis))
+    except RuntimeError as error:
+        raise told("what a gradient scaler has found on each rank", error) from error

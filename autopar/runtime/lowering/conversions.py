@@ -1,0 +1,190 @@
+"""Values of the trace as ops want them: converted where they are first needed, parameters by buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.errors import PlanMismatchError
+from autopar.graph import TensorRef, tensor_inputs, tensor_of
+from autopar.layout import Layout
+from autopar.plans import Bucket as PlannedBucket
+from autopar.plans import NodePlan, Plan
+from autopar.runtime.communication.buckets import Bucket, copies, moves, reduces
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.communication.convert import Recipe, convert, recipe
+from autopar.runtime.communication.route import Stop
+from autopar.runtime.gradients.gradient_sums import Summed
+from autopar.runtime.lowering.scopes import Scope, readers
+
+
+class Conversions:
+    """Puts conversions into scopes. `places` of parameters in the state are known once all inputs are.
+
+    `stored`: dtypes of parameters and buffers; `stops`: the buckets so far, in the order of the graph. As in the plan,
+    nothing moves back in a graph of a call without gradients, and what differs in that alone can share a bucket.
+    """
+
+    def __init__(
+        self, nodes: Sequence[fx.Node], plan: Plan, mesh: LocalMesh, stored: Mapping[str, torch.dtype]
+    ) -> None:
+        self.plans = _plans_by_node(nodes, plan)
+        self.places: dict[str, int] = {}
+        self.stops: list[Stop] = []
+        self._mesh, self._stored = mesh, stored
+        self._has_backward = torch.is_grad_enabled()
+        self._casts_inputs = plan.precision.get("compute") is not None
+        self._attributes = {str(node.target): node for node in nodes if node.op == "get_attr"}
+        self._parameters = {p.name: p for p in plan.parameters}
+        self._reduction_dtype = dtype_named(plan.precision.get("reduction"))
+        self._buckets = _buckets(plan)
+
+    def value(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
+        """Tensor `ref` as `layout`, for the node at `position`; converted at its first use in this scope."""
+        layout = self.wanted(ref, layout)
+        if (ref, layout) not in scope.converted:
+            if scope.parent is not None and scope.takes_converted(ref):
+                scope.converted[ref, layout] = scope.given(self.value(ref, layout, scope.parent, position))
+                return scope.converted[ref, layout]
+            steps = self._recipe(ref, layout)
+            if self._is_parameter(ref) and moves(steps):
+                self._bucket(ref, layout, scope, position)
+            elif ref.node.op == "get_attr" and self._is_made_again(str(ref.node.target), scope) and copies(steps):
+                self._put([(ref, layout)], [steps], scope, position)
+            else:
+                local = scope.value(ref)
+                if not steps.is_identity:
+                    local = scope.graph.call_function(convert, (local, scope.attribute("recipe", steps)))
+                scope.converted[ref, layout] = local
+        return scope.converted[ref, layout]
+
+    def read(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> fx.Node:
+        """The same as an op reads it: a parameter that others read too, so that its gradients are added up."""
+        value = self.value(ref, layout, scope, position)
+        if not (self._is_parameter(ref) and self._needs_grad(ref) and len(readers(ref)) > 1):
+            return value
+        steps, stage = self._recipe(ref, self.wanted(ref, layout)), None
+        if not steps.is_identity:
+            if not (moves(steps) and reduces(steps.stages[0])):
+                return value
+            stage = steps.stages[0]
+        summed = Summed(self.places[str(ref.node.target)], stage)
+        return scope.graph.call_function(summed, (scope.transit(), value))
+
+    def moves(self, node: fx.Node) -> bool:
+        """Whether some parameter has to be moved for a node."""
+        pairs = zip(tensor_inputs(node), self.plans[node].inputs, strict=True) if node in self.plans else ()
+        return any(self._is_parameter(ref) and moves(self._recipe(ref, self.wanted(ref, w))) for ref, w in pairs)
+
+    def _is_parameter(self, ref: TensorRef) -> bool:
+        """Whether the transit brings a tensor's gradient: not of what a model holds unregistered."""
+        return ref.node.op == "get_attr" and str(ref.node.target) in self._parameters
+
+    def wanted(self, ref: TensorRef, layout: Layout) -> Layout:
+        """A layout as it matters for a tensor: that of the gradient does where there is one."""
+        return layout if self._needs_grad(ref) else layout.value()
+
+    def _needs_grad(self, ref: TensorRef) -> bool:
+        return self._has_backward and tensor_of(ref).requires_grad
+
+    def plan_of(self, node: fx.Node) -> NodePlan:
+        if node not in self.plans:
+            raise PlanMismatchError(f"the plan says nothing about node '{node.name}' of the graph: plan again")
+        return self.plans[node]
+
+    def _recipe(self, ref: TensorRef, layout: Layout) -> Recipe:
+        data, name = tensor_of(ref), str(ref.node.target) if ref.node.op == "get_attr" else None
+        return recipe(
+            self._layout(ref),
+            layout,
+            tuple(data.shape),
+            self._mesh,
+            needs_grad=self._needs_grad(ref),
+            dtype=data.dtype if self._is_cast(ref) else None,
+            reduction_dtype=self._reduction_dtype if name else None,
+        )
+
+    def _is_cast(self, ref: TensorRef) -> bool:
+        """Whether a tensor may be there in another dtype than that in which it is read."""
+        data = tensor_of(ref)
+        if ref.node.op == "placeholder":  # whatever a call gives
+            return self._casts_inputs and data.is_floating_point()
+        return ref.node.op == "get_attr" and self._stored.get(str(ref.node.target), data.dtype) != data.dtype
+
+    def _bucket(self, ref: TensorRef, layout: Layout, scope: Scope, position: int) -> None:
+        """Convert the members of the bucket that has this tensor, all at its first use in this scope."""
+        name = str(ref.node.target)
+        planned = self._buckets.get((name, layout, scope.segment)) if ref.node is self._attributes.get(name) else None
+        members = [(ref, layout)]
+        if planned is not None:
+            if not self._attributes.keys() >= set(planned.names):
+                raise PlanMismatchError(
+                    f"the plan has '{name}' in a bucket with parameters of another graph: plan again"
+                )
+            members = [
+                (TensorRef(self._attributes[n], 0), w) for n, w in zip(planned.names, planned.wanted, strict=True)
+            ]
+        recipes = [self._recipe(*member) for member in members]
+        if not all(map(moves, recipes)):
+            raise PlanMismatchError(f"the plan has '{name}' in a bucket with parameters that do not move: plan again")
+        self._put(members, recipes, scope, position)
+
+    def _put(
+        self, members: Sequence[tuple[TensorRef, Layout]], recipes: Sequence[Recipe], scope: Scope, position: int
+    ) -> None:
+        """One bucket in a scope, and its members as what is converted there."""
+        names = tuple(str(member.node.target) for member, _ in members)
+        bucket = Bucket(
+            tuple(self.places[n] for n in names),
+            names,
+            tuple(one.stages[0] for one in recipes),
+            again=any(self._is_made_again(n, scope) for n in names),
+            in_segment=scope.parent is not None,
+        )
+        bucket.check()
+        shards = [scope.value(member) for member, _ in members]
+        made = scope.graph.call_function(bucket, (scope.transit(), *shards))
+        for number, member in enumerate(members):
+            scope.converted[member] = scope.pick(made, (pytree.SequenceKey(number),))
+        self.stops.append(Stop(bucket, scope.segment, position <= scope.replayed))
+
+    def _is_made_again(self, name: str, scope: Scope) -> bool:
+        """Whether a parameter's copy is freed after its use forward; in segments a replay makes it again anyway."""
+        return scope.parent is None and name in self._parameters and self._parameters[name].regather
+
+    def _layout(self, ref: TensorRef) -> Layout:
+        """The layout in which `ref` is produced, or stored."""
+        if ref.node.op == "get_attr":
+            parameter = self._parameters.get(str(ref.node.target))
+            return parameter.storage if parameter else Layout.replicated(len(self._mesh.shape))
+        return self.wanted(ref, self.plan_of(ref.node).outputs[ref.index])
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """
+    >>> dtype_named("torch.float32"), dtype_named("bfloat16"), dtype_named(None)
+    (torch.float32, torch.bfloat16, None)
+    """
+    if name is None:
+        return None
+    dtype = getattr(torch, name.removeprefix("torch."))
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _buckets(plan: Plan) -> dict[tuple[str, Layout, int], PlannedBucket]:
+    """The plan's buckets by their members: name, wanted layout, segment."""
+    return {
+        (name, wanted, bucket.segment): bucket
+        for bucket in plan.buckets
+        for name, wanted in zip(bucket.names, bucket.wanted, strict=True)
+    }
+
+
+def _plans_by_node(nodes: Sequence[fx.Node], plan: Plan) -> dict[fx.Node, NodePlan]:
+    if any(p.position >= len(nodes) for p in plan.nodes):
+        raise PlanMismatchError(f"the plan names a node past the {len(nodes)} of this graph: plan again")
+    return {nodes[p.position]: p for p in plan.nodes}

@@ -1,0 +1,154 @@
+"""One node of the trace as one node of the local graph: the op itself, or the local code that its plan names."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: the pair that fx graphs may hold
+
+from autopar.graph import AUTOCAST, GRAD_MODE, VAL, output_tensors, tensor_inputs, tensor_of
+from autopar.leaf_calls import LeafCall
+from autopar.plans import NodePlan
+from autopar.random_ops import draws
+from autopar.runtime.communication.collectives import LocalMesh
+from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
+from autopar.runtime.lowering.scopes import Scope
+from autopar.runtime.lowering.seeded_leaves import SeededLeaf
+
+WIDE = frozenset({F.binary_cross_entropy, F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss})
+"""Losses whose number has a storage as large as their input: ATen writes each element's there before it sums them. That
+would be held as long as the number, mostly through all of backward."""
+
+
+class Method:
+    """A method of tensors by its name: torch 2.11 compiles it where it loses the name of `torch.Tensor.<name>`."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(tensor, self.__name__)(*args, **kwargs)
+
+
+class LocalCall:
+    """Local code bound to its op (of a method: `Method`) and context: `call(key, args, kwargs)`."""
+
+    def __init__(self, name: str, target: Any, context: LocalContext) -> None:
+        self.__name__ = f"local_{name}"
+        self._code, self._target, self._context = LOCAL_OPS[name], target, context
+
+    def __call__(self, key: torch.Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._code(self._target, args, kwargs, self._context, key)
+
+
+def emit(
+    node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
+) -> fx.Node:
+    """Put the op of `node` into the scope's graph, on arguments that are in their wanted layouts."""
+    made = _emitted(node, plan, args, kwargs, scope, mesh)
+    return scope.graph.call_method("clone", (made,)) if node.target in WIDE and not plan.shapes[0] else made
+
+
+def _emitted(
+    node: fx.Node, plan: NodePlan, args: tuple[Any, ...], kwargs: dict[str, Any], scope: Scope, mesh: LocalMesh
+) -> fx.Node:
+    leaf = node.target if isinstance(node.target, LeafCall) else None
+    local = plan.local or ("drawn" if draws(node) else "")
+    if leaf is None and not local:
+        return scope.graph.create_node(node.op, _at_any_strides(node), args, kwargs, name=node.name)
+    context = LocalContext(
+        mesh=mesh,
+        inputs=plan.inputs,
+        outputs=plan.outputs,
+        input_shapes=tuple(tuple(tensor_of(ref).shape) for ref in tensor_inputs(node)),
+        shapes=tuple(tuple(t.shape) for t in output_tensors(node)),
+        position=plan.position,
+    )
+    if leaf is not None:
+        return scope.graph.call_function(SeededLeaf(leaf, context, node.meta[VAL]), (scope.random_key(), args))
+    target = Method(str(node.target)) if node.op == "call_method" else node.target
+    key = scope.random_key() if local in NEEDS_KEY else None
+    return scope.graph.call_function(LocalCall(local, target, context), (key, args, kwargs))
+
+
+def _at_any_strides(node: fx.Node) -> Any:
+    """The node's target; a view with other sizes becomes a reshape, as what it reads may lie in another order here."""
+    given = (*node.args, *node.kwargs.values())
+    of_sizes = node.op == "call_method" and not any(isinstance(argument, torch.dtype) for argument in given)
+    return _RESHAPES.get(node.target, node.target) if of_sizes else node.target
+
+
+def reads_memory(target: Any) -> bool:
+    """Whether an op may be a kernel of the user's, which reads tensors as they lie in memory in one process.
+
+    `x.contiguous()` before it is no node where x lies so in the trace; a part of x, or what a plan has moved, need not.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace not in _TORCHS_OWN
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0] not in _TORCHS_OWN
+    home = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
+    return isinstance(target, LeafCall) or not (isinstance(target, str) or home in _ANY_STRIDES)
+
+
+_RESHAPES: dict[Any, str] = {"view": "reshape", "view_as": "reshape_as"}
+_TORCHS_OWN = ("aten", "prim", "prims")
+_ANY_STRIDES = ("torch", "autopar", "_operator", "builtins", "math")  # where functions are that take them
+
+
+class Modes:
+    """The grad mode and autocast state that the user's code had set around a node, set around it again."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self._ambient = any(node.meta.get(GRAD_MODE, True) for node in nodes)
+
+    def enter(self, node: fx.Node, graph: fx.Graph) -> fx.Node | None:
+        if self._switches(node):
+            graph.call_function(torch._C._set_grad_enabled, (not self._ambient,))
+        state = node.meta.get(AUTOCAST, ())
+        if not state:
+            return None
+        kind, dtype = state
+        return graph.call_function(_enter_autocast, (kind, getattr(torch, dtype.removeprefix("torch.")), True, False))
+
+    def leave(self, node: fx.Node, graph: fx.Graph, autocast: fx.Node | None) -> None:
+        if autocast is not None:
+            graph.call_function(_exit_autocast, (autocast,))
+        if self._switches(node):
+            graph.call_function(torch._C._set_grad_enabled, (self._ambient,))
+
+    def _switches(self, node: fx.Node) -> bool:
+        return bool(node.meta.get(GRAD_MODE, self._ambient)) is not self._ambient
+
+
+def constant(value: Any, device: torch.device, held: Callable[[Any], fx.Node]) -> Any:
+    """Plain Python values of the trace as arguments in the local graph: traced sizes are ints, devices this rank's.
+
+    Objects that no code could be printed for (of a class of the user's, say, given to an autograd function) are `held`:
+    a node stands for them.
+
+    >>> constant((torch.Size([2, 3]), slice(None, 4), torch.device("meta")), torch.device("cpu"), lambda item: item)
+    ((2, 3), slice(None, 4, None), device(type='cpu'))
+    """
+
+    def leaf(item: Any) -> Any:
+        if isinstance(item, torch.device):
+            return device
+        if isinstance(item, enum.Enum) or not isinstance(item, _PRINTED):
+            return held(item)
+        if isinstance(item, int) and not isinstance(item, bool):
+            return int(item)
+        return float(item) if isinstance(item, float) else item
+
+    return fx.node.map_aggregate(value, leaf)
+
+
+_PRINTED: tuple[type, ...] = (
+    fx.Node, bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, torch.dtype, torch.layout,
+    torch.memory_format, torch._ops.OpOverload, torch._ops.HigherOrderOperator,
+)  # fmt: skip

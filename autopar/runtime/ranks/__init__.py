@@ -1,0 +1,1 @@
+"""Ranks that agree before they act: what differs between them is an error on each, never a hang."""

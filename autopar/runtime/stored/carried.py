@@ -1,0 +1,27 @@
+"""What a planned model carries, for those who hold the model alone."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.plans import Plan
+from autopar.runtime.planned import Planned
+from autopar.runtime.stored.model_class import ATTRIBUTE
+
+
+def planned_of(model: nn.Module) -> Planned:
+    """What a planned model carries; InputError for a model without a plan."""
+    planned = getattr(model, ATTRIBUTE, None)
+    if planned is None:
+        raise InputError(f"this {type(model).__name__} has no plan: pass it through autoparallelize first")
+    assert isinstance(planned, Planned)
+    return planned
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that `autoparallelize` gave the model; not those of other shapes or modes that came later.
+
+    Raises InputError for a model without a plan.
+    """
+    return planned_of(model).programs.first.plan

@@ -1,0 +1,192 @@
+"""A planned model's weights as files of safetensors that anything reads: whole tensors, under the user's own names."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.runtime.ranks.agreement import agree
+from autopar.runtime.ranks.meeting import meet
+from autopar.runtime.stored.model_class import ATTRIBUTE
+from autopar.runtime.stored.parameters import check_values
+from autopar.runtime.weights.gathering import whole_on_rank_zero
+from autopar.runtime.weights.loading import stored_tensors, tied_groups
+from autopar.sizes import parse_bytes
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file to write: its name, and for each tensor the name that it is stored under."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+
+
+def export_full_state(
+    model: nn.Module, path: str | Path, *, largest_file: int | str = "5GB", dtype: torch.dtype | None = None
+) -> list[Path]:
+    """Write parameters and persistent buffers to safetensors; every rank calls this alike, rank 0 writes.
+
+    `path`: a folder, which gets `model.safetensors`, or a file `NAME.safetensors`. More than `largest_file` bytes
+    become several files and an index, as transformers reads them; rank 0 holds one file's tensors at a time beside its
+    own parts, the other ranks none. A tied tensor is stored under one of its names. A model of transformers gets its
+    config beside, so that its `from_pretrained` reads the folder. `dtype`: what floating tensors are cast to; None: as
+    they are stored. A model without a plan is written too.
+
+    Files are written beside and put in place when they are all complete, the index last. Returns their paths.
+
+    Raises InputError, on every rank, for a model on the meta device and where files cannot be written.
+    """
+    folder, stem = _place(Path(path))
+    planned = getattr(model, ATTRIBUTE, None)
+    device = planned.rank.device if planned is not None else torch.device("cpu")
+    together = planned is not None and dist.is_initialized()
+    if together:
+        meet("export_full_state")
+    writes = not dist.is_initialized() or dist.get_rank() == 0
+    error: Exception | None = None
+    files: list[_File] = []
+    kept_for: dict[str, str] = {}
+    try:
+        check_values(model)
+        kept_for = _dropped(model)
+        files = _files(model, stem, kept_for, parse_bytes(largest_file), dtype)
+        if writes:
+            folder.mkdir(parents=True, exist_ok=True)
+    except Exception as problem:  # every rank must learn of it before any of them goes on
+        error = _told(problem, folder)
+    for file in files:
+        _settle(device, together, error)
+        content = {name: whole for name, whole in _gathered(file, dtype) if whole is not None}
+        try:
+            if writes:
+                _write(folder / _beside(file.name), content, kept_for)
+        except Exception as problem:
+            error = _told(problem, folder)
+        content.clear()  # before the next file's
+    _settle(device, together, error)
+    try:
+        if writes:
+            _put_in_place(folder, stem, files)
+            _write_config(model, planned, folder, dtype)
+    except Exception as problem:
+        error = _told(problem, folder)
+    _settle(device, together, error)
+    return [folder / file.name for file in files]
+
+
+def _settle(device: torch.device, together: bool, error: Exception | None) -> None:
+    """Go on only if no rank failed."""
+    if together:
+        agree(device, {}, error)
+    elif error is not None:
+        raise error
+
+
+def _told(problem: Exception, folder: Path) -> Exception:
+    return InputError(f"cannot write to {folder}: {problem}") if isinstance(problem, OSError) else problem
+
+
+def _place(path: Path) -> tuple[Path, str]:
+    """The folder, and what the names of its files begin with."""
+    return (path.parent, path.stem) if path.suffix == ".safetensors" else (path, "model")
+
+
+def _dropped(model: nn.Module) -> dict[str, str]:
+    """For the names under which tied tensors are not stored, the name under which they are.
+
+    transformers says which names stay away (`all_tied_weights_keys`); else the first one stays.
+    """
+    away = getattr(model, "all_tied_weights_keys", None) or {}
+    found = {}
+    for names in tied_groups(stored_tensors(model)):
+        kept = next((name for name in names if name not in away), names[0])
+        found.update({name: kept for name in names if name != kept})
+    return found
+
+
+def _files(
+    model: nn.Module, stem: str, dropped: dict[str, str], largest_bytes: int, dtype: torch.dtype | None
+) -> list[_File]:
+    """Tensors in order, dealt out to files; a tensor that is larger than a file may be has one to itself."""
+    groups: list[dict[str, torch.Tensor]] = [{}]
+    filled_bytes = 0
+    for name, tensor in stored_tensors(model).items():
+        if name in dropped:
+            continue
+        size_bytes = tensor.numel() * _cast(tensor, dtype).itemsize
+        if groups[-1] and filled_bytes + size_bytes > largest_bytes:
+            groups.append({})
+            filled_bytes = 0
+        groups[-1][name] = tensor
+        filled_bytes += size_bytes
+    if len(groups) == 1:
+        return [_File(f"{stem}.safetensors", groups[0])]
+    count = len(groups)
+    return [_File(f"{stem}-{i:05d}-of-{count:05d}.safetensors", group) for i, group in enumerate(groups, 1)]
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+@torch.no_grad()
+def _gathered(file: _File, dtype: torch.dtype | None) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Each tensor, whole on rank 0, one after the other."""
+    for name, tensor in file.tensors.items():
+        whole = whole_on_rank_zero(tensor.detach().to(_cast(tensor, dtype)))
+        yield name, whole.contiguous() if whole is not None else None
+
+
+def _beside(name: str) -> str:
+    return f"{name}.partial"
+
+
+def _write(path: Path, content: dict[str, torch.Tensor], kept_for: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(content, path, metadata={"format": "pt", **{k: v for k, v in kept_for.items() if v in content}})
+
+
+def _put_in_place(folder: Path, stem: str, files: Sequence[_File]) -> None:
+    """Give complete files their names; those of an earlier export of another number of files go."""
+    index = folder / f"{stem}.safetensors.index.json"
+    index.unlink(missing_ok=True)  # no index stands beside files that it does not describe
+    for file in files:
+        os.replace(folder / _beside(file.name), folder / file.name)
+    names = {file.name for file in files}
+    for old in (folder / f"{stem}.safetensors", *folder.glob(f"{stem}-?????-of-?????.safetensors")):
+        if old.name not in names:
+            old.unlink(missing_ok=True)
+    if len(files) > 1:
+        weight_map = {name: file.name for file in files for name in file.tensors}
+        size_bytes = sum((folder / file.name).stat().st_size for file in files)
+        beside = folder / _beside(index.name)
+        beside.write_text(json.dumps({"metadata": {"total_size": size_bytes}, "weight_map": weight_map}, indent=2))
+        os.replace(beside, index)
+
+
+def _write_config(model: nn.Module, planned: Any, folder: Path, dtype: torch.dtype | None) -> None:
+    """What `from_pretrained` of transformers needs beside the weights."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "save_pretrained") or not hasattr(type(model), "base_model_prefix"):
+        return
+    config = copy.deepcopy(config)
+    config.architectures = [(planned.user_class if planned is not None else type(model)).__name__]
+    floats = {_cast(p, dtype) for p in model.parameters() if p.is_floating_point()}
+    if len(floats) == 1:
+        config.dtype = floats.pop()
+    config.save_pretrained(folder)
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(folder)

@@ -1,0 +1,99 @@
+"""Tensors that transformers keep in another form than their files do: experts in one tensor, layers under older names.
+
+Each class of transformers names its conversions; `from_pretrained` there runs them, and so does `load_weights`. What is
+only renamed is read in parts as ever. What is put together from several tensors, such as the experts of a mixture, is
+put together whole on every rank, one tensor at a time, and then cut.
+
+The functions are transformers' own and not all of its public interface, which has none for this; this is the one file
+that calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import InputError
+from autopar.runtime.weights.weight_files import WeightFiles
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Tensors of the model that are computed from others in the files.
+
+    `target`: the first of their names in the model. `sources`: names in the files, and the pattern that each matched.
+    """
+
+    target: str
+    converter: Any
+    sources: tuple[tuple[str, str], ...]
+
+    @property
+    def yields(self) -> list[str]:
+        """The names in the model."""
+        first, *others = self.converter.target_patterns
+        return [self.target, *(self.target.replace(first, other) for other in others)]
+
+    def whole(
+        self, model: nn.Module, files: WeightFiles, tensors: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The tensors by name; InputError where they are not those that the model has."""
+        converter = deepcopy(self.converter)
+        for name, pattern in self.sources:
+            stored = files.tensors[name]
+            part = files.read(name, tuple((0, length) for length in stored.shape))
+            converter.add_tensor(self.target, name, pattern, lambda part=part: part)
+        found = converter.convert(self.target, model=model, config=model.config)
+        made = {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+        for name, value in made.items():
+            if name not in tensors or tuple(value.shape) != tuple(tensors[name].shape):
+                has = f"it of {tuple(tensors[name].shape)}" if name in tensors else "nothing of that name"
+                raise InputError(
+                    f"'{self.sources[0][0]}' and what belongs to it make '{name}' of shape {tuple(value.shape)}, the "
+                    f"model has {has}: build the model with the config of these weights"
+                )
+        return made
+
+
+def renamed_and_converted(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], stored: Iterable[str]
+) -> tuple[dict[str, str], list[Conversion]]:
+    """Names in the files by names in the model, and conversions.
+
+    Names that the model has already are left alone. Both are empty for a model that is not of transformers.
+    """
+    if not hasattr(type(model), "base_model_prefix"):
+        return {}, []
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    except ImportError:  # before transformers 5 files are as models are
+        return {}, []
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_source = {source: converter for converter in converters for source in converter.source_patterns}
+    known, prefix = dict(tensors), model.base_model_prefix
+    renamed: dict[str, str] = {}
+    collected: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+    for name in sorted(stored, key=_natural):
+        if name in tensors:
+            continue
+        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
+        if target not in tensors:
+            continue
+        if pattern is None:
+            renamed[target] = name
+        else:
+            collected.setdefault(target, (by_source[pattern], []))[1].append((name, pattern))
+    return renamed, [Conversion(name, one, tuple(sources)) for name, (one, sources) in collected.items()]
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Order in which expert 10 stands behind expert 9."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

@@ -1,0 +1,259 @@
+"""What a constructor does to tensors, written down while it runs without data: which op wrote what, and in which order.
+
+A constructor draws random numbers in the order of its ops, and some tensors twice (a layer's own initialisation, then
+the model's). To have its values without ever holding all of them, it first runs here on data-free tensors; `replaying`
+then runs the ops again, in the same order, with each tensor in memory only while it is needed.
+
+Data-free tensors are fake ones and not meta ones, for torch's own init functions pass over meta tensors and libraries
+skip initialisation on that device. `FakeTensorMode` is private, and the only such tensors that torch has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # private: values meanwhile
+
+from autopar.errors import InputError
+from autopar.runtime.calling.calls import place_of_frames
+
+_DRAWN_WHOLE = ("_no_grad_trunc_normal_",)
+"""Functions of torch.nn.init that go on drawing until they like the numbers: one step each."""
+_READ: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
+_RESIZED = frozenset({"aten::resize_", "aten::resize_as_", "aten::set_"})
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided tensor on one storage of the tape; `offset` and `stride` in elements."""
+
+    storage: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op, with views in place of tensors.
+
+    `writes` are arguments that it changes, `creates` the outputs that lie in storages of their own (None for the
+    others), in the order of its flat tensor outputs. `random`: it draws from a generator.
+    """
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    writes: tuple[View, ...]
+    creates: tuple[View | None, ...]
+    random: bool
+
+    def views(self) -> list[View]:
+        """Those that it is given."""
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, View)]
+
+
+@dataclass
+class Tape:
+    """Steps in order; size in bytes of each storage; contents of those that came with values."""
+
+    steps: list[Step] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
+    constants: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Equal for tapes that replay alike."""
+        digest = hashlib.sha256()
+        for step in self.steps:
+            args, kwargs = pytree.tree_map_only(torch.Generator, lambda _: "generator", (step.args, dict(step.kwargs)))
+            name = getattr(step.op, "_schema", None) or getattr(step.op, "__qualname__", "")
+            digest.update(f"{name}{args}{sorted(kwargs.items())}{step.creates}".encode())
+        for number, storage in self.constants.items():
+            content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+            digest.update(f"{number}".encode() + content.numpy().tobytes())
+        return digest.hexdigest()
+
+
+class Recording(TorchDispatchMode):
+    """Active (through `recording`) while a constructor runs; `tape` is what it did, `view` where a tensor lies."""
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self._fakes = fakes
+        self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []  # storages are known by their address, which must not be given out again
+
+    def view(self, tensor: torch.Tensor) -> View:
+        """Where a tensor of the constructor lies."""
+        number = self._number(tensor)
+        return View(number, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor was made, or used, while recording."""
+        return tensor.untyped_storage()._cdata in self._numbers
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor holds at this moment, computed; InputError where that depends on random numbers."""
+        from autopar.runtime.weights.replaying import value_of
+
+        found = value_of(self.tape, self.view(tensor))
+        if found is None:
+            raise self._refusal("reads the value of a random number")
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._data_free, (args, dict(kwargs or {})))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            value = self.value(args[0])
+            with _disable_current_modes():
+                return value.item()
+        if func is torch.ops.aten.set_.source_Tensor:  # it lies elsewhere from now on, nothing is computed
+            return func(*args, **kwargs)
+        if func._schema.name in _RESIZED:
+            raise self._refusal(f"changes a tensor's memory ({func})")
+        given = pytree.tree_map_only(torch.Tensor, self.view, (args, kwargs))
+        try:
+            out = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return pytree.tree_map_only(torch.Tensor, self._data_free, self._computed(func, args, kwargs))
+        if torch.Tag.inplace_view not in func.tags:
+            written = _written(func, *given)
+            self._write_down(func, given, written, out, torch.Tag.nondeterministic_seeded in func.tags)
+        return out
+
+    def whole(self, function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """`function(tensor, ...)`, which changes its tensor in place, as one step."""
+
+        def written_down(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            given = pytree.tree_map_only(torch.Tensor, self.view, ((tensor, *args), kwargs))
+            self._write_down(function, given, (given[0][0],), (), True)
+            return tensor
+
+        return written_down
+
+    def _write_down(self, op: Any, given: Any, written: tuple[View, ...], out: Any, random: bool) -> None:
+        tensors = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        creates = tuple(None if self.knows(t) else self.view(t) for t in tensors)
+        if written or any(creates):
+            self.tape.steps.append(Step(op, tuple(given[0]), given[1], written, creates, random))
+
+    def _data_free(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that has values, without them; they are kept as they are now."""
+        if self._fakes.is_our_fake(tensor):
+            return tensor
+        fake = self._fakes.from_tensor(tensor)
+        if not self.knows(fake):
+            if tensor.is_meta:
+                raise self._refusal("uses a tensor of the meta device")
+            number = self._number(fake)
+            with _disable_current_modes():
+                self.tape.constants[number] = tensor.detach().cpu().untyped_storage().clone()
+        return fake
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op whose result's shape depends on data."""
+        if any(argument.is_write for argument in func._schema.arguments if argument.alias_info is not None):
+            raise self._refusal(f"runs {func}, whose result depends on data")
+        real = pytree.tree_map_only(torch.Tensor, self.value, (args, kwargs))
+        with _disable_current_modes():
+            return func(*real[0], **real[1])
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(storage._cdata)
+        if number is None:
+            number = self._numbers[storage._cdata] = len(self.tape.sizes_bytes)
+            self.tape.sizes_bytes.append(int(storage.nbytes()))
+            self._held.append(storage)
+        return number
+
+    @staticmethod
+    def _refusal(what: str) -> InputError:
+        return InputError(
+            f"the model's initialisation {what}, so that it cannot be run tensor by tensor: give the weights as files",
+            where=place_of_frames(traceback.extract_stack()),
+        )
+
+
+class _Fakes(FakeTensorMode):
+    """Deep copies of fake tensors belong to the mode of the original."""
+
+    def __deepcopy__(self, memo: Any) -> _Fakes:
+        return self
+
+
+class _Reading(TorchFunctionMode):
+    """Arrays of numpy are made from values."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READ:
+            args = (self._recording.value(self._recording._data_free(args[0].detach())), *args[1:])
+            with _disable_current_modes():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """While inside, tensors are made without data on the CPU, and what happens to them is written down."""
+    fakes = _Fakes(allow_non_fake_inputs=True)
+    recorder = Recording(fakes)
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # Deep copies look at the address of a tensor's data; that fake ones have none is what they want to know.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        patched: list[tuple[Any, str, Callable[[Any], Any]]] = [(torch.utils, "swap_tensors", _swapping)]
+        patched += [(init, name, recorder.whole) for name in _DRAWN_WHOLE if hasattr(init, name)]
+        for module, name, other in patched:
+            original = getattr(module, name)
+            stack.callback(setattr, module, name, original)
+            setattr(module, name, other(original))
+        for mode in (fakes, recorder, _Reading(recorder)):
+            stack.enter_context(mode)
+        yield recorder
+
+
+def _swapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.utils.swap_tensors`, by which modules are cast, for fake tensors too, which it refuses."""
+
+    def swapped(first: torch.Tensor, second: torch.Tensor) -> Any:
+        if not isinstance(first, FakeTensor):
+            return original(first, second)
+        first.data, second.data = second.data, first.data
+        return None
+
+    return swapped
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[View, ...]:
+    """The arguments that an op changes, by its schema."""
+    found: list[View] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, View)]
+    return tuple(found)

@@ -1,0 +1,206 @@
+"""Running a tape again with data: each storage is in memory from the op that fills it to the last that needs it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes  # private: values while a constructor is recorded
+
+from autopar.runtime.weights.recording import Step, Tape, View
+
+_OVERWRITES = frozenset(
+    {
+        "aten::bernoulli_",
+        "aten::cauchy_",
+        "aten::copy_",
+        "aten::exponential_",
+        "aten::fill_",
+        "aten::geometric_",
+        "aten::log_normal_",
+        "aten::normal_",
+        "aten::random_",
+        "aten::uniform_",
+        "aten::zero_",
+    }
+)
+"""Ops that leave nothing of what their first argument held."""
+_EMPTY = frozenset(
+    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The steps of a tape that some storages depend on, in order, each with the storages that nothing needs after it.
+
+    `draws`: they draw random numbers. `unfilled`: those of the wanted storages that no step gives a value.
+    """
+
+    steps: tuple[tuple[Step, frozenset[int]], ...]
+    draws: bool
+    unfilled: frozenset[int]
+
+
+def slice_for(tape: Tape, wanted: Collection[int]) -> Slice:
+    """What must run for the storages `wanted`.
+
+    Once one of the steps draws random numbers, all that draw must run: each leaves the generator where the next begins.
+    """
+    steps = _needed(tape, wanted, all_draws=False)
+    draws = any(step.random for step, _ in steps)
+    if draws:
+        steps = _needed(tape, wanted, all_draws=True)
+    filled = {view.storage for step, _ in steps for view in step.writes} | set(tape.constants)
+    filled |= {
+        view.storage for step, _ in steps for view in step.creates if view is not None and _name(step) not in _EMPTY
+    }
+    return Slice(tuple(steps), draws, frozenset(wanted) - filled)
+
+
+def _needed(tape: Tape, wanted: Collection[int], all_draws: bool) -> list[tuple[Step, frozenset[int]]]:
+    live, found = set(wanted), []
+    for step in reversed(tape.steps):
+        made = {view.storage for view in step.creates if view is not None}
+        changed = {view.storage for view in step.writes} | made
+        if not (changed & live or (all_draws and step.random)):
+            continue
+        gone = _overwritten(step, tape)
+        reads = {view.storage for view in step.views()}
+        found.append((step, frozenset((reads | made) - live)))
+        live -= made | gone
+        live |= reads - gone
+    return found[::-1]
+
+
+def _overwritten(step: Step, tape: Tape) -> set[int]:
+    """The storage whose old content a step does not look at."""
+    if _name(step) not in _OVERWRITES and not (step.random and len(step.views()) == 1 and step.writes):
+        return set()
+    target, *others = step.views()
+    whole = math.prod(target.shape) * target.dtype.itemsize == tape.sizes_bytes[target.storage]
+    if not whole or not _dense(target) or any(other.storage == target.storage for other in others):
+        return set()
+    return {target.storage}
+
+
+def _dense(view: View) -> bool:
+    """Whether no two elements share a place and none is left out between them."""
+    position = 1
+    for stride, length in sorted(zip(view.stride, view.shape, strict=True)):
+        if length != 1:
+            if stride != position:
+                return False
+            position *= length
+    return True
+
+
+def _name(step: Step) -> str:
+    schema = getattr(step.op, "_schema", None)
+    return schema.name if schema is not None else ""
+
+
+_DRAWN_IN_ORDER = frozenset({"aten::normal_", "aten::uniform_"})
+PIECE_ELEMENTS = 1 << 22
+"""Of numbers that are only drawn to leave the generator where it should be."""
+
+
+def _is_spent(step: Step, dies: frozenset[int], tape: Tape, device: torch.device) -> bool:
+    """Whether a step fills a large tensor with numbers that nothing reads, one after the other (on CPUs)."""
+    if _name(step) not in _DRAWN_IN_ORDER or device.type != "cpu" or len(step.views()) != 1:
+        return False
+    (view,) = step.views()
+    in_order = _dense(view) and list(view.stride) == sorted(view.stride, reverse=True)
+    return view.storage in dies and view.storage in _overwritten(step, tape) and in_order
+
+
+class Replay:
+    """One run of a slice on a device; `place(number, replay)` is called for each wanted storage once it is final."""
+
+    def __init__(self, tape: Tape, wanted: Collection[int], device: torch.device) -> None:
+        self.tape, self.wanted, self.device = tape, frozenset(wanted), device
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    @torch.no_grad()
+    def run(self, steps: Slice, place: Callable[[int, Replay], None]) -> None:
+        touches = Counter(number for step, _ in steps.steps for number in self._touched(step))
+        for number in self.wanted - touches.keys():
+            self._finish(number, place)
+        for step, dies in steps.steps:
+            if _is_spent(step, dies, self.tape, self.device):
+                self._spend(step)
+            else:
+                self._execute(step)
+            for number in self._touched(step):
+                touches[number] -= 1
+                if number in self.wanted and not touches[number]:
+                    self._finish(number, place)
+            for number in dies:
+                self._storages.pop(number, None)
+
+    def tensor(self, view: View) -> torch.Tensor:
+        """The real tensor behind a view, as it is now."""
+        storage = self._storages.get(view.storage)
+        if storage is None:
+            storage = self._storages[view.storage] = self._allocated(view.storage)
+        return torch.empty(0, dtype=view.dtype, device=self.device).set_(storage, view.offset, view.shape, view.stride)
+
+    def _execute(self, step: Step) -> None:
+        args, kwargs = pytree.tree_map_only(View, self.tensor, (step.args, dict(step.kwargs)))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = self.device
+        out = step.op(*args, **kwargs)
+        if not any(step.creates):
+            return
+        tensors = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        for made, view in zip(tensors, step.creates, strict=True):
+            if view is None:
+                continue
+            storage = made.untyped_storage()
+            alike = tuple(made.stride()) == view.stride and made.storage_offset() == view.offset
+            if alike and storage.nbytes() == self.tape.sizes_bytes[view.storage]:
+                self._storages[view.storage] = storage
+            else:  # the kernel on data lays its output out differently
+                self.tensor(view).copy_(made)
+
+    def _spend(self, step: Step) -> None:
+        """Draw what a step draws, a piece at a time. CPUs draw in blocks of 16 numbers, fewer of them otherwise."""
+        view, *rest = step.args
+        left = math.prod(view.shape)
+        scratch = torch.empty(min(left, PIECE_ELEMENTS + 16), dtype=view.dtype)
+        while left:
+            count = left if left < PIECE_ELEMENTS + 16 else PIECE_ELEMENTS
+            step.op(scratch[:count], *rest, **step.kwargs)
+            left -= count
+
+    def _allocated(self, number: int) -> torch.UntypedStorage:
+        if number in self.tape.constants:
+            source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(self.tape.constants[number])
+            return source.to(self.device, copy=True).untyped_storage()
+        return torch.empty(self.tape.sizes_bytes[number], dtype=torch.uint8, device=self.device).untyped_storage()
+
+    def _finish(self, number: int, place: Callable[[int, Replay], None]) -> None:
+        place(number, self)
+        self._storages.pop(number, None)
+
+    @staticmethod
+    def _touched(step: Step) -> set[int]:
+        return {view.storage for view in (*step.views(), *step.creates) if view is not None}
+
+
+def value_of(tape: Tape, view: View) -> torch.Tensor | None:
+    """What a tensor of the tape holds after its last step; None where that depends on random numbers."""
+    steps = slice_for(tape, [view.storage])
+    if steps.draws:
+        return None
+    found: list[Any] = []
+    with _disable_current_modes():
+        replay = Replay(tape, [view.storage], torch.device("cpu"))
+        replay.run(steps, lambda _, run: found.append(run.tensor(view)))
+    tensor: torch.Tensor = found[0]
+    return tensor

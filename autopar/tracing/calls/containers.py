@@ -1,0 +1,53 @@
+"""Tensors in what a call takes and returns: dataclasses that hold some are looked into, as tuples and dicts are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.contents.known import Known
+from autopar.tracing.contents.unknown import UnknownNumber
+from autopar.tracing.errors import ArgumentError
+from autopar.tracing.picked.picked import Picked
+
+WITHOUT_CACHES = "training has no use for caches, set model.config.use_cache = False"
+
+
+def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
+    """Leaves and structure; ArgumentError for an object that holds tensors where they cannot be reached.
+
+    `what`: the words that the error has for the value.
+    """
+    leaves, spec = pytree.tree_flatten(value)
+    unknown = {type(leaf): leaf for leaf in leaves if _holds_tensors(leaf)}
+    if not unknown:
+        return leaves, spec
+    for kind, leaf in unknown.items():
+        if not dataclasses.is_dataclass(leaf):
+            is_cache = "cache" in f"{kind.__module__}.{kind.__name__}".lower()
+            raise ArgumentError(
+                f"{what} has tensors in an object of {kind.__name__}, which is not looked into: "
+                + (f"{WITHOUT_CACHES}; or " if is_cache else "")
+                + "put them in a tuple, a dict or a dataclass"
+            )
+        pytree.register_dataclass(kind)
+    return flattened(value, what)  # one may hold another
+
+
+def _holds_tensors(leaf: Any) -> bool:
+    """Whether items or attributes of a leaf are tensors, or dataclasses with tensors, or containers of them."""
+    if isinstance(leaf, (torch.Tensor, Known, Picked, UnknownNumber, type)) or type(leaf).__module__ == "builtins":
+        return False
+    held: list[Any] = []
+    if isinstance(leaf, Mapping):
+        held = list(leaf.values())
+    elif dataclasses.is_dataclass(leaf):  # it may have slots
+        held = [getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)]
+    else:
+        held = list(getattr(leaf, "__dict__", {}).values())
+    inside = pytree.tree_leaves(held)
+    return any(isinstance(v, torch.Tensor) or (dataclasses.is_dataclass(v) and _holds_tensors(v)) for v in inside)

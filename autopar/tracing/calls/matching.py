@@ -1,0 +1,183 @@
+"""Matching a later call to a trace: bind its arguments, check the guards, and say what kind of call it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autopar.looks import lie_of, repeated
+from autopar.states import without_states
+from autopar.tracing.calls.free_sizes import FreeSizes
+from autopar.tracing.calls.inputs import Inputs, Leaf
+from autopar.tracing.errors import ArgumentError
+
+
+def named_arguments(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those of the loss and states are taken from the keywords."""
+    states = {n: kwargs[n] for n in inputs.states if n in kwargs}
+    loss = {n: kwargs[n] for n in inputs.loss_names if n in kwargs and n not in inputs.signature.parameters}
+    own = {n: v for n, v in without_states(kwargs).items() if n not in loss}
+    try:
+        bound = inputs.signature.bind(*args, **own)
+    except TypeError as error:
+        raise ArgumentError(f"the call does not fit the model's forward: {error}") from error
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if inputs.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[name] = value
+    return {**named, **loss, **states}
+
+
+def bind(inputs: Inputs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The placeholders' values in order; raises ArgumentError where the call is not the one that was traced."""
+    named = named_arguments(inputs, args, kwargs)
+    values: list[torch.Tensor] = []
+    found: dict[int, int] = {}
+    for name, argument in inputs.arguments.items():
+        value = named.pop(name, _default(inputs, name))
+        if argument.spec.is_leaf():  # a plain tensor, as nearly always
+            _bind_one(inputs, argument.leaves[0], value, values, found)
+            continue
+        leaves, spec = pytree.tree_flatten(value)
+        if len(leaves) != len(argument.leaves) or (spec != argument.spec and not _same_kind(spec, argument.spec)):
+            raise ArgumentError(
+                f"argument {name!r} was traced as {_describe(argument.spec)}, and is now {_describe(spec)}"
+            )
+        for leaf, given in zip(argument.leaves, leaves, strict=True):
+            if isinstance(leaf, Leaf):
+                _bind_one(inputs, leaf, given, values, found)
+            elif not _equal(leaf, given):
+                raise ArgumentError(f"argument {name!r} was traced with {leaf!r} in it, and now has {given!r}")
+    for name, value in named.items():
+        traced = inputs.fixed.get(name, _default(inputs, name))
+        if not _equal(traced, value):
+            raise ArgumentError(f"argument {name!r} was traced as {_short(traced)}, and is now {_short(value)}")
+    return values
+
+
+def key(
+    inputs: Inputs,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    modules: Sequence[nn.Module],
+    *,
+    reads_memory: bool,
+) -> tuple[Hashable, Hashable]:
+    """Equal for two calls that take the same trace, as far as Python's side of the call can tell.
+
+    First what nearly all models ask for; then which tensors are one, and how they lie where `reads_memory`.
+    """
+    named = named_arguments(inputs, args, kwargs)
+    return key_of(inputs, named, modules), looks_of(named, reads_memory=reads_memory)
+
+
+def looks_of(named: Mapping[str, Any], *, reads_memory: bool) -> tuple[Hashable, Hashable]:
+    """Which tensors among arguments by name are one, and how all of them lie in memory if the trace asked for it."""
+    tensors = [v for name in sorted(named) for v in pytree.tree_leaves(named[name]) if isinstance(v, torch.Tensor)]
+    return repeated(tensors), tuple(map(lie_of, tensors)) if reads_memory else ()
+
+
+def key_of(inputs: Inputs, named: Mapping[str, Any], modules: Sequence[nn.Module] | None = None) -> Hashable:
+    """What is alike in calls of one kind, of arguments by name."""
+    grad = torch.is_grad_enabled()
+    read = modules or inputs.modules
+    trainable = tuple([p.requires_grad for m in read for p in m._parameters.values() if p is not None])
+    parts: list[Hashable] = [grad, tuple([m.training for m in read]), trainable]
+    for name in sorted(named):
+        value = named[name]
+        if isinstance(value, torch.Tensor):
+            parts.append((name, _kind(value, grad)))
+        elif not _equal(value, _default(inputs, name)):  # a default that is given is the same call as one left out
+            leaves, spec = pytree.tree_flatten(value)
+            parts.append((name, str(spec), tuple(_kind(v, grad) for v in leaves)))
+    return tuple(parts)
+
+
+def key_without(key: Hashable, names: Collection[str]) -> Hashable:
+    """What `key_of` says of a call without these arguments."""
+    assert isinstance(key, tuple)
+    return tuple(part for part in key if not (isinstance(part, tuple) and part and part[0] in names))
+
+
+def _kind(value: Any, grad: bool) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype, grad and value.requires_grad)
+    if isinstance(value, (float, complex)):
+        return (type(value), repr(value))  # 0.0 is not -0.0, which it equals; and one that is not a number is one
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (type(value), value)
+
+
+def _bind_one(inputs: Inputs, leaf: Leaf, value: Any, values: list[torch.Tensor], found: dict[int, int]) -> None:
+    """Add an input that fits to the placeholders' values, but for one that an earlier input is, too."""
+    checked = _checked(leaf, value, inputs.sizes, found)
+    if leaf.name not in inputs.same:
+        values.append(checked)
+
+
+def _checked(leaf: Leaf, value: Any, sizes: FreeSizes, found: dict[int, int]) -> torch.Tensor:
+    """An input that fits; `found` collects the sizes of free dims, by group."""
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(f"input {leaf.name!r} was traced as a tensor, and is now {_short(value)}")
+    if value.dtype != leaf.example.dtype:
+        raise ArgumentError(f"input {leaf.name!r} was traced as {leaf.example.dtype}, and is now {value.dtype}")
+    if not sizes.group and value.shape == leaf.example.shape:
+        return value
+    for dim, (now, traced) in enumerate(zip(value.shape, leaf.example.shape, strict=False)):
+        group = sizes.group.get((leaf.name, dim))
+        if (now != traced and group is None) or (group is not None and found.setdefault(group, now) != now):
+            break
+    else:
+        if value.ndim == leaf.example.ndim:
+            return value
+        dim = -1
+    raise ArgumentError(
+        f"input {leaf.name!r} was traced with shape {tuple(leaf.example.shape)}, and now has {tuple(value.shape)}",
+        where=sizes.fixed.get((leaf.name, dim), ""),
+    )
+
+
+def _default(inputs: Inputs, name: str) -> Any:
+    parameter = inputs.signature.parameters.get(name)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return (
+            isinstance(a, torch.Tensor)
+            and isinstance(b, torch.Tensor)
+            and a.shape == b.shape
+            and bool(torch.equal(a, b))
+        )
+    if isinstance(a, (float, complex)):
+        return _kind(a, False) == _kind(b, False)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _same_kind(a: pytree.TreeSpec, b: pytree.TreeSpec) -> bool:
+    return a.type is b.type and str(a) == str(b)
+
+
+def _describe(spec: pytree.TreeSpec) -> str:
+    return (
+        "a tensor or plain value"
+        if spec.is_leaf()
+        else f"{getattr(spec.type, '__name__', spec.type)} of {spec.num_leaves}"
+    )
+
+
+def _short(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:100]

@@ -1,0 +1,82 @@
+"""Questions about a tensor's contents: answered where they are known, or follow; else the model cannot go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.graph import OF_DATA, VAL
+from autopar.tracing.arguments import Arguments
+from autopar.tracing.calls.guards import ANSWER
+from autopar.tracing.contents.asserting import asserted
+from autopar.tracing.contents.deciding import known_or_leaf
+from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber
+from autopar.tracing.errors import OR_LEAF
+from autopar.tracing.targets import written_as
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+_READ = (Tensor.__float__, Tensor.__int__)  # Python takes no number from these but its own
+
+
+def ask(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The answer that an eager run would have had; UnknownDataError where it depends on the inputs."""
+    seen = Arguments(recorder, args, kwargs)
+    known = recorder.known
+    if not known.can_tell(seen.tensors):
+        healthy = recorder.finite.answer(func, args, recorder.where())
+        if healthy is not None:
+            return healthy
+        if func is Tensor.item:
+            return _unknown_item(recorder, args[0], seen.graph_args)
+        wanted = asserted() if func is Tensor.__bool__ else None
+        if wanted is not None:
+            return wanted  # an assertion is believed, as `torch._check` is
+        name = getattr(func, "__name__", repr(func)).strip("_")
+        if any(id(t) in known.random for t in seen.tensors):
+            raise recorder.unknown(
+                f"{name}() asks for a random number (LayerDrop does), and the graph would hold one draw for ever",
+                mend=f"set the probability to 0, call eval(){OR_LEAF}",
+            )
+        asked = f"{name}() asks for the contents of a tensor that depends on the inputs"
+        otherwise = known_or_leaf(recorder.nodes.get(id(tensor)) for tensor in seen.tensors)
+        mend = f"write .item(), which a graph can compute with, or {otherwise}" if func in _READ else otherwise
+        raise recorder.unknown(asked, mend)
+    answer, is_guard = known.answer(func, args, kwargs, seen.tensors)
+    if is_guard:
+        call = written_as(func, args, kwargs)
+        node = recorder.graph.create_node(call.op, call.target, seen.graph_args, seen.graph_kwargs)
+        recorder.annotate(node, place=True)
+        node.meta[VAL] = node.meta[ANSWER] = answer
+    return answer
+
+
+def guard_shapes(recorder: Recorder, made: Any) -> Any:
+    """Read the shapes of tensors that are as large as known inputs say (`ids.unique()`), as `ask` reads contents;
+    returns the tensors."""
+    for tensor in pytree.tree_leaves(made):
+        if isinstance(tensor, Tensor):
+            node = recorder.graph.call_method("size", (recorder.node_of(tensor),))
+            recorder.annotate(node, place=True)
+            node.meta[VAL] = node.meta[ANSWER] = tuple(tensor.shape)
+    return made
+
+
+def _unknown_item(recorder: Recorder, tensor: Tensor, graph_args: Any) -> UnknownNumber:
+    if tensor.is_complex():
+        raise recorder.unknown("item() reads a complex number", deciding=[tensor])
+    kind = float if tensor.is_floating_point() else bool if tensor.dtype == torch.bool else int
+    node = recorder.graph.call_method("item", graph_args)
+    recorder.annotate(node, place=True)
+    node.meta[VAL] = None
+    node.meta[OF_DATA] = True
+    number = (UnknownBool if kind is bool else UnknownNumber)(recorder, node, kind)
+    with recorder.on():  # now: the tensor may be written into later
+        number.read(tensor)
+    number.whole = recorder.known.whole_part(tensor)
+    return number

@@ -1,0 +1,128 @@
+"""Whether Python asks for a truth value only to assert it: such an answer decides no path that a trace could take.
+
+An assertion is an `assert` statement, or a branch that does nothing but raise: `if degenerate.any(): raise ValueError`,
+where nothing in the model catches what it raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType
+
+from autopar.tracing import places
+from autopar.tracing.patching import attributes_set
+from autopar.tracing.torch_functions.looked_into import CODES
+
+_ATTEMPT = str(Path(__file__).parents[1] / "attempt.py")  # whose frames call the model
+_seen: dict[tuple[CodeType, int], bool | None] = {}
+_caught: dict[tuple[CodeType, int], bool] = {}
+
+
+def asserted() -> bool | None:
+    """What the assertion wants to hear at whose test the user's innermost frame is; None at any other test."""
+    frame = sys._getframe(1)
+    running = []
+    while frame is not None and frame.f_code.co_filename != _ATTEMPT:
+        if places.is_users(frame.f_code.co_filename) or frame.f_code in CODES:
+            running.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back  # type: ignore[assignment]
+    if not running:
+        return None
+    for at in running:
+        if at not in _caught:
+            _caught[at] = _is_caught(*at)
+    if any(_caught[at] for at in running):
+        return None
+    if running[0] not in _seen:
+        _seen[running[0]] = _wanted(*running[0])
+    return _seen[running[0]]
+
+
+@contextlib.contextmanager
+def unvalidated() -> Iterator[None]:
+    """While inside, `torch.distributions` take their parameters as they are: to check them is to assert."""
+    distributions = sys.modules.get("torch.distributions.distribution")
+    if distributions is None:
+        yield
+        return
+    with attributes_set(distributions.Distribution, _validate_args=False):
+        yield
+
+
+def _wanted(code: CodeType, offset: int) -> bool | None:
+    """The truth value with which the instruction there leads past the raising of an error."""
+    found = [i for i in dis.get_instructions(code) if i.opname not in _SILENT]
+    following = [i for i in found if i.offset >= offset]
+    if len(following) < 2 or not following[0].opname.startswith("POP_JUMP"):
+        return None
+    jump = following[0]
+    jumps_if = {"TRUE": True, "FALSE": False}.get(jump.opname.rpartition("_")[2])
+    if jumps_if is None:  # a test for None
+        return None
+    if _raises(following[1:], past=jump.argval):
+        return jumps_if
+    there = [i for i in found if i.offset >= jump.argval]
+    return (not jumps_if) if jump.argval > offset and _raises(there, past=None) else None
+
+
+def _is_caught(code: CodeType, offset: int) -> bool:
+    """Whether an `except` of the function itself, there, may end an error, and not only raise another."""
+    instructions = list(dis.get_instructions(code))
+    if sys.version_info < (3, 11):  # handlers are set up by instructions, not listed
+        return any(i.opname == "SETUP_FINALLY" for i in instructions)
+    waiting, met = [offset], set[int]()
+    while waiting:
+        at = waiting.pop()
+        for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]  # as `dis.dis` shows it
+            if entry.start <= at < entry.end and entry.target not in met:
+                met.add(entry.target)
+                raising = _only_raises([i for i in instructions if i.offset >= entry.target])
+                if raising is None:
+                    return True
+                waiting.append(raising.offset)  # which may lie in a `try` itself
+    return False
+
+
+def _only_raises(handler: list[dis.Instruction]) -> dis.Instruction | None:
+    """The instruction with which a handler raises, as that of a `finally` or `with` does; None if it may do without."""
+    before = ""
+    for here, after in pairwise(handler):
+        if here.opname in _RAISING:
+            return here
+        if here.opname == "POP_EXCEPT":
+            return after if after.opname in _RAISING else None
+        if here.opname.startswith("POP_JUMP") and before not in ("CHECK_EXC_MATCH", "WITH_EXCEPT_START", "TO_BOOL"):
+            return None
+        before = here.opname
+    return handler[-1] if handler[-1].opname in _RAISING else None
+
+
+def _raises(following: list[dis.Instruction], past: int | None) -> bool:
+    """Whether these instructions raise an error before anything else happens than that its message is made.
+
+    Further tests of the same condition, which lead `past` the raising too, are part of it.
+    """
+    is_done = False  # something was done already
+    for here, after in zip(following, [*following[1:], None], strict=True):
+        if here.opname in ("RAISE_VARARGS", "LOAD_ASSERTION_ERROR"):
+            return True
+        if here.argval == "_assert" and after is not None and after.argval is False:
+            return True  # torch._assert(False, ...)
+        if here.opname.startswith(_STORES) or here.opname in _ENDS:
+            return False
+        is_done = is_done or here.opname in _STATEMENTS
+        if "JUMP" in here.opname and (is_done or past is None or here.argval != past):
+            return False
+    return False
+
+
+_RAISING = ("RERAISE", "RAISE_VARARGS")
+_SILENT = ("TO_BOOL", "NOT_TAKEN", "NOP", "RESUME", "PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
+_STATEMENTS = ("STORE_FAST", "STORE_DEREF", "POP_TOP")
+_STORES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_")
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "FOR_ITER", "BEFORE_WITH")

@@ -1,0 +1,111 @@
+"""`max(n, 1)`, `min(...)` and `len(rows)` of what is not known while tracing: Python's own would ask for it."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.tracing.contents.unknown import UnknownBool, UnknownNumber, has_unknown
+from autopar.tracing.patching import attributes_set
+from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked.picked import Picked
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+_OF_SIZES: dict[Any, tuple[Callable[..., Any], ...]] = {
+    torch: (torch.ones, torch.zeros, torch.empty, torch.full),
+    Tensor: (Tensor.new_ones, Tensor.new_zeros, Tensor.new_empty, Tensor.new_full),
+}
+_NUMBERS = (UnknownNumber, UnknownBool)
+_WAYS: dict[str, Callable[..., Any]] = {"max": builtins.max, "min": builtins.min}
+_MAY_BE_OPEN = {*_NUMBERS, Tensor, torch.nn.Parameter}
+
+
+@contextlib.contextmanager
+def extremes_computed(recorder: Recorder) -> Iterator[None]:
+    """While inside, what Python's `max` and `min` make of unknown numbers is an unknown number, of tensors without
+    dims a tensor; and from the first mask that picks rows on, their `len` is how many these are, a size as others."""
+    length = builtins.len
+
+    def how_many(value: Any) -> Any:
+        return value.pick.number if type(value) is Picked and not value.at else length(value)
+
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            stack.enter_context(attributes_set(builtins, len=how_many))
+            for owner, makers in _OF_SIZES.items():
+                sized = {maker.__name__: _as_long(recorder, maker) for maker in makers}
+                stack.enter_context(attributes_set(owner, **sized))
+
+        recorder.picks.begin = begin
+        chosen = {name: _choosing(recorder, original) for name, original in _WAYS.items()}
+        stack.enter_context(attributes_set(builtins, **chosen))
+        yield
+
+
+def _as_long(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.ones`, which asks for its sizes before anyone is asked about the call."""
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if recorder.is_recording() and has_unknown((args, kwargs.get("size"))):
+            made = picked_made.call(recorder.picks, original, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _choosing(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        given = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+        if kwargs or len(given) < 2 or not any(type(one) in _MAY_BE_OPEN for one in given):
+            return original(*args, **kwargs)
+        if not recorder.is_recording():
+            return original(*args)
+        return functools.reduce(functools.partial(_chosen, recorder, original), given)
+
+    return choose
+
+
+def _chosen(recorder: Recorder, original: Callable[..., Any], a: Any, b: Any) -> Any:
+    """The one of two that Python takes, the first of equal ones."""
+    open_ones = [one for one in (a, b) if _is_open(recorder, one)]
+    others = [one for one in (a, b) if not isinstance(one, Tensor) and type(one) not in _NUMBERS]
+    if not open_ones or not all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in others):
+        return original(a, b)
+    tensors = [one for one in (a, b) if isinstance(one, Tensor)]
+    if not tensors:
+        return open_ones[0].extreme(original, a, b)
+    dtype = tensors[0].dtype
+    if dtype.is_complex or dtype == torch.bool or any(one.ndim or one.dtype != dtype for one in tensors):
+        return original(a, b)  # which of them it is would show: in shape or dtype
+    with recorder.on():
+        first, second = (_beside(one, dtype) for one in (a, b))
+        takes_second = second > first if original.__name__ == "max" else second < first
+        return torch.where(takes_second, second, first)
+
+
+def _is_open(recorder: Recorder, one: Any) -> bool:
+    if isinstance(one, Tensor):
+        return id(one) in recorder.nodes and not recorder.known.can_tell([one])
+    return type(one) in _NUMBERS
+
+
+def _beside(one: Any, dtype: torch.dtype) -> Any:
+    """A number as it stands beside tensors of a dtype, which keep theirs; a fraction beside whole ones does not fit."""
+    if isinstance(one, Tensor):
+        return one
+    if type(one) in _NUMBERS:
+        return one.tensor.to(dtype if dtype.is_floating_point or one.kind is not float else torch.float64)
+    return int(one) if not dtype.is_floating_point and float(one).is_integer() else one

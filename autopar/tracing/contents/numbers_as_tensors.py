@@ -1,0 +1,97 @@
+"""Functions that are given numbers read from unknown data: these are tensors to the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.contents.unknown import DTYPES, UnknownNumber, has_unknown
+from autopar.tracing.picked import made as picked_made
+from autopar.tracing.pointwise import is_pointwise, plain_name
+from autopar.tracing.targets import writes_its_first
+
+if TYPE_CHECKING:
+    from autopar.tracing.arguments import Arguments
+    from autopar.tracing.recorder import Recorder
+
+_MAKERS = {torch.tensor, torch.as_tensor, torch.scalar_tensor}
+_FULL: dict[Any, tuple[Any, int]] = {  # of these, what makes as many zeros, and the place of the number
+    torch.full: (torch.zeros, 1),
+    torch.full_like: (torch.zeros_like, 1),
+    torch.Tensor.new_full: (torch.Tensor.new_zeros, 2),
+}
+_SCALING = ("alpha", "value")  # keywords that are a number alone, which multiplies the second operand
+_SCALED = {"add", "sub", "subtract", "iadd", "isub", "addcmul", "addcdiv"}
+
+
+def of_tensors(
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments
+) -> Any:
+    """What a function of numbers that are not known makes, given them as tensors, with the dtype that numbers lead to;
+    NotImplemented where it takes no tensors in their place."""
+    if func in _MAKERS and args and isinstance(args[0], UnknownNumber):
+        own = torch.get_default_dtype() if args[0].kind is float else DTYPES[args[0].kind]
+        with recorder.on():
+            return args[0].tensor.to(kwargs.get("dtype") or own, copy=True)
+    if (rows := picked_made.call(recorder.picks, func, args, kwargs)) is not NotImplemented:
+        return rows
+    if func in _FULL:
+        return _filled(recorder, func, args, kwargs)
+    if (made := _multiplied(recorder, func, args, kwargs)) is not NotImplemented:
+        return made
+    written = func is torch.Tensor.__setitem__ and not has_unknown(args[1])
+    if not (written or is_pointwise(plain_name(func))) or not has_unknown((args, kwargs)):
+        return NotImplemented
+    dtype: torch.dtype | None = None
+
+    def given(one: UnknownNumber) -> torch.Tensor:
+        if dtype is None or not dtype.is_floating_point or any(t.is_floating_point() for t in seen.tensors):
+            return one.tensor
+        return recorder.record(torch.Tensor.to, one.tensor, dtype)  # beside whole numbers none is of double precision
+
+    try:
+        if not writes_its_first(func):
+            with recorder.pausing():
+                dtype = func(*seen.data_free(args), **seen.data_free(kwargs)).dtype
+        args, kwargs = _bounds(recorder, plain_name(func), args, kwargs)
+        args, kwargs = pytree.tree_map_only(UnknownNumber, given, (args, kwargs))
+        made = recorder.record(func, *args, **kwargs)
+    except TypeError:  # of an op that takes a number alone
+        return NotImplemented
+    return made if dtype is None or made.dtype == dtype else recorder.record(torch.Tensor.to, made, dtype)
+
+
+def _multiplied(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The call in which what a number of a keyword multiplies is multiplied before."""
+    scale = next((key for key in _SCALING if isinstance(kwargs.get(key), UnknownNumber)), None)
+    if scale is None or len(args) < 2 or plain_name(func) not in _SCALED:
+        return NotImplemented
+    with recorder.on():
+        others = {key: value for key, value in kwargs.items() if key != scale}
+        return func(args[0], args[1] * kwargs[scale], *args[2:], **others)
+
+
+def _bounds(recorder: Recorder, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Both bounds of `clamp` are tensors if one is."""
+    if name not in ("clamp", "clip"):
+        return args, kwargs
+
+    def bound(one: Any) -> Any:
+        return recorder.record(torch.full, (), one, dtype=DTYPES[type(one)]) if type(one) in DTYPES else one
+
+    return (*args[:1], *map(bound, args[1:])), {key: bound(value) for key, value in kwargs.items()}
+
+
+def _filled(recorder: Recorder, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    zeros, place = _FULL[func]
+    number = args[place] if len(args) > place else kwargs.get("fill_value")
+    if not isinstance(number, UnknownNumber) or has_unknown(args[:place]):
+        return NotImplemented
+    named = {key: value for key, value in kwargs.items() if key != "fill_value"}
+    if func is torch.full and named.get("dtype") is None:
+        named["dtype"] = torch.get_default_dtype() if number.kind is float else DTYPES[number.kind]
+    with recorder.on():
+        return torch.fill(zeros(*args[:place], **named), number.tensor)

@@ -1,0 +1,125 @@
+"""Ops that data-free tensors cannot compute, because a shape lies in a tensor's contents.
+
+Where those contents are known there is a way: the op runs on real values; the indices that a known mask picks stand in
+for it; a size that is a known tensor (`x.view(t, -1)` with t from a grid of patches, `repeat_interleave(x, times)`)
+is read, and guarded like any other reading, and the call is made again with the number. A custom operator whose
+data-free kernel reads data is tried out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.contents import masked
+from autopar.tracing.contents.asking import ask
+from autopar.tracing.leaves.custom_ops import outputs_of_operator
+from autopar.tracing.picked.picks import SELECTING
+from autopar.tracing.targets import methods
+from autopar.tracing.values import data_free_like
+
+if TYPE_CHECKING:
+    from autopar.tracing.arguments import Arguments
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+_NO_SIZES = {torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
+_REPEATING = methods("repeat_interleave")
+_ASKED_FOR_A_NUMBER = "Tensor.item()"  # in torch's message
+
+
+class Again(Exception):
+    """The call is to be made with these arguments: the sizes among them are numbers now."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.args, self.kwargs = args, kwargs
+
+
+def run_without_kernel(
+    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Arguments, error: Exception
+) -> tuple[Any, Any]:
+    """The data-free result and, if there is one, the real one; raises Again, or UnknownDataError from `error`."""
+    known = recorder.known
+    if func in masked.INDEXING and _is_open(recorder, masked.single_indices(args)):
+        return func(*seen.data_free(masked.at_zero(args))), None
+    if _ASKED_FOR_A_NUMBER in str(error):  # of a tensor that stands for a number
+        _again_with_numbers(recorder, args, kwargs)
+    real = None if seen.unknown else known.run(func, args, kwargs, seen.tensors, None, [])
+    if real is not None:
+        return pytree.tree_map_only(Tensor, data_free_like, real), real
+    masks = masked.masks_in(args) if func in masked.INDEXING else []
+    if masks and known.knows(masks):
+        return func(*masked.with_indices(args, lambda mask: _picked(recorder, mask))), None
+    if func in SELECTING and len(args) == 2 and known.knows([args[1]]):
+        everything, mask = args[0] + torch.empty_like(args[1], dtype=args[0].dtype), args[1]
+        if mask.shape != everything.shape:
+            mask = recorder.record(Tensor.expand, mask, everything.shape)
+        return everything.flatten()[: _picked(recorder, mask)].clone(), None
+    repeated = _with_output_size(recorder, func, args, kwargs)
+    if repeated is not None:
+        raise Again(args, repeated)
+    _again_with_numbers(recorder, args, kwargs)
+    tried = None if seen.unknown else outputs_of_operator(func, seen.data_free(args), seen.data_free(kwargs))
+    if tried is not None:
+        return tried, None
+    selected = None if seen.unknown else recorder.picks.selection(func, args, kwargs)
+    if selected is not None:
+        return selected, None
+    name = getattr(func, "__name__", repr(func))
+    reason = (str(error).strip().splitlines() or [""])[0][:200]
+    deciding = seen.tensors
+    if "torch.nonzero()" in reason or func in SELECTING:
+        reason = "how many elements it picks depends on data"
+        deciding = masks or deciding[-1:]
+    what = f"{name} could not be computed on data-free tensors ({reason})"
+    raise recorder.unknown(what, deciding=deciding) from error
+
+
+def _again_with_numbers(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise Again where some of the arguments are known whole numbers."""
+    numbers = as_numbers(recorder, (args, kwargs))
+    if any(a is not b for a, b in zip(pytree.tree_leaves(numbers), pytree.tree_leaves((args, kwargs)), strict=True)):
+        raise Again(*numbers)
+
+
+def as_numbers(recorder: Recorder, value: Any) -> Any:
+    """Arguments with a number for each known whole number among them that is a tensor; the others stay themselves."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, slice):
+            ends = value.start, value.stop, value.step
+            read = [number(end) for end in ends]
+            return value if all(a is b for a, b in zip(read, ends, strict=True)) else slice(*read)
+        if not isinstance(value, Tensor) or value.ndim or value.dtype in _NO_SIZES or not recorder.known.knows([value]):
+            return value
+        return int(ask(recorder, Tensor.item, (value,), {}))
+
+    return pytree.tree_map(number, value)
+
+
+def _is_open(recorder: Recorder, indices: list[Tensor]) -> bool:
+    """Whether some of them are not constants: the graph indexes by the tensor, whatever it holds at the next call."""
+    known = recorder.known
+    return any(id(index) in known.guarded or not known.knows([index]) for index in indices)
+
+
+def _picked(recorder: Recorder, mask: Tensor) -> int:
+    """How many elements a known mask picks; asked, so that a mask which comes from an input is guarded."""
+    return int(ask(recorder, Tensor.item, (recorder.record(torch.count_nonzero, mask),), {}))
+
+
+def _with_output_size(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The keywords of `repeat_interleave` with the length of its result, where the repeats are known."""
+    if func not in _REPEATING or kwargs.get("output_size") is not None:
+        return None
+    repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
+    if not isinstance(repeats, Tensor) or not recorder.known.knows([repeats]):
+        return None
+    length = int(ask(recorder, Tensor.item, (recorder.record(torch.sum, repeats),), {}))
+    if repeats.numel() == 1:
+        dim = args[2] if len(args) > 2 else kwargs.get("dim")
+        length *= args[0].numel() if dim is None else args[0].shape[dim]
+    return {**kwargs, "output_size": length}

@@ -1,0 +1,238 @@
+"""What comes out of a leaf that cannot run on data-free tensors.
+
+In this order: the module runs on a copy with random inputs (integers are the user's examples), where it is small; it
+runs data-free, with what can be found out in this way for its submodules; it runs data-free with guesses in place of
+the data it asks for; it runs with submodules whose output is taken to look like their first tensor input, with a
+warning, or its own is. Only shapes, dtypes and structure are used. A function that is a leaf is found out likewise, but
+for the first way and what is taken of itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.flops import TotalFlops
+from autopar.graph import EXAMPLE
+from autopar.one_process import ExchangeError
+from autopar.tracing.errors import DrawError
+from autopar.tracing.leaves.effects import EffectError, Effects, content, same
+from autopar.tracing.leaves.guesses import Guesses
+from autopar.tracing.leaves.written_around import shares
+from autopar.tracing.model_state.attributes import Attributes
+from autopar.tracing.patching import attributes_set
+from autopar.tracing.values import has_tensor, result_like
+from autopar.user_warnings import warn
+
+Tensor = torch.Tensor
+REFUSED = ExchangeError, EffectError, DrawError  # what a call does that it may not do as one op either
+SMALL = 1 << 22  # elements
+_STATE = "_parameters", "_buffers", "_modules"  # what a call binds of these is written, or no tensor of the graph's
+
+
+class NumbersOfData(Exception):
+    """The module returns numbers that differ from run to run: no graph could hold them."""
+
+
+def outputs_of(
+    module: nn.Module,
+    path: str,
+    attributes: Attributes,
+    args: Any,
+    kwargs: Any,
+    *,
+    nodes: Mapping[int, fx.Node],
+    inside: bool = False,
+    guessing: bool = True,
+    guessed: dict[nn.Module, str] | None = None,
+    sharing: set[nn.Module] | None = None,
+) -> tuple[Any, int]:
+    """Data-free outputs of a module for data-free inputs, and the FLOPs of the run that told them.
+
+    Where it returns numbers it runs in all these ways but the last; raises NumbersOfData if they differ, unless the
+    module is `inside` another opaque one, where no graph holds them. `guessing`: it may come to the last way; `guessed`
+    notes a module that is taken to look like its input, `sharing` one whose outputs share memory (`shares`). `nodes`:
+    those that stand for tensors, by identity; inputs of the model have the user's examples.
+    """
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    elements = sum(t.numel() for t in (*tensors, *module.parameters(), *module.buffers()))
+    real: list[Callable[[], Any]] = []
+    if elements <= SMALL:
+        examples = {id(t): example for t in tensors if (example := _example(t, nodes)) is not None}
+        free = any(not _is_drawn(t) and id(t) not in examples for t in tensors)
+        ways = itertools.product((torch.randn, torch.rand), (0, 1) if free else (0,))
+        noted = set() if sharing is None else sharing
+        run = partial(_run_for_real, module, attributes, args, kwargs, examples, inside=inside, sharing=noted)
+        real = [partial(run, *way) for way in ways]
+    try:
+        return _agreed(partial(module.forward, *args, **kwargs), path, attributes, nodes, real, inside, guessing)
+    except (NumbersOfData, *REFUSED):
+        raise
+    except Exception as error:  # whatever the module does: it is opaque
+        if not tensors or not guessing:
+            raise
+        last = error
+    fault = f"{type(last).__name__}: {last}"
+    if guessed is not None:
+        guessed[module] = f"{path} fails without its data ({fault})"
+    warn(f"{path} cannot run without its data ({fault}); its output is taken to look like its first input")
+    like = tensors[0]
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *module.parameters()))
+    return torch.empty_like(like, requires_grad=trains and (like.is_floating_point() or like.is_complex())), 0
+
+
+def outputs_of_function(
+    run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node]
+) -> tuple[Any, int]:
+    """Data-free outputs of a call, and its FLOPs; raises NumbersOfData as `outputs_of` does, or what every try raised.
+
+    `attributes`: of the model whose submodules the call may run.
+    """
+    return _agreed(run, path, attributes, nodes, [], inside=False, guessing=True)
+
+
+def _agreed(
+    run: Callable[[], Any],
+    path: str,
+    attributes: Attributes,
+    nodes: Mapping[int, fx.Node],
+    real: Sequence[Callable[[], Any]],
+    inside: bool,
+    guessing: bool,
+) -> tuple[Any, int]:
+    """The outputs and FLOPs of the first attempt that gives any, `real` ones first; where they hold numbers, all must
+    give the same.
+
+    What follows from an output that is taken to look like an input is no number: the sum of the losses that a criterion
+    returns, if that is a dict, was 0 where a tensor stood for it.
+    """
+    found: list[tuple[Any, int]] = []
+    data_free: list[Callable[[], Any]] = [partial(_by_parts, run, path, attributes, nodes)]
+    data_free += [partial(_guess, run, True), partial(_guess, run, False)]
+    for attempt in (*real, *data_free):
+        try:
+            with TotalFlops() as counter:
+                outputs = attempt()
+        except REFUSED:
+            raise
+        except Exception as error:  # whatever it does: it is opaque
+            last = error
+            continue
+        found.append((outputs, counter.get_total_flops()))
+        if inside or not _numbers(outputs):
+            break
+        if _numbers(outputs) != _numbers(found[0][0]):
+            raise NumbersOfData
+    if found:
+        return found[0]
+    if not guessing:
+        raise last
+    with TotalFlops() as counter:
+        outputs = _by_parts(run, path, attributes, nodes, guessing=True)
+    if not inside and _numbers(outputs):
+        raise last
+    return outputs, counter.get_total_flops()
+
+
+def _numbers(outputs: Any) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, (int, float))]
+
+
+def _is_drawn(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _example(tensor: Tensor, nodes: Mapping[int, fx.Node]) -> Tensor | None:
+    """What the user gave for a tensor of integers, if it is an input of the model and not data-free."""
+    node = nodes.get(id(tensor))
+    example: Tensor | None = None if node is None or _is_drawn(tensor) else node.meta.get(EXAMPLE)
+    return None if example is None or example.is_meta else example
+
+
+def _run_for_real(
+    module: nn.Module,
+    attributes: Attributes,
+    args: Any,
+    kwargs: Any,
+    examples: Mapping[int, Tensor],
+    drawn: Callable[..., Tensor],
+    integer: int,
+    *,
+    inside: bool,
+    sharing: set[nn.Module],
+) -> Any:
+    """On a copy. Inputs of floats are `drawn` (boxes and probabilities are none if some are below 0). Those of integers
+    are the examples, or hold `integer` alone without: what a module does with lengths and indices depends on them."""
+
+    def filled(tensor: Tensor) -> Tensor:
+        if _is_drawn(tensor):
+            values = drawn(tensor.shape, dtype=tensor.dtype).requires_grad_(tensor.requires_grad)
+            return values.clone()  # into which a call may write
+        example = examples.get(id(tensor))
+        return torch.full(tensor.shape, integer, dtype=tensor.dtype) if example is None else example.cpu().clone()
+
+    with torch.random.fork_rng(devices=[]):
+        twin = copy.deepcopy(module)
+        for mine, theirs in zip(module.modules(), twin.modules(), strict=True):
+            for own, others in ((mine._parameters, theirs._parameters), (mine._buffers, theirs._buffers)):
+                for name, tensor in own.items():
+                    if tensor is not None:
+                        real = attributes.real_copy(tensor)
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        others[name] = nn.Parameter(real, tensor.requires_grad) if is_parameter else real  # type: ignore[assignment]
+        args, kwargs = pytree.tree_map_only(Tensor, filled, (args, kwargs))
+        effects, before = Effects(args, kwargs, twin.parameters()), [_noted(theirs) for theirs in twin.modules()]
+        result = twin(*args, **kwargs)
+        effects.check(inside=inside)
+        if shares(result, args, kwargs, list(twin.parameters()), list(twin.buffers())):
+            sharing.add(module)
+        for mine, theirs, held in zip(module.modules(), twin.modules(), before, strict=False):
+            _set_alike(mine, vars(theirs), held)
+    return pytree.tree_map_only(Tensor, result_like, result)
+
+
+def _noted(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """A module's attributes, and what is in them, to be compared with those after a run."""
+    return {name: (value, content(value)) for name, value in vars(module).items()}
+
+
+def _set_alike(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, tuple[Any, Any]]) -> None:
+    """Set data-free what a run has set of a copy: who reads it, an auxiliary loss say, is told that no graph has it."""
+    for name, value in now.items():
+        old, held = before.get(name, (None, ()))
+        if name not in _STATE and has_tensor(value) and not (value is old and same(content(value), held)):
+            vars(module)[name] = pytree.tree_map_only(Tensor, result_like, value)
+
+
+def _by_parts(
+    run: Callable[[], Any], path: str, attributes: Attributes, nodes: Mapping[int, fx.Node], guessing: bool = False
+) -> Any:
+    """The call itself, data-free; what submodules return that cannot run so is found out for each."""
+    original = nn.Module.__call__
+
+    def call(inner: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(inner, *args, **kwargs)
+        except REFUSED:
+            raise
+        except Exception:  # whatever it is: this one is opaque, too
+            with attributes_set(nn.Module, __call__=original):  # a copy that fails on data must not be tried on data
+                name = f"{path}.{type(inner).__name__}"
+                return outputs_of(inner, name, attributes, args, kwargs, nodes=nodes, inside=True, guessing=guessing)[0]
+
+    with attributes_set(nn.Module, __call__=call):
+        result = run()
+    return pytree.tree_map_only(Tensor, result_like, result)
+
+
+def _guess(run: Callable[[], Any], answer: bool) -> Any:
+    with Guesses(answer):
+        result = run()
+    return pytree.tree_map_only(Tensor, result_like, result)

@@ -1,0 +1,56 @@
+"""Writes around a leaf that it would not see, or that would not be seen: what calls the leaf is one op then.
+
+A leaf is a function of its tensors as they were. It reads a buffer of its own as it was before the call, and what it
+returns is memory of its own: where it hands on its input, or one tensor twice, a write into the one is none into the
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.graph import PLACE, VAL, input_nodes, output_tensors, storage_of
+from autopar.tracing.errors import TraceError
+from autopar.tracing.rewriting.cleaning import WRITES
+
+
+def check_writes(graph: fx.Graph, model: nn.Module, sharing: Collection[nn.Module]) -> tuple[TraceError, str] | None:
+    """The error of such a write, with the path of the module that is one op instead; None where there is none.
+
+    `sharing`: leaves that were seen to return what shares memory (`shares`).
+    """
+    writers = [(writer, node) for writer in graph.nodes for node in writer.meta.get(WRITES, ())]
+    modules = dict(model.named_modules())
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target in modules] if writers else []
+    for call in calls:
+        leaf, path = modules[str(call.target)], str(call.target)
+        own = {name: storage_of(buffer) for name, buffer in leaf.named_buffers()}
+        beside = set(_storages(call)) if leaf in sharing else set()
+        for writer, node in writers:
+            written = storage_of(node.meta[VAL])
+            name = next((n for n, s in own.items() if written == s or node.target == f"{path}.{n}"), "")
+            if name or (call < writer and written in beside):
+                kind = f"{type(leaf).__name__}, which is one op,"
+                fault = f"'{path}.{name}' of {kind} is" if name else f"{kind} hands on memory that is"
+                error = TraceError(
+                    f"{fault} written outside of it: what calls it is one op", where=writer.meta.get(PLACE, "")
+                )
+                return error, path.rpartition(".")[0]
+    return None
+
+
+def _storages(call: fx.Node) -> Iterator[int | None]:
+    """Of what a call is given and returns."""
+    for node in (call, *input_nodes(call)):
+        yield from map(storage_of, output_tensors(node))
+
+
+def shares(result: object, *given: object) -> bool:
+    """Whether two tensors of a result share memory, or one with some that were given."""
+    made = [storage_of(t) for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    others = {storage_of(t) for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
+    return len(set(made)) < len(made) or not others.isdisjoint(made)

@@ -1,0 +1,281 @@
+"""What a forward leaves in the model: buffers that it binds anew are written, and tensors that it sets on modules are
+outputs of the graph, which calls set there. Those that it has read before are states, which calls are given, too; what
+goes on from call to call as a number, or beside attributes, cannot be kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autopar.gradient_starts import start_of_gradients
+from autopar.graph import PLACE
+from autopar.states import ABSENT, State, placeholder_name
+from autopar.tracing import places
+from autopar.tracing.calls.inputs import leaf_names
+from autopar.tracing.contents.unknown import has_unknown
+from autopar.tracing.errors import TraceError, nor_one_op
+from autopar.tracing.leaves.loss_owners import values_in
+from autopar.tracing.leaves.which import LeafPolicy
+from autopar.tracing.model_state.left_values import PLAIN, Look, holds_data, parts_of, tensors_in, writes_into
+from autopar.tracing.model_state.near_caches import tensors_kept
+from autopar.tracing.model_state.own_containers import OF_TORCH
+from autopar.tracing.picked.picked import any_in as any_picked
+
+if TYPE_CHECKING:
+    from autopar.tracing.model_state.plain_reads import PlainReads
+    from autopar.tracing.recorder import Recorder
+
+_MADE = (*PLAIN, str, torch.Tensor, list, tuple, dict)
+_GIVEN = ("placeholder", "get_attr")
+_IN_PLACE = " (changed in place, where setting another one as in `self.past = [*self.past, x]` would do)"
+
+
+@dataclass(frozen=True)
+class _Before:
+    path: str
+    module: nn.Module
+    own: dict[str, Any]
+    buffers: dict[str, torch.Tensor | None]
+
+
+class Kept(NamedTuple):
+    """What forward has left in an attribute of the module at `path`."""
+
+    path: str
+    name: str
+    value: Any
+
+
+class Left(NamedTuple):
+    """What forward has left in attributes: what calls `set`; further `states`, of which calls have to be given what is
+    there; what `may` be a table that is kept, else a state (True) or lost; all that was `made` of constants, a `Look`
+    per tensor; names of what is `lost`."""
+
+    set: list[Kept]
+    states: list[State]
+    may: dict[State, bool]
+    made: dict[State, Any]
+    lost: tuple[str, ...]
+
+    def outputs(self, place: int) -> dict[int, tuple[str, str]]:
+        """Which flat outputs from `place` on are tensors that calls set, each with the names that attribute and tensor
+        have as inputs where it is a state."""
+        found = dict[int, tuple[str, str]]()
+        for path, name, value in self.set:
+            argument = State(path, name).argument
+            leaves, names = pytree.tree_leaves(value), iter(leaf_names(placeholder_name(argument), value))
+            found |= {place + i: (argument, next(names)) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+            place += len(leaves)
+        return found
+
+
+class LeftBehind:
+    """The attributes of a model's modules before a traced call, to be compared with those after it.
+
+    `states`: those that the call is given. `of_loss`: what the loss reads from, by path.
+    """
+
+    def __init__(
+        self, model: nn.Module, states: Collection[State] = (), of_loss: Mapping[str, Any] | None = None
+    ) -> None:
+        self._model = model
+        self._values = {state: state.read(model) for state in states}
+        self._given = {state: (parts_of(value), writes_into(value)) for state, value in self._values.items()}
+        owners = dict(of_loss or {})
+        self._of_loss = {path: one for path, one in owners.items() if isinstance(one, nn.Module)}
+        self._beside = [(path, one, values_in(one)) for path, one in owners.items() if path not in self._of_loss]
+        modules = (*model.named_modules(), *self._of_loss.items())
+        self._before = [_Before(p, m, dict(vars(m)), dict(m._buffers)) for p, m in modules]
+        buffers = (tensor for one in self._before for tensor in one.buffers.values() if tensor is not None)
+        self._versions = {id(tensor): tensor._version for tensor in buffers}
+
+    def write_buffers(self, policy: LeafPolicy, recorder: Recorder, returned: Any) -> None:
+        """Write what a buffer was bound to into the buffer, as the last ops of the call.
+
+        `self.mean = 0.9 * self.mean + ...` leaves the result in the model; a graph does so only where it writes.
+        Whoever has read the old tensor goes on with it, another buffer or the caller (`returned`) may be given it, and
+        backward may need it: for all of these it is a copy, made at first. A leaf that is a module writes at each call
+        (`LeafCall`); what a function has bound that is one is lost with its trial, and the error tells why `policy`
+        has it.
+        """
+        bound = [
+            (one, name, old, new)
+            for one in self._before
+            for name, old in one.buffers.items()
+            if one.path not in self._of_loss
+            and (new := one.module._buffers.get(name)) is not None
+            and old is not None
+            and new is not old
+            and (new.shape, new.dtype) == (old.shape, old.dtype)
+            and State(one.path, name) not in self._given
+        ]
+        given = {
+            id(t) for t in (*(new for *_, new in bound), *pytree.tree_leaves(returned)) if isinstance(t, torch.Tensor)
+        }
+        places = [self._set_apart(old, recorder, given) for *_, old, _ in bound]
+        for (one, name, old, new), place in zip(bound, places, strict=True):
+            try:
+                with torch.no_grad():
+                    place.copy_(new)
+            except TraceError as error:
+                if not self._is_in_leaf(one.module, policy):  # a leaf writes it itself, at each call
+                    raise TraceError(_untold(error, one, name, policy), where=error.where) from error
+            one.module._buffers[name] = old
+
+    def _set_apart(self, old: torch.Tensor, recorder: Recorder, given: set[int]) -> torch.Tensor:
+        """The tensor to write into: another one, and the old one a copy of that, where it was read or is `given`.
+
+        Itself where nobody has it, and where forward also writes into it.
+        """
+        known = recorder.nodes.get(id(old))
+        is_read = id(old) in given or (known is not None and bool(known.users))
+        if not is_read or old._version != self._versions.get(id(old)):
+            return old
+        node = known or recorder.node_of(old)
+        readers, place = list(node.users), torch.empty_like(old)
+        recorder.register(node, place)
+        with torch.no_grad():
+            made = recorder.nodes[id(recorder.record(torch.Tensor.clone, place))]
+        node.append(made)
+        for reader in readers:
+            reader.replace_input_with(node, made)
+        recorder.register(made, old)
+        return place
+
+    def _is_in_leaf(self, module: nn.Module, policy: LeafPolicy) -> bool:
+        leaves = (one.module for one in self._before if policy.is_leaf(one.module, one.path))
+        return any(module is inner for leaf in leaves for inner in leaf.modules())
+
+    def attributes(self, recorder: Recorder, reads: PlainReads, leaves: Iterable[nn.Module] = ()) -> Left:
+        """What calls of the graph set on modules, and what they cannot.
+
+        Set is what holds tensors of this call's inputs or parameters: a loss that the loop reads, a map of attention.
+        Where forward has read what was there before it, the next call goes on from it: a state. So is a tensor in the
+        place of one like it; one made of constants in the place of none, or of one of another shape or dtype, may be a
+        mask or a table that is kept, or a count. Numbers that were there before and are others now are lost, but for
+        those that say what a table is for (the length that it has).
+
+        Those of `leaves`, whose own code runs at each call, are lost where others set them. Of installed packages they
+        are states of data alone: else these note there what follows from the shapes of a call (a window that fits the
+        image). Nor is set what is made of constants and buffers alone and not read, a mask or a table: that is the same
+        at each call.
+        """
+        found = Left(self._of_states(), [], {}, {}, ())
+        lost = list[str]()
+        as_they_are = {id(module) for leaf in leaves for module in leaf.modules()}
+        for one in self._before:
+            is_leaf, is_installed = id(one.module) in as_they_are, _is_installed(type(one.module))
+            before, now = {**one.own, **one.buffers}, {**vars(one.module), **one.module._buffers}
+            for name in {**before, **now}:
+                if name in OF_TORCH:
+                    continue
+                old, new = before.get(name), now.get(name)
+                state = State(one.path, name, self._of_loss.get(one.path))
+                if state in self._given:
+                    continue
+                if any(parameter.startswith(f"{name}_") for parameter in one.module._parameters):
+                    continue  # `weight` of `weight_orig` or `weight_g`, which a hook works out before each call
+                of_data, was_tensor = holds_data(new, recorder), bool(tensors_in(old))
+                if is_leaf:  # what it sets itself is none of this trace's
+                    lost += [f"{one.path}.{name}" if one.path else name] if of_data and new is not old else []
+                    continue
+                is_set = new is not old and (name in vars(one.module) or self._is_bound(one, name, old, new))
+                is_read = is_set and reads.began_with(one.path, name, old)
+                if (is_read and has_unknown(new)) or any_picked(new):  # a number that goes on; rows, how many data says
+                    lost.append(f"{one.path}.{name}" if one.path else name)
+                    continue
+                if is_set and not of_data and isinstance(new, _MADE):
+                    found.made[state] = pytree.tree_map_only(torch.Tensor, partial(Look.of, recorder=recorder), new)
+                goes_on = is_read and (of_data or (was_tensor and not _is_unlike(old, new)))
+                if goes_on or recorder.attributes.is_written(old):
+                    found.states.extend([state] if of_data or not is_installed else [])
+                elif is_installed:
+                    continue
+                elif is_set and of_data and name in vars(one.module):
+                    found.set.append(Kept(one.path, name, new))
+                elif is_read and tensors_in(new):
+                    found.may[state] = True
+                elif _is_other(new, old) and state in found.made:
+                    found.may[state] = False
+                elif _is_other(new, old) or (of_data and not isinstance(old, torch.Tensor)):
+                    lost.append((f"{one.path}.{name}" if one.path else name) + (_IN_PLACE if new is old else ""))
+        for path, owner, values in self._beside:
+            now = values_in(owner)
+            lost += [f"{path}.{n}" for n in now if now[n] is not values.get(n) and holds_data(now[n], recorder)]
+        return found._replace(set=sorted(found.set, key=lambda one: one[:2]), lost=tuple(lost))
+
+    def _is_bound(self, one: _Before, name: str, old: Any, new: Any) -> bool:
+        """Whether a buffer is another tensor now, and is not written: it was none, of another shape, or the loss's."""
+        if name not in one.buffers or not isinstance(new, torch.Tensor):
+            return False
+        return old is None or one.path in self._of_loss or (new.shape, new.dtype) != (old.shape, old.dtype)
+
+    def unread(self, reads: PlainReads) -> set[str]:
+        """The states, by their arguments, that forward has not looked at before it set them, if it did."""
+        found = set()
+        for state, value in self._values.items():
+            at = state.path, state.name
+            is_absent = isinstance(value, str) and value == ABSENT
+            if not (reads.has_read(*at) if is_absent else reads.began_with(*at, value)):
+                found.add(state.argument)
+        return found
+
+    def _of_states(self) -> list[Kept]:
+        """The states that forward has set, or written into."""
+        found = []
+        for state, before in self._given.items():
+            now = state.read(self._model)
+            if (parts_of(now), writes_into(now)) != before:
+                found.append(Kept(state.path, state.name, now))
+        return found
+
+    def beside(self, recorder: Recorder, model: nn.Module, given: Iterable[Any]) -> tuple[str, ...]:
+        """Where those tensors of this call's data were made that forward has left beside the modules' own attributes:
+        in objects, classes, globals, and the lists and dicts that it was `given`. Calls of a graph leave none there."""
+        own = [vars(one.module) for one in self._before]
+        told = {id(t) for values in own for name in values.keys() - OF_TORCH for t in tensors_in(values[name])}
+        told |= {id(buffer) for one in self._before for buffer in one.module._buffers.values()}  # written in place
+        files = {str(node.meta.get(PLACE, "")).rpartition(":")[0] for node in recorder.graph.nodes}
+        found = dict[str, None]()
+        for tensor in tensors_kept(files, model, given):
+            node = recorder.nodes.get(id(tensor))
+            if node is None or node.op in _GIVEN or node.target is start_of_gradients:
+                continue
+            if id(tensor) in told or not holds_data(tensor, recorder):
+                continue
+            place = str(node.meta.get(PLACE, ""))
+            if place and not places.is_installed(place.rpartition(":")[0]):
+                found[place] = None
+        return tuple(found)
+
+
+def _is_unlike(old: Any, new: Any) -> bool:
+    """Whether both are tensors, of another shape or dtype: as a table that is made longer."""
+    are_tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+    return are_tensors and (old.shape, old.dtype) != (new.shape, new.dtype)
+
+
+def _is_other(new: Any, old: Any) -> bool:
+    """Whether a number or a tensor was there, and is another now."""
+    if isinstance(old, torch.Tensor):
+        return new is not old
+    return type(old) in PLAIN and (type(new) is not type(old) or new != old)
+
+
+def _untold(error: TraceError, one: _Before, name: str, policy: LeafPolicy) -> str:
+    """The error's message, or why there is a function that is a leaf, which most likely bound the buffer."""
+    reason = next(reversed(policy.functions.values()), None)
+    full = f"{one.path}.{name}" if one.path else name
+    return error.message if reason is None else nor_one_op(reason, f"it binds '{full}' to another tensor")
+
+
+def _is_installed(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and places.is_installed(file)

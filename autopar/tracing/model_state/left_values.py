@@ -1,0 +1,95 @@
+"""What is asked of values that forward has left: whether they are others, and whether they are of this call's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autopar.graph import VAL
+from autopar.random_ops import drawn_name, draws
+from autopar.tracing.contents.known import AS_ANOTHER, FILLING, Known
+from autopar.tracing.contents.unknown import UnknownNumber
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+PLAIN = (bool, int, float)  # what is counted or summed up from call to call
+_FILLING = frozenset(one.__name__ for one in FILLING)
+_AS_ANOTHER = frozenset(("to", "type_as", *(one.__name__ for one in AS_ANOTHER)))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a tensor looks like that was made in a trace, and what is in it if that is known: nothing may hold the
+    tensor itself."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    content: torch.Tensor | None
+
+    @staticmethod
+    def of(tensor: torch.Tensor, recorder: Recorder) -> Look:
+        return Look(tensor.shape, tensor.stride(), tensor.dtype, recorder.known.values.get(id(tensor)))
+
+    def made(self) -> torch.Tensor | Known:
+        """An example of one like it."""
+        if self.content is not None:
+            return Known(self.content)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+def parts_of(value: Any) -> Any:
+    """What tells a value from another: its structure, its numbers and words, and what else is in it by identity."""
+    leaves, spec = pytree.tree_flatten(value)
+    return spec, [leaf if isinstance(leaf, (*PLAIN, str, type(None))) else id(leaf) for leaf in leaves]
+
+
+def writes_into(value: Any) -> list[int]:
+    """How often the tensors in it were written into."""
+    return [tensor._version for tensor in tensors_in(value)]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, and those that stand for numbers of data."""
+    if not isinstance(value, (torch.Tensor, list, tuple, dict, UnknownNumber)):  # nearly all that modules have
+        return []
+    leaves = (leaf.tensor if isinstance(leaf, UnknownNumber) else leaf for leaf in pytree.tree_leaves(value))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def holds_data(value: Any, recorder: Recorder) -> bool:
+    """Whether there are tensors in a value that are computed from the inputs' or the parameters' numbers, or drawn."""
+    waiting = [node for tensor in tensors_in(value) if (node := recorder.nodes.get(id(tensor))) is not None]
+    met = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or isinstance(node.meta.get(VAL), nn.Parameter) or _draws(node):
+            return True
+        sources = [one for one in _sources(node) if one not in met and _has_tensors(one)]
+        met.update(sources)
+        waiting += sources
+    return False
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """The nodes whose numbers a node's result has: `x.new_zeros(2)` has none of x's, and `y.to(x)` only y's."""
+    name, first = drawn_name(node.target), node.args[0] if node.args else node.kwargs.get("input")
+    if name in _FILLING:
+        return [one for one in node.all_input_nodes if one is not first]
+    if name in _AS_ANOTHER and isinstance(first, fx.Node):
+        return [first]
+    return node.all_input_nodes
+
+
+def _draws(node: fx.Node) -> bool:
+    return draws(node) or "dropout" in drawn_name(node.target)
+
+
+def _has_tensors(node: fx.Node) -> bool:
+    """Not a size: what only has the shape of an input has none of its numbers."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta.get(VAL)))

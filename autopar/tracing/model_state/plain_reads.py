@@ -1,0 +1,278 @@
+"""Plain values that a forward reads of its modules: a graph has what they were, so calls look whether they changed.
+
+Loops set many: the weight of a term of the loss, the stage of a network that grows, a dropout's `p`, a field of the
+config. While a model is traced, what its code reads is noted, of modules and of objects that hang on them, and of the
+loss function's; values are looked up after the trace, when all that forward itself has set is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import inspect
+import operator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopar.tracing.leaves.loss_owners import Enclosed, owners_of
+from autopar.tracing.patching import attributes_set
+
+_TOLD_BY_IDENTITY = FunctionType, BuiltinFunctionType, type
+_NUMBERS = bool, int, float, complex, np.generic
+_SCALARS = (*_NUMBERS, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, *_TOLD_BY_IDENTITY)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_PLAIN = (*_SCALARS, *_CONTAINERS, np.ndarray, torch.Tensor)
+_KINDS = frozenset(_PLAIN)
+_OTHERS = (nn.Module, torch.Tensor, MethodType, ModuleType)  # looked at elsewhere, or nothing
+_MODULES_OWN = frozenset((*vars(nn.Module()), *vars(nn.Module), "__class__"))
+_LARGE = 256
+"""Containers of more elements are compared by identity and length: tables, which loops do not write into."""
+_UNKNOWN = object()
+_SET = -1  # no `id`
+
+Place = tuple[str, tuple[str, ...]]
+"""The path of a module, and the names that lead from it to a value."""
+
+
+class PlainReads:
+    """The places of plain values that are read of a model's modules, and of its loss, while it is traced."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any = None) -> None:
+        self._modules = {id(module): path for path, module in model.named_modules()}
+        self._of_loss = {path: one for path, one in owners_of(loss_fn).items() if id(one) not in self._modules}
+        self._modules |= {id(one): path for path, one in self._of_loss.items() if isinstance(one, nn.Module)}
+        self._objects: dict[int, tuple[Any, Place]] = {}  # that hang on modules, kept alive: ids stay theirs
+        self._places: dict[Place, None] = {}
+        self._first: dict[Place, int] = {}  # of attributes, by `id`, what was read first; `_SET` of what was set before
+        self._patches = contextlib.ExitStack()
+        self._patched: set[type] = set()
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, note what is read."""
+        before: Any = nn.Module.__getattribute__
+        registered: Any = nn.Module.__getattr__
+        before_set: Any = nn.Module.__setattr__
+        modules, note, first = self._modules, self._note, self._first
+
+        def read(module: nn.Module, name: str) -> Any:
+            value = before(module, name)
+            if name not in _MODULES_OWN and (path := modules.get(id(module))) is not None:
+                first.setdefault((path, (name,)), id(value))
+                note(value, path, (name,))
+            return value
+
+        def read_registered(module: nn.Module, name: str) -> Any:
+            path = modules.get(id(module))
+            value = None
+            try:
+                value = registered(module, name)
+            finally:
+                if path is not None:  # there or not
+                    first.setdefault((path, (name,)), id(value))
+            if value is None and name in module._buffers and path is not None:
+                note(value, path, (name,))
+            return value
+
+        def set_one(module: nn.Module, name: str, value: Any) -> None:
+            if (path := modules.get(id(module))) is not None:
+                first.setdefault((path, (name,)), _SET)
+            before_set(module, name, value)
+
+        patches = {"__getattribute__": read, "__getattr__": read_registered, "__setattr__": set_one}
+        with self._patches, attributes_set(nn.Module, **patches):
+            for path, owner in self._of_loss.items():
+                if isinstance(owner, Enclosed):
+                    for name, value in owner.items():
+                        if not isinstance(value, list):  # loops collect in them
+                            note(value, path, (name,))
+                elif not isinstance(owner, nn.Module):
+                    self._objects[id(owner)] = owner, (path, ())
+                    self._follow(type(owner))
+            yield
+
+    def _note(self, value: Any, path: str, names: tuple[str, ...]) -> None:
+        if type(value) in _KINDS or isinstance(value, _PLAIN):
+            self._places[path, names] = None
+        elif not isinstance(value, _OTHERS) and id(value) not in self._objects and _has_attributes(value):
+            self._objects[id(value)] = value, (path, names)
+            self._follow(type(value))
+
+    def _follow(self, kind: type) -> None:
+        """From now on note what is read of objects of this type, where they hang on the model."""
+        if kind in self._patched or kind.__module__.partition(".")[0] in ("torch", "autopar"):
+            return
+        before: Any = kind.__getattribute__
+        objects, note = self._objects, self._note
+
+        def read(owner: Any, name: str) -> Any:
+            value = before(owner, name)
+            if not name.startswith("__") and (known := objects.get(id(owner))) is not None:
+                _, (path, names) = known
+                note(value, path, (*names, name))
+            return value
+
+        with contextlib.suppress(TypeError, AttributeError):  # types that are not written in Python
+            self._patches.enter_context(attributes_set(kind, __getattribute__=read))
+            self._patched.add(kind)
+
+    def _state_of_loss(self) -> list[Place]:
+        """The buffers of the loss's modules, and whether they train; of the model's, other code looks at these."""
+        modules = [(path, owner) for path, owner in self._of_loss.items() if isinstance(owner, nn.Module)]
+        return [(path, (name,)) for path, owner in modules for name in ("training", *owner._buffers)]
+
+    def began_with(self, path: str, name: str, value: Any) -> bool:
+        """Whether forward has read an attribute that had this value (None where there was none) before it set it."""
+        return self._first.get((path, (name,))) == id(value)
+
+    @property
+    def of_loss(self) -> Mapping[str, Any]:
+        """What the loss reads from, by path: modules, other objects, closures."""
+        return self._of_loss
+
+    def has_read(self, path: str, name: str) -> bool:
+        """Whether forward has asked for an attribute before it set it."""
+        return self._first.get((path, (name,)), _SET) != _SET
+
+    def values(
+        self, model: nn.Module, without: Iterable[nn.Module], kept: Iterable[tuple[str, str]] = ()
+    ) -> PlainValues:
+        """What is there now; not of the modules in `without`, which are leaves: their own code runs at each call. Nor
+        attributes that are `kept`, which calls set or are given."""
+        leaves = {id(module) for leaf in without for module in leaf.modules()}
+        modules = {path: module for path, module in model.named_modules() if id(module) not in leaves}
+        modules |= self._of_loss
+        found = {}
+        set_by_calls = {(path, (name,)) for path, name in kept}
+        for path, names in (*self._places, *self._state_of_loss()):
+            if (
+                (path, names[:1]) not in set_by_calls
+                and path in modules
+                and _is_kept(modules[path], names, of_loss=path in self._of_loss)
+            ):
+                found[path, names] = _frozen(_value(modules[path], names))
+        return PlainValues({place: value for place, value in found.items() if value is not _UNKNOWN}, self._of_loss)
+
+
+class PlainValues:
+    """Plain values by their places in a model and its loss."""
+
+    def __init__(self, values: dict[Place, Any], of_loss: Mapping[str, Any] | None = None) -> None:
+        self._values, self._of_loss = values, of_loss or {}
+
+    def on(self, model: nn.Module) -> Callable[[], dict[str, Any]]:
+        """A look at `model`, or a copy of it, that is quick: the values that are others now, by name."""
+        modules = {**self._of_loss, **dict(model.named_modules())}
+        quick: dict[str, dict[str, Any]] = {}  # by module, of those that its instance has
+        for (path, names), value in self._values.items():
+            if names[0] in vars(modules[path]) and isinstance(value, _SCALARS) and len(names) == 1:
+                quick.setdefault(path, {})[names[0]] = value
+        looks = []
+        for path, values in quick.items():
+            twice = (*values.values(), *values.values())  # as an itemgetter of one name gives no tuple
+            looks.append((vars(modules[path]), operator.itemgetter(*values, *values), twice, [*map(type, twice)]))
+        others = [
+            (modules[path], names, value)
+            for (path, names), value in self._values.items()
+            if len(names) > 1 or names[0] not in quick.get(path, ())
+        ]
+
+        def are_alike() -> bool:
+            try:
+                for own, get, values, kinds in looks:
+                    now = get(own)
+                    if now != values or [*map(type, now)] != kinds:  # 1 is no 1.0
+                        return False
+            except Exception:  # gone, or now something that cannot be compared
+                return False
+            return all(_same(_frozen(_value(module, names)), value) for module, names, value in others)
+
+        def changed() -> dict[str, Any]:
+            if are_alike():
+                return {}
+            now = {place: _value(modules[place[0]], place[1]) for place in self._values}
+            return {
+                ".".join(filter(None, [path, *names])): now[path, names]
+                for (path, names), value in self._values.items()
+                if not _same(_frozen(now[path, names]), value)
+            }
+
+        return changed
+
+
+class _Identity:
+    """A tensor or what is large, equal to itself alone; a tensor is not held, as a trace may have made it that nobody
+    keeps, and lists cannot but be."""
+
+    def __init__(self, value: Any, length: int = 0) -> None:
+        self._value: Callable[[], Any] = (lambda: value) if isinstance(value, _CONTAINERS) else weakref.ref(value)
+        self._length = length
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Identity) or other._length != self._length:
+            return False
+        mine = self._value()
+        return mine is not None and other._value() is mine
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and bool(now == before))
+
+
+def _is_kept(module: nn.Module, names: tuple[str, ...], *, of_loss: bool) -> bool:
+    """Whether a value is the model's own to change: no tensor that it registers, property or function of a class.
+
+    A buffer that is None is: one that comes in its place is read from then on. And a tensor that the loss registers is
+    a constant of the graph, so that another in its place is a change.
+    """
+    owner = module if len(names) == 1 else _value(module, names[:-1])
+    kind: type = type(owner)
+    if _is_of_class(kind, names[-1]):
+        return False
+    if of_loss or not isinstance(owner, nn.Module):
+        return True
+    return names[-1] not in owner._parameters and owner._buffers.get(names[-1]) is None
+
+
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
+
+
+@functools.cache
+def _is_of_class(kind: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(kind, name, None), (property, staticmethod))
+
+
+def _value(module: nn.Module, names: tuple[str, ...]) -> Any:
+    value: Any = module
+    for name in names:
+        value = getattr(value, name, _UNKNOWN)
+    return value
+
+
+def _frozen(value: Any) -> Any:
+    """A value that later ones are compared with; `_UNKNOWN` for what is not plain."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, torch.Tensor):
+        return _UNKNOWN if isinstance(value, nn.Parameter) else _Identity(value)
+    if isinstance(value, np.ndarray):
+        if value.size > _LARGE or value.dtype.hasobject:
+            return _Identity(value)
+        return value.dtype, value.shape, value.tobytes()
+    if isinstance(value, _CONTAINERS):
+        if len(value) > _LARGE:
+            return _Identity(value, len(value))
+        elements = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        pairs = value.items() if isinstance(value, dict) else enumerate(elements)
+        return type(value), [(key, inner) for key, one in pairs if (inner := _frozen(one)) is not _UNKNOWN]
+    return _UNKNOWN

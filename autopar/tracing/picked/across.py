@@ -1,0 +1,258 @@
+"""Picked rows that do not lie along the first dim: `x[:, mask]`, `edge_index[:, kept]`, `rows.T`.
+
+What treats each row by itself, or sums over all, is told of rows along the first dim; the dims that a call names are
+counted as they are then.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.picked import products
+from autopar.tracing.picked.harmless import IN_PLACE
+from autopar.tracing.picked.picked import EACH, FILLED, HARMLESS, Pick, Picked, all_in, filled, is_plain
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.picked.rows import ALONG, is_elementwise, run
+from autopar.tracing.picked.sums import LOSSES
+from autopar.tracing.picked.views import all_in_a_row
+from autopar.tracing.picked.writes import changed
+from autopar.tracing.pointwise import plain_name
+from autopar.tracing.targets import getter, writes_its_first
+
+Tensor = torch.Tensor
+_WHOLE = slice(None)
+_TURNS = ("t", "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis")
+_OF_THE_LAST = ("linear", "matmul", "layer_norm", "rms_norm", "one_hot")  # dim, and of no other
+_OF_CLASSES = ("cross_entropy", "nll_loss", "multi_margin_loss", "cosine_embedding_loss")
+
+
+def picked(picks: Picks, values: Tensor, parts: tuple[Any, ...], place: int) -> Picked | None:
+    """What an index of slices, numbers and one mask picks, torch takes slices and numbers first; None where it is not
+    an index of `values`."""
+    found = located(values, parts, place)
+    if found is None:
+        return None
+    at, basic = found
+    pick = picks.of(parts[place])
+    if basic is not None:
+        with picks.recorder.on():
+            values = values[basic]
+    return pick.of(values) if not at else picked_at(pick, values, at)
+
+
+def located(values: Tensor, parts: tuple[Any, ...], place: int) -> tuple[int, tuple[Any, ...] | None] | None:
+    """The dim that the rows of an index come to lie along, and the same index with the mask's dims whole; that is None
+    where nothing else is indexed."""
+    mask = parts[place]
+    others = [*parts[:place], *parts[place + 1 :]]
+    gap = values.ndim - mask.ndim - sum(one is not None and one is not Ellipsis for one in others)
+    if gap < 0 or sum(one is Ellipsis for one in others) > 1:
+        return None
+    before: list[Any] = []
+    for one in parts[:place]:
+        before += [_WHOLE] * gap if one is Ellipsis else [one]
+    start = sum(one is not None for one in before)
+    if values.shape[start : start + mask.ndim] != mask.shape:
+        return None
+    at = sum(one is None or isinstance(one, slice) for one in before)
+    are_whole = all(isinstance(one, slice) and one == _WHOLE for one in (*before, *parts[place + 1 :]))
+    return at, None if are_whole else (*before, *[_WHOLE] * mask.ndim, *parts[place + 1 :])
+
+
+def picked_at(pick: Pick, values: Tensor, at: int) -> Picked:
+    """What is picked of a tensor whose dims from `at` on are the mask's."""
+    with pick.recorder.on():
+        number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
+        kept = filled(values, pick.others, number, at).flatten(at, at + pick.mask.ndim - 1)
+    return lying(Picked(pick, kept, holds=FILLED), at)
+
+
+def lying(rows: Any, at: int) -> Any:
+    """The same rows (or all in a structure) with the dim that they lie along."""
+    for one in all_in(rows):
+        one.at = at
+    return rows
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What comes out, or NotImplemented; UnknownDataError for what is not told of rows along another dim."""
+    met = all_in((args, kwargs))
+    name = plain_name(func)
+    first = met[0]
+    if len(met) == 1 and args and first is args[0] and (order := _order(func, name, first, args[1:], kwargs)):
+        with picks.recorder.on():
+            turned = first.values.permute(order)
+        return lying(Picked(first.pick, turned, first.places, first.holds), order.index(first.at))
+    for way in (products.joined, products.stacked, products.call):
+        made = way(picks, func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+    if not any(one.at for one in met) or (func is Tensor.__setitem__ and first is not args[0]):
+        return NotImplemented
+    made = NotImplemented
+    alike = all(one.pick is first.pick and _reach(one) == _reach(first) for one in met)
+    if args and args[0] is first and (func.__name__ in IN_PLACE or writes_its_first(func)):
+        alike = alike and all(one.values.ndim <= first.values.ndim for one in met)
+        made = changed(picks, func, args, kwargs) if alike and _fit(met, args, kwargs) else NotImplemented
+    elif alike and not writes_its_first(func):
+        made = _told(picks, func, name, first, args, kwargs)
+    if made is NotImplemented:
+        raise first.unknown(name)
+    return made
+
+
+def _told(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
+    at, values, met = first.at, first.values, all_in((args, kwargs))
+    if name == "size" and len(args) + len(kwargs) <= 2:
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        return first.shape if dim is None else first.shape[dim]
+    if name in ("numel", "nelement"):
+        return first.pick.number * (values.numel() // values.shape[at])
+    if is_elementwise(name, args, kwargs):
+        if not _fit(met, args, kwargs):
+            return NotImplemented
+        return lying(run(picks, first.pick, func, args, kwargs), max(one.at for one in met))
+    if func in LOSSES and name not in _OF_CLASSES:
+        plain = [one for one in pytree.tree_leaves((args, kwargs)) if is_plain(one) and one.ndim]
+        if plain or any(one.values.ndim != values.ndim for one in met):
+            return NotImplemented
+        return _back(picks.call(func, *_turned((args, kwargs))), at)
+    if len(met) > 1 or not args or first is not args[0]:
+        return NotImplemented
+    if name in _OF_THE_LAST and at < values.ndim - (name != "one_hot"):
+        return _back(picks.call(func, (first_rows(first), *args[1:]), kwargs), at)
+    if name == "getitem":
+        return _indexed(picks, first, args[1])
+    if name in ("view", "reshape", "flatten"):
+        return _in_a_row(picks, name, first, args[1:], kwargs)
+    if name in ALONG:
+        return _along(picks, func, name, first, args, kwargs)
+    return NotImplemented
+
+
+def first_rows(one: Picked) -> Picked:
+    """The same rows along the first dim."""
+    with one.pick.recorder.on():
+        return Picked(one.pick, one.values.movedim(one.at, 0), one.places, one.holds) if one.at else one
+
+
+def _turned(value: Any) -> Any:
+    return pytree.tree_map_only(Picked, first_rows, value)
+
+
+def _back(value: Any, at: int) -> Any:
+    """Rows along the first dim, where they lay."""
+    for one in all_in(value) if at else []:
+        with one.pick.recorder.on():
+            moved = one.values.movedim(0, at)
+        one.__init__(one.pick, moved, one.places, one.holds)  # type: ignore[misc]
+    return lying(value, at)
+
+
+def _along(picks: Picks, func: Any, name: str, first: Picked, args: Any, kwargs: Any) -> Any:
+    """An op along dims that it names, or over all."""
+    at, rank = first.at, first.values.ndim
+    place, default = ALONG[name]
+    along = args[place] if len(args) > place else kwargs.get("dim", default)
+    dims = along if isinstance(along, (tuple, list)) else (along,)
+    if along is None:
+        return picks.call(func, (first_rows(first), *args[1:]), kwargs)
+    if name == "unsqueeze" or not all(type(dim) is int and -rank <= dim < rank for dim in dims):
+        return NotImplemented
+    behind = args[place + 1] if len(args) > place + 1 and name not in ("select", "narrow") else False
+    keeps = kwargs.get("keepdim", behind)
+    dims = [dim % rank for dim in dims]
+    if at in dims and keeps is not False:
+        return NotImplemented
+    now = [0 if dim == at else dim + 1 if dim < at else dim for dim in dims]
+    named = now if isinstance(along, (tuple, list)) else now[0]
+    given = (first_rows(first), *args[1:place], named, *args[place + 1 :])
+    made = picks.call(func, given, {key: value for key, value in kwargs.items() if key != "dim"})
+    left = all_in(made)
+    removed = sum(dim < at for dim in dims) if left and left[0].values.ndim < rank else 0
+    return _back(made, at - removed)
+
+
+def _order(func: Any, name: str, first: Picked, rest: Any, kwargs: Any) -> list[int] | None:
+    """The order of dims that a call turns a tensor's to; None for other calls, and where the rows stay in front."""
+    rank = first.values.ndim
+    order = list(range(rank))
+    if func == getter("T") or (name == "t" and rank <= 2):
+        order.reverse()
+    elif func == getter("mT") and rank >= 2:
+        order[-2:] = order[:-3:-1]
+    elif name not in _TURNS or kwargs or not all(isinstance(d, (int, tuple, list)) for d in rest):
+        return None
+    elif name == "permute":
+        order = [d % rank for d in (rest[0] if len(rest) == 1 and not isinstance(rest[0], int) else rest)]
+    elif len(rest) != 2 or not all(isinstance(d, int) for d in rest):
+        return None
+    elif name in ("movedim", "moveaxis"):
+        order.insert(rest[1] % rank, order.pop(rest[0] % rank))
+    else:
+        a, b = (d % rank for d in rest)
+        order[a], order[b] = order[b], order[a]
+    return order if len(order) == rank and (first.at or order.index(0)) else None
+
+
+def _reach(one: Picked) -> int:
+    """From the last dim to that of the rows."""
+    return one.values.ndim - one.at
+
+
+def _fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
+    """Whether operands broadcast with all rows as they do with those that are picked, which lie as far from the end."""
+    rank, reach = max(one.values.ndim for one in met), _reach(met[0])
+    others = [one for one in pytree.tree_leaves((args, kwargs)) if is_plain(one)]
+    return all(one.ndim <= rank and (one.ndim < reach or one.shape[-reach] == 1) for one in others)
+
+
+def _indexed(picks: Picks, first: Picked, index: Any) -> Any:
+    """Some of each row: `edge_index[0]`."""
+    parts = index if isinstance(index, tuple) else (index,)
+    masks = [one for one in parts if isinstance(one, Picked)]
+    if masks:
+        again = masks[0].values
+        is_last = len(parts) == first.at + 1 and parts[-1] is masks[0] and all(one == _WHOLE for one in parts[:-1])
+        if not is_last or again.dtype != torch.bool or again.ndim != 1:
+            return NotImplemented
+        with picks.recorder.on():
+            both = first.pick.rows & again
+        return picked_at(picks.of(both), first.values, first.at)
+    if not all(one is None or one is Ellipsis or isinstance(one, (slice, int)) for one in parts):
+        return NotImplemented
+    gap = first.values.ndim - sum(one is not None and one is not Ellipsis for one in parts)
+    spread: list[Any] = []
+    for one in (*parts, Ellipsis) if not any(one is Ellipsis for one in parts) else parts:
+        spread += [_WHOLE] * gap if one is Ellipsis else [one]
+    own = [place for place, one in enumerate(spread) if one is not None]
+    if gap < 0 or len(own) != first.values.ndim or spread[own[first.at]] != _WHOLE:
+        return NotImplemented
+    at = sum(one is None or isinstance(one, slice) for one in spread[: own[first.at]])
+    made = run(picks, first.pick, Tensor.__getitem__, (first, tuple(spread)), {})
+    if first.places == EACH and len(spread) == 2 and isinstance(spread[0], int):
+        made.places = spread[0] % len(first.values)
+    return lying(made, at)
+
+
+def _in_a_row(picks: Picks, name: str, first: Picked, rest: Any, kwargs: Any) -> Any:
+    """The rows of all that lies before them, one behind the other: `x[:, mask].flatten(0, 1)`."""
+    at, sizes = first.at, first.values.shape
+    behind = list(sizes[at + 1 :])
+    if name == "flatten":
+        given = dict(zip(("start_dim", "end_dim"), rest, strict=False)) | kwargs
+        if given.get("start_dim", 0) != 0 or given.get("end_dim", -1) % len(sizes) not in (at, len(sizes) - 1):
+            return NotImplemented
+        wanted = behind if given.get("end_dim", -1) % len(sizes) == at else []
+    else:
+        asked = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else list(rest)
+        if kwargs or not asked or not all(type(one) is int or isinstance(one, int) for one in asked) or asked[0] != -1:
+            return NotImplemented
+        wanted = asked[1:]
+    if wanted and math.prod(wanted) != math.prod(behind):
+        return NotImplemented
+    return all_in_a_row(picks, first, wanted, whole=not wanted)

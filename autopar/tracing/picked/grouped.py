@@ -1,0 +1,49 @@
+"""As many picked rows of each sample, `x[visible].reshape(batch, 49, -1)` of masked autoencoders: a tensor again.
+
+In each sample those that are picked come first. Where they are not as many as the call says, the places that are read
+lie behind the last one: an error when the model runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from autopar.tracing.contents.deciding import known_or_leaf
+from autopar.tracing.picked.picked import Picked
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.pointwise import plain_name
+
+Tensor = torch.Tensor
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rows of each sample; NotImplemented for anything else."""
+    rows = args[0] if args else None
+    if plain_name(func) not in ("view", "reshape") or kwargs or not isinstance(rows, Picked) or rows.at:
+        return NotImplemented
+    asked = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+    mask, inner = rows.pick.mask, rows.values.shape[1:]
+    if mask.ndim < 2 or len(asked) < 2 or not all(isinstance(one, int) for one in asked):
+        return NotImplemented
+    samples, each, rest = asked[0], asked[1], list(asked[2:])
+    if rest.count(-1) == 1:
+        rest[rest.index(-1)] = math.prod(inner) // max(math.prod(one for one in rest if one != -1), 1)
+    if samples not in (-1, mask.shape[0]) or (samples == each == -1) or math.prod(rest) != math.prod(inner):
+        return NotImplemented
+    if each == -1:
+        otherwise = known_or_leaf([rows.pick.node])
+        raise picks.recorder.unknown(
+            f"{func.__name__}{tuple(asked)} takes as many picked rows of each sample, and how many depends on data",
+            mend=f"write their number in the place of -1, or {otherwise}",
+        )
+    with picks.recorder.on():
+        flat = mask.flatten(1)
+        length = flat.shape[1]
+        order = flat.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :each]
+        order = torch.where((flat.sum(1) == each)[:, None], order, length)
+        shown = rows.values.reshape(mask.shape[0], length, -1)
+        made = shown.gather(1, order[..., None].expand(-1, -1, shown.shape[2]))
+        return made.reshape(mask.shape[0], each, *rest)

@@ -1,0 +1,71 @@
+"""What rows that are not picked hold while an op runs on all rows: numbers that it makes finite ones of.
+
+Their gradients are zeros, but a zero times an infinite derivative is none, and what a weight has of all rows would be
+lost with it. And an index or a divisor out of range is an error in whichever row it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.picked.picked import ANY, FILLED, FINITE, HARMLESS, Picked, masked
+from autopar.tracing.pointwise import plain_name
+
+Tensor = torch.Tensor
+_MOVING = {  # elements, and computing none
+    "view", "reshape", "flatten", "getitem", "transpose", "swapaxes", "permute", "unsqueeze", "squeeze", "cat",
+    "concat", "stack", "chunk", "split", "unbind", "select", "narrow", "to", "type", "float", "double", "clone",
+    "contiguous", "detach", "type_as", "cpu", "cuda",
+}  # fmt: skip
+_FINITE = {  # whose results and derivatives are finite where what they are given is
+    "add", "sub", "subtract", "rsub", "neg", "negative", "positive", "mul", "multiply", "linear", "matmul", "mm",
+    "bmm", "conv1d", "conv2d", "conv3d", "relu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus", "leaky_relu",
+    "elu", "selu", "celu", "hardtanh", "hardswish", "hardsigmoid", "relu6", "logsigmoid", "softsign", "abs", "clamp",
+    "maximum", "minimum", "max", "min", "dropout", "sin", "cos", "square", "softmax", "log_softmax", "softmin",
+    "logsumexp", "sum", "mean", "amax", "amin", "cumsum", "sort", "argsort", "topk", "argmax", "argmin", "glu",
+    "layer_norm", "rms_norm", "group_norm", "any", "all", "eq", "ne", "lt", "le", "gt", "ge", "cross_entropy",
+    "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+}  # fmt: skip
+_INDEXING = {
+    "embedding", "gather", "one_hot", "index", "index_select", "cross_entropy", "nll_loss", "multi_margin_loss",
+    "multilabel_margin_loss",
+}  # fmt: skip
+
+
+IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__idiv__")
+LAYING = {"view", "reshape", "flatten", "contiguous", "to", "type", "float", "double", "type_as"}
+"""What may share memory with what it is given, or not, as that lies: all rows may lie otherwise than those picked."""
+
+
+def meaning(func: Any, args: Any) -> str:
+    """The name of what a function does to its first argument: to divide by a number is to multiply."""
+    name = plain_name(func).removeprefix("i") if func.__name__ in IN_PLACE else plain_name(func)
+    by_number = len(args) == 2 and isinstance(args[0], Picked) and isinstance(args[1], (int, float))
+    return "mul" if by_number and name in ("div", "true_divide") and "__r" not in func.__name__ else name
+
+
+def given(name: str, arguments: Any) -> Any:
+    """The arguments of an op of this name, all rows in the place of those that are picked."""
+    return pytree.tree_map_only(Picked, lambda one: _given(name, one), arguments)
+
+
+def holding(name: str, met: list[Picked]) -> int:
+    """What is in the rows of its result that are not picked."""
+    if name in _MOVING:
+        return min(one.holds for one in met)
+    return FINITE if name in _FINITE else ANY
+
+
+def _given(name: str, one: Picked) -> Tensor:
+    values = one.values
+    if name in _MOVING or values.dtype == torch.bool:
+        return values
+    if values.is_floating_point() or values.is_complex():
+        is_harmless = name in _INDEXING - _FINITE or one.holds >= (FINITE if name in _FINITE else FILLED)
+        return values if is_harmless else masked(one, HARMLESS)
+    if name in _INDEXING:
+        return values if one.holds == FILLED else masked(one, 0)
+    return values if name in _FINITE else masked(one, 1)

@@ -1,0 +1,57 @@
+"""Labels that a mask picks of padded rows, as CTC losses are given them: all in a row, as many as the data says.
+
+No data-free tensor stands for them. The loss takes padded rows as well, with the same lengths, and these have a size:
+what is picked of a row comes first there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.tracing.picked.picked import Pick, Picked, all_in
+from autopar.tracing.picked.picks import Picks
+
+Tensor = torch.Tensor
+_SUMS = ("sum", torch.sum)
+_CASTS = ("to", "long", "int")
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A loss with padded rows in the place of labels that a mask has picked; NotImplemented for anything else."""
+    if func is not torch.nn.functional.ctc_loss:
+        return NotImplemented
+    names = ("log_probs", "targets", "input_lengths", "target_lengths")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not isinstance(given.get("targets"), Picked) or len(all_in((args, kwargs))) > 1:
+        return NotImplemented
+    given["targets"] = padded(given["targets"], given["target_lengths"])
+    with picks.recorder.on():
+        return func(*(given.pop(name) for name in names), *args[len(names) :], **given)
+
+
+def padded(picked: Picked, lengths: object) -> Tensor:
+    """The rows of labels, what is picked first in each, and zeros behind; `lengths`: how much that is.
+
+    Raises UnknownDataError where these are not the mask's own counts.
+    """
+    pick = picked.pick
+    if pick.mask.ndim != 2 or picked.values.ndim != 1 or not _counts(pick, lengths):
+        raise picked.unknown("ctc_loss")
+    with pick.recorder.on():
+        values, others = picked.values.view(pick.mask.shape), pick.mask.logical_not()
+        order = others.to(torch.uint8).argsort(dim=1, stable=True)
+        return values.gather(1, order).masked_fill(others.gather(1, order), 0)
+
+
+def _counts(pick: Pick, lengths: object) -> bool:
+    """Whether some lengths are the sums of the mask's rows, as they are or in another dtype."""
+    node = pick.recorder.nodes.get(id(lengths))
+    while node is not None and node.target in _CASTS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    if node is None or node.target not in _SUMS or not pick.is_made_by(node.args[0]):
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    return dim in (1, -1, (1,), (-1,), [1], [-1])

@@ -1,0 +1,225 @@
+"""Rows that a mask of unknown contents picks: `logits[mask]`, `x[mask.nonzero()]`, `masked_select`.
+
+How many there are depends on data, so that no data-free tensor stands for them. All rows do, beside the mask: what
+treats each row by itself treats them all, those that are not picked hold a harmless number, and what puts rows together
+(a sum, a mean, a loss) leaves them out. So losses over masked tokens, labelled nodes or valid pixels are op by op in
+the graph, split like any other. Who asks for what only the picked rows can tell gets UnknownDataError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopar.tracing.picked.same_contents import same_contents
+from autopar.tracing.targets import getter
+
+if TYPE_CHECKING:
+    from autopar.tracing.errors import UnknownDataError
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+EACH, ROW = -1, -2
+HARMLESS = 0.5
+"""In rows that are not picked: logarithms, roots and quotients of it have values and gradients."""
+FILLED, FINITE, ANY = 2, 1, 0
+"""What rows that are not picked hold: that (whole numbers: zeros), what is finite, or anything."""
+
+
+class Pick:
+    """A mask of unknown contents as it was when it picked, its contrary, both flat, and how many rows are picked."""
+
+    def __init__(self, recorder: Recorder, mask: Tensor) -> None:
+        self.recorder, self.node = recorder, recorder.node_of(mask)
+        self._given, self._version = mask, mask._version
+        with recorder.on():
+            self.mask = mask.clone()  # whose contents the user may change
+            self.rows = self.mask if mask.ndim == 1 else self.mask.flatten()
+            self.others = self.mask.logical_not()
+            self.other_rows = self.others if mask.ndim == 1 else self.others.flatten()
+        self._count: Tensor | None = None
+        self.least = 0  # of how many rows it is known that they are picked
+        self.counted: Any = None
+        """How many rows are picked, a number that is not known, once it was asked for."""
+
+    @property
+    def count(self) -> Tensor:
+        """How many rows are picked."""
+        if self._count is None:
+            with self.recorder.on(), torch.no_grad():
+                self._count = self.rows.sum()
+        return self._count
+
+    @property
+    def number(self) -> Any:
+        """The same as a number."""
+        if self.counted is None:
+            with self.recorder.on():
+                self.counted = self.count.item()
+            if self.least and not isinstance(self.counted, int):
+                self.counted.positive = self.counted.nonzero = True
+        return self.counted
+
+    def is_of(self, mask: Tensor) -> bool:
+        """Whether a mask holds what this one did: itself, unchanged, or `labels >= 0` written twice."""
+        if mask is self._given:
+            return mask._version == self._version
+        return mask.shape == self.mask.shape and self.is_made_by(self.recorder.node_of(mask))
+
+    def is_made_by(self, node: Any) -> bool:
+        """Whether a node's result is alike, as no tensor that it was made of has been written into."""
+        read: set[fx.Node] = set()
+        if not same_contents(self.node, node, read):
+            return False
+        nodes = self.recorder.nodes
+        return all(tensor._version == 0 for tensor in self.recorder.alive if nodes.get(id(tensor)) in read)
+
+    def of(self, values: Tensor) -> Picked:
+        """What is picked of a tensor whose first dims are the mask's."""
+        with self.recorder.on():
+            number = HARMLESS if values.is_floating_point() or values.is_complex() else 0
+            kept = filled(values, self.others, number)
+            kept = kept.flatten(0, self.mask.ndim - 1) if self.mask.ndim > 1 else kept
+        return Picked(self, kept, holds=FILLED)
+
+    def indices(self) -> tuple[Picked, ...]:
+        """Where the picked elements are, a tensor a dim."""
+        with self.recorder.on():
+            made = []
+            for dim, length in enumerate(self.mask.shape):
+                along = torch.arange(length, device=self.mask.device)
+                shown = along[(slice(None), *[None] * (self.mask.ndim - dim - 1))].expand(self.mask.shape)
+                made.append(Picked(self, shown.flatten(), places=dim))
+        return tuple(made)
+
+
+class Picked(Tensor):
+    """Rows that are picked, a tensor to who asks whether they are one. `values` has all (rows, ...); `places`: the dim
+    whose indices they are, `EACH` where the columns are those of each dim, `ROW` where they count the rows; `at`: the
+    dim that the rows lie along."""
+
+    at = 0
+
+    pick: Pick
+    values: Tensor  # type: ignore[assignment]
+    places: int | None
+
+    @staticmethod
+    def __new__(cls, pick: Pick, values: Tensor, places: int | None = None, holds: int = ANY) -> Picked:
+        made: Picked = Tensor._make_subclass(cls, _EMPTY)
+        made.pick, made.values, made.places = pick, values, places
+        made._holds, made._as_of = holds, values._version
+        return made
+
+    def written(self, holds: int) -> None:
+        """Note that the rows are written into, and what those that are not picked hold now."""
+        self.places, self._holds, self._as_of = None, holds, self.values._version
+
+    @property
+    def holds(self) -> int:
+        """What is in the rows that are not picked."""
+        return self._holds if self.values._version == self._as_of else ANY
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise TypeError(f"{func} met rows of a trace that is over")
+
+    def _shape(self) -> Any:
+        sizes = self.values.shape
+        return (*sizes[: self.at], self.pick.number, *sizes[self.at + 1 :])
+
+    def _device(self) -> torch.device:
+        with self.pick.recorder.on():
+            return self.values.device
+
+    shape = property(_shape)
+    device = property(_device)
+
+    def dim(self) -> int:
+        return self.values.dim()
+
+    def is_floating_point(self) -> bool:
+        return self.values.is_floating_point()
+
+    def is_complex(self) -> bool:
+        return self.values.is_complex()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.pick.recorder.picks.call(Tensor.__setitem__, (self, index, value), {})
+
+    def __len__(self) -> int:
+        if self.at:
+            return len(self.values)
+        raise self.unknown("len()")
+
+    def __bool__(self) -> bool:
+        raise self.unknown("__bool__")
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.at:
+            return iter(self.unbind(0))
+        raise self.unknown("__iter__")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"<what a mask picks of {self.values.shape}>"
+
+    __hash__ = object.__hash__
+
+    def unknown(self, name: str = "__getitem__") -> UnknownDataError:
+        what = f"{name} meets what a mask has picked, and how many elements these are depends on data"
+        return self.pick.recorder.unknown(what, deciding=[self.pick.mask])
+
+
+def _called(member: Any) -> Any:
+    return lambda self, *args, **kwargs: self.pick.recorder.picks.call(member, (self, *args), kwargs)
+
+
+def _read(name: str) -> property:
+    return property(lambda self: self.pick.recorder.picks.call(getter(name), (self,), {}))
+
+
+def _alike(name: str) -> property:
+    return property(lambda self: getattr(self.values, name))
+
+
+for _name in {name for name in dir(Tensor) if not name.startswith("_")} - set(vars(Picked)):
+    # before torch's parsers, which ask for numbers that are not known
+    setattr(Picked, _name, _called(_member) if callable(_member := getattr(Tensor, _name)) else _read(_name))
+for _name in ("dtype", "ndim", "requires_grad", "layout", "is_cuda", "is_meta"):
+    setattr(Picked, _name, _alike(_name))
+_EMPTY = torch.empty(0, device="meta")
+
+
+def is_plain(value: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor, and not what a mask picks."""
+    return isinstance(value, Tensor) and not isinstance(value, Picked)
+
+
+def any_in(value: Any) -> bool:
+    """Whether there are picked rows among arguments."""
+    if isinstance(value, (tuple, list)):
+        return any(map(any_in, value))
+    if isinstance(value, dict):
+        return any(map(any_in, value.values()))
+    return isinstance(value, Picked)
+
+
+def all_in(value: Any) -> list[Picked]:
+    """The picked rows among arguments."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Picked)]
+
+
+def masked(picked: Picked, fill: Any) -> Tensor:
+    """All rows, those that are not picked filled."""
+    with picked.pick.recorder.on():
+        return filled(picked.values, picked.pick.other_rows, fill, picked.at)
+
+
+def filled(values: Tensor, where: Tensor, number: Any, at: int = 0) -> Tensor:
+    """With a number where a mask of the dims from `at` on is true."""
+    beside = values.ndim - where.ndim - at
+    return values.masked_fill(where[(..., *[None] * beside)] if beside else where, number)

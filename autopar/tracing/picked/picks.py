@@ -1,0 +1,108 @@
+"""The masks of a trace that pick rows, and what becomes of a call that picks some or is given some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.tracing.picked.picked import EACH, Pick, Picked, all_in, is_plain
+from autopar.tracing.targets import methods
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+SELECTING = methods("masked_select")
+COUNTING = methods("nonzero", "argwhere") | {torch.where}
+_BEFORE_INPUT = {"condition", "sorted_sequence", "n"}  # arguments of `where`, `searchsorted` and `polygamma`
+
+
+class Picks:
+    """The masks of a trace that pick rows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.made: list[Pick] = []
+        self.joined: dict[Any, Pick] = {}  # of rows that are put behind others, by what is put together
+        self.begin: Callable[[], Any] = lambda: None  # what there is to do once rows are picked
+        self.laid: set[Any] = set()  # memory that rows lie in of which it is not known who shares it
+        self.dense: Pick | None = None
+        """Whose rows a product has met. A second one is likely an expert of several, which runs on few rows each."""
+
+    def __bool__(self) -> bool:
+        return bool(self.made)
+
+    def of(self, mask: Tensor) -> Pick:
+        """The pick of a mask, that of an earlier one with the same contents."""
+        for pick in self.made:
+            if pick.is_of(mask):
+                return pick
+        if not self.made:
+            self.begin()
+        self.made.append(Pick(self.recorder, mask))
+        return self.made[-1]
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a torch function makes of picked rows; UnknownDataError where only these can tell."""
+        from autopar.tracing.picked.ways import WAYS
+
+        first = all_in((args, kwargs))[0]
+        name = getattr(func, "__name__", repr(func))
+        if self.recorder.paused:
+            raise first.unknown(name)
+        kwargs = {{"axis": "dim"}.get(key, key): value for key, value in kwargs.items()}
+        if not args and isinstance(kwargs.get("input"), Picked) and _BEFORE_INPUT.isdisjoint(kwargs):
+            args = (kwargs.pop("input"),)
+        for way in WAYS:
+            made = way(self, func, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        raise first.unknown(name)
+
+    def selection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `x[mask]`, `masked_select`, `nonzero` or `torch.where(mask)` pick; None where it is something else."""
+        if func in COUNTING and len(args) == 1 and isinstance(args[0], Tensor):
+            return self._places(func, args[0], kwargs)
+        if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
+            return None
+        values, index = args
+        if func in SELECTING:
+            if not _is_mask(index):
+                return None
+            with self.recorder.on():
+                shape = torch.broadcast_shapes(values.shape, index.shape)
+                values, index = values.expand(shape), index if index.shape == shape else index.expand(shape)
+            return self.of(index).of(values) if index.ndim else None
+        if func is not Tensor.__getitem__:
+            return None
+        parts = index if isinstance(index, tuple) else (index,)
+        masks = [place for place, one in enumerate(parts) if _is_mask(one) and one.ndim]
+        if len(masks) != 1 or not _plain([*parts[: masks[0]], *parts[masks[0] + 1 :]]):
+            return None
+        from autopar.tracing.picked import across
+
+        return across.picked(self, values, parts, masks[0])
+
+    def _places(self, func: Any, mask: Tensor, kwargs: dict[str, Any]) -> Any:
+        if not mask.ndim or kwargs.keys() - {"as_tuple"}:
+            return None
+        if mask.dtype != torch.bool:
+            with self.recorder.on():
+                mask = mask != 0
+        pick = self.of(mask)
+        places = pick.indices()
+        if func is torch.where or kwargs.get("as_tuple"):
+            return places
+        with self.recorder.on():
+            columns = torch.stack([one.values for one in places], 1)
+        return Picked(pick, columns, places=EACH)
+
+
+def _is_mask(value: Any) -> bool:
+    return is_plain(value) and value.dtype == torch.bool
+
+
+def _plain(rest: list[Any]) -> bool:
+    return all(one is None or one is Ellipsis or isinstance(one, (slice, int)) for one in rest)

@@ -1,0 +1,238 @@
+"""What treats each picked row by itself: it runs on all rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from autopar.graph import storage_of
+from autopar.tracing.picked.harmless import LAYING, given, holding, meaning
+from autopar.tracing.picked.picked import EACH, Pick, Picked, all_in, is_plain
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.pointwise import is_pointwise, plain_name
+from autopar.tracing.targets import writes_its_first
+
+Tensor = torch.Tensor
+ALONG = {  # the place of `dim`, and its default
+    "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "sum": (1, None), "mean": (1, None),
+    "amax": (1, None), "amin": (1, None), "max": (1, None), "min": (1, None), "argmax": (1, None), "argmin": (1, None),
+    "logsumexp": (1, None), "cumsum": (1, None), "prod": (1, None), "any": (1, None), "all": (1, None),
+    "std": (1, None), "var": (1, None), "unsqueeze": (1, None), "squeeze": (1, None), "gather": (1, None),
+    "sort": (1, -1), "argsort": (1, -1), "topk": (2, -1), "norm": (2, None), "vector_norm": (2, None),
+    "normalize": (2, 1), "cosine_similarity": (2, 1), "glu": (1, -1), "chunk": (2, 0), "unbind": (1, 0),
+    "split": (2, 0), "select": (1, None), "narrow": (1, None),
+}  # fmt: skip
+_OF_A_BATCH = {
+    "layer_norm", "rms_norm", "group_norm", "conv1d", "conv2d", "conv3d", "max_pool1d", "max_pool2d", "avg_pool1d",
+    "avg_pool2d", "one_hot", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "pairwise_distance",
+}  # fmt: skip
+_KEEPING = {"to", "long", "contiguous", "clone", "squeeze", "view", "reshape", "flatten", "__getitem__"}
+_PRODUCTS = {"linear", "matmul", "bmm", "mm", "conv1d", "conv2d", "conv3d"}
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rows that come out, or NotImplemented."""
+    met = all_in((args, kwargs))
+    pick = met[0].pick
+    if any(one.pick is not pick for one in met) or writes_its_first(func):
+        return NotImplemented
+    name = plain_name(func)
+    if name in _PRODUCTS:
+        if picks.dense not in (None, pick):
+            return NotImplemented
+        picks.dense = pick
+    if name == "getitem":
+        return _indexed(picks, pick, *args)
+    if name == "index_select" and len(args) == 3 and args[1] == 0 and not kwargs:
+        return _indexed(picks, pick, args[0], args[2])
+    if name in ("size", "numel", "nelement"):
+        return _size(name, *args, **kwargs)
+    if name in ("view", "reshape", "flatten"):
+        sizes = _sizes(pick, name, *args, **kwargs)
+        return NotImplemented if sizes is None else run(picks, pick, Tensor.reshape, (met[0], sizes), {})
+    if not _by_rows(name, args, kwargs, met):
+        return NotImplemented
+    made = run(picks, pick, func, args, kwargs)
+    if name == "unbind" and met[0].places == EACH:
+        for dim, one in enumerate(made):
+            one.places = dim
+    return made
+
+
+def run(picks: Picks, pick: Pick, func: Any, args: Any, kwargs: Any) -> Any:
+    """The call on all rows."""
+    name, met = meaning(func, args), all_in((args, kwargs))
+    if name == "getitem" and not isinstance(args[0], Picked):
+        name = "index"
+    shown, named = given(name, (args, kwargs))
+    own = {id(one.values) for one in met}
+    before = [(one.values, one.values._version) for one in met]
+    copies = [t for t in pytree.tree_leaves((shown, named)) if is_plain(t) and id(t) not in own]
+    versions = [copy._version for copy in copies]
+    holds = holding(name, met)
+    with picks.recorder.on():
+        made = func(*shown, **named)
+    if [copy._version for copy in copies] != versions:  # `F.elu(rows, inplace=True)` leaves the rows as they were
+        return NotImplemented
+    if any(rows._version != version and storage_of(rows) in picks.laid for rows, version in before):
+        return NotImplemented
+    if name in LAYING:
+        picks.laid |= {storage_of(t) for t in (*(rows for rows, _ in before), made)}
+    return pytree.tree_map_only(Tensor, lambda tensor: Picked(pick, tensor, _places(func, args, tensor), holds), made)
+
+
+def _places(func: Any, args: Any, made: Tensor) -> int | None:
+    """Of which dim the rows that come out are the indices."""
+    first = args[0] if args else None
+    if not isinstance(first, Picked) or first.places is None or func.__name__ not in _KEEPING:
+        return None
+    if made.ndim == first.values.ndim:
+        return first.places if func is not Tensor.__getitem__ else None
+    if func is Tensor.__getitem__:  # one column
+        column = args[1][1] if len(args[1]) == 2 else None
+        return column % first.pick.mask.ndim if isinstance(column, int) and first.places == EACH else None
+    return 0 if first.places == EACH and first.pick.mask.ndim == made.ndim == 1 else None
+
+
+def _by_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Picked]) -> bool:
+    first = args[0] if args else None
+    if is_elementwise(name, args, kwargs):
+        return fit(met, args, kwargs)
+    if name in ("cat", "concat", "stack"):
+        along = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        parts = list(first) if isinstance(first, (tuple, list)) else []
+        rank = met[0].values.ndim + (name == "stack")
+        alike = len(parts) == len(met) and all(one.values.ndim == met[0].values.ndim for one in met)
+        return alike and isinstance(along, int) and along % rank != 0
+    if not isinstance(first, Picked):
+        return name == "embedding" and len(met) == 1 and is_plain(args[1] if len(args) > 1 else None)
+    rank = first.values.ndim
+    if name in ALONG:
+        place, default = ALONG[name]
+        along = args[place] if len(args) > place else kwargs.get("dim", default)
+        rank += name == "unsqueeze"
+        dims = along if isinstance(along, (tuple, list)) else (along,)
+        plain = any(is_plain(one) for one in pytree.tree_leaves((args, kwargs)))
+        if plain or any(one.values.ndim != first.values.ndim for one in met):
+            return False
+        return bool(dims) and all(
+            isinstance(dim, int) and dim is not True and -rank <= dim < rank and dim % rank for dim in dims
+        )
+    if name in ("transpose", "swapaxes", "permute"):
+        dims = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        if name == "permute":
+            return bool(dims) and dims[0] in (0, -rank)
+        return len(dims) == 2 and all(dim % rank for dim in dims)
+    if name in ("linear", "matmul", "mm"):
+        other = args[1] if len(args) > 1 else None
+        return len(met) == 1 and rank >= 2 and is_plain(other) and other.ndim <= 2
+    if name in ("bmm", "scaled_dot_product_attention"):
+        return len(met) == len([a for a in args if isinstance(a, Tensor)]) and rank >= 3
+    if name == "embedding":
+        return len(met) == 1
+    if name == "pairwise_distance":
+        return len(met) == 2 and rank == 2
+    if name in _OF_A_BATCH:
+        shape = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
+        inner = name not in ("layer_norm", "rms_norm") or len(shape) < rank
+        return len(met) == 1 and inner and (rank >= 2 or name == "one_hot") and _is_batched(name, rank)
+    return False
+
+
+def is_elementwise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name == "where":  # that of a condition alone tells places
+        return len(args) + len(kwargs) == 3
+    if name in ("max", "min"):
+        return isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
+    return is_pointwise(name)
+
+
+def fit(met: list[Picked], args: Any, kwargs: Any) -> bool:
+    """Whether operands broadcast with all rows as they do with those that are picked."""
+    rank = max(one.values.ndim for one in met)
+    others = [t for t in pytree.tree_leaves((args, kwargs)) if is_plain(t)]
+    return all(one.values.ndim == rank for one in met) and all(t.ndim < rank or _is_one_row(t, rank) for t in others)
+
+
+def narrowed(pick: Pick, again: Tensor) -> Tensor:
+    """The mask of what another one picks of picked rows."""
+    with pick.recorder.on():
+        rows = pick.rows
+        for _ in range(again.ndim - 1):
+            rows = rows.unsqueeze(-1)
+        return rows & again
+
+
+def _is_batched(name: str, rank: int) -> bool:
+    dims = next((int(c) for c in name if c.isdigit()), None)
+    return dims is None or rank == dims + 2
+
+
+def _is_one_row(tensor: Tensor, rank: int) -> bool:
+    return tensor.ndim == rank > 0 and tensor.shape[0] == 1
+
+
+def _size(name: str, picked: Picked, dim: int | None = None) -> Any:
+    if name != "size":
+        beside = math.prod(picked.values.shape[1:])
+        return picked.pick.number * beside if beside != 1 else picked.pick.number
+    shape = picked.shape
+    return shape if dim is None else shape[dim]
+
+
+def _sizes(pick: Pick, name: str, picked: Any, *sizes: Any, **kwargs: Any) -> list[int] | None:
+    """The shape that a view gives to all rows, each of which stays one; None where it does not."""
+    if not isinstance(picked, Picked):
+        return None
+    own = list(picked.values.shape)
+    if name == "flatten":
+        given = dict(zip(("start_dim", "end_dim"), sizes, strict=False)) | kwargs
+        start, end = given.get("start_dim", 0) % len(own), given.get("end_dim", -1) % len(own)
+        wanted: list[Any] = [*own[:start], math.prod(own[start : end + 1]), *own[end + 1 :]]
+        return wanted if wanted[0] == own[0] else None
+    wanted = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else list(sizes)
+    if kwargs or not wanted or not all(isinstance(size, int) for size in wanted[1:]):
+        return None
+    rows, rest = wanted[0], wanted[1:]
+    is_count = rows is pick.counted and rows is not None
+    if not is_count and not (isinstance(rows, int) and rows == -1):
+        return None
+    if is_count and rest.count(-1) == 1:
+        rest[rest.index(-1)] = math.prod(own[1:]) // max(math.prod(size for size in rest if size != -1), 1)
+    return [own[0], *rest] if math.prod(rest) == math.prod(own[1:]) and min(rest, default=0) >= 0 else None
+
+
+def _indexed(picks: Picks, pick: Pick, indexed: Any, index: Any) -> Any:
+    """Of picked rows something of each; of a tensor, the rows that picked places are those of."""
+    parts = index if isinstance(index, tuple) else (index,)
+    while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
+        parts = parts[:-1]
+    if isinstance(indexed, Picked):
+        if len(parts) == 1 and isinstance(parts[0], Picked):  # a mask of the rows
+            again = parts[0].values
+            if again.dtype != torch.bool or again.ndim > indexed.values.ndim:
+                return NotImplemented
+            return picks.of(narrowed(pick, again)).of(indexed.values)
+        if not all(part is None or part is Ellipsis or isinstance(part, (slice, int)) for part in parts):
+            return NotImplemented
+        taken = sum(part is not None and part is not Ellipsis for part in parts)
+        whole = parts[0] == slice(None) if isinstance(parts[0], slice) else parts[0] is Ellipsis
+        if not whole or (parts[0] is Ellipsis and taken >= indexed.values.ndim):
+            return NotImplemented
+        return run(picks, pick, Tensor.__getitem__, (indexed, parts), {})
+    dims = pick.mask.ndim
+    if not all(isinstance(part, Picked) for part in parts):
+        return NotImplemented
+    if [part.places for part in parts[:dims]] == list(range(dims)) and indexed.shape[:dims] == pick.mask.shape:
+        rows = pick.of(indexed)
+        if len(parts) == dims:
+            return rows
+        if len(parts) == dims + 1 and parts[dims].values.ndim == 1 and rows.values.ndim == 2:
+            return rows.gather(1, parts[dims].unsqueeze(1)).squeeze(1)
+        return NotImplemented
+    if len(parts) == 1 and not parts[0].values.is_floating_point() and parts[0].values.dtype != torch.bool:
+        return run(picks, pick, Tensor.__getitem__, (indexed, parts[0]), {})
+    return NotImplemented

@@ -1,0 +1,80 @@
+"""Deviations of picked rows, and `softmax` over them: the other rows are left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from autopar.tracing.picked.harmless import given
+from autopar.tracing.picked.picked import ANY, Picked, all_in, masked
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.pointwise import plain_name
+
+Tensor = torch.Tensor
+_SPREADS = ("var", "std", "var_mean", "std_mean")
+_OVER_ALL = ("logsumexp", "softmax", "log_softmax", "softmin")
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What comes out, or NotImplemented."""
+    name, met = plain_name(func), all_in((args, kwargs))
+    if len(met) != 1 or not args or met[0] is not args[0] or not met[0].values.is_floating_point():
+        return NotImplemented
+    if name in _SPREADS:
+        return _spread(picks, name, met[0], args[1:], dict(kwargs))
+    if name in _OVER_ALL and _dims(met[0], args[1] if len(args) > 1 else kwargs.get("dim"))[:1] == [0]:
+        return _over_all(picks, func, name, met[0], args[1:], kwargs)
+    return NotImplemented
+
+
+def _dims(rows: Picked, along: Any) -> list[int]:
+    given_dims = along if isinstance(along, (tuple, list)) else (along,)
+    rank = rows.values.ndim
+    if not all(type(dim) is int and -rank <= dim < rank for dim in given_dims):
+        return []
+    return sorted(dim % rank for dim in given_dims)
+
+
+def _over_all(picks: Picks, func: Any, name: str, rows: Picked, rest: Any, kwargs: Any) -> Any:
+    filled = masked(rows, math.inf if name == "softmin" else -math.inf)
+    with picks.recorder.on():
+        made = func(filled, *rest, **kwargs)
+    return made if name == "logsumexp" else Picked(rows.pick, made, holds=ANY)
+
+
+def _spread(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: dict[str, Any]) -> Any:
+    """Sums of squares about the mean by as many as are picked, less the correction (torch: by none, not by fewer)."""
+    rest = list(rest)
+    is_old = bool(rest) and isinstance(rest[0], bool)  # `std(unbiased)`
+    correction: Any = rest.pop(0) if is_old else None
+    along = rest.pop(0) if rest else kwargs.pop("dim", None)
+    for key in ("unbiased", "correction"):
+        correction = kwargs.pop(key, correction)
+    if rest and correction is None:
+        correction = rest.pop(0)
+    keepdim = rest.pop(0) if rest else kwargs.pop("keepdim", False)
+    rank = rows.values.ndim
+    dims = list(range(rank)) if along is None or along == () or along == [] else _dims(rows, along)
+    if rest or kwargs or dims[:1] != [0] or not isinstance(keepdim, bool):
+        return NotImplemented
+    correction = 1 if correction is None else int(correction) if isinstance(correction, bool) else correction
+    if type(correction) is not int:
+        return NotImplemented
+    values, kind = given(name, rows), rows.values.dtype
+    if kind in (torch.float16, torch.bfloat16):  # whose sums may be infinite
+        with picks.recorder.on():
+            values = values.float()
+    mean = Picked(rows.pick, values).mean(dims, keepdim=True)
+    with picks.recorder.on():
+        squares = Picked(rows.pick, (values - mean) ** 2).sum(dims, keepdim=keepdim)
+        count = rows.pick.count * math.prod(values.shape[dim] for dim in dims if dim)
+        variance = squares / (count - correction).clamp(min=0)
+        made = variance
+        if name.startswith("std"):  # of equal rows torch has no gradient, where that of a root is infinite
+            is_zero = variance == 0
+            made = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, variance).sqrt())
+        if not name.endswith("mean"):
+            return made.to(kind)
+        return made.to(kind), (mean if keepdim else mean.squeeze(dims)).to(kind)

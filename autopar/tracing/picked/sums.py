@@ -1,0 +1,118 @@
+"""What puts picked rows together: sums, means, extrema and losses leave the other rows out."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autopar.tracing.picked.harmless import given
+from autopar.tracing.picked.picked import Picked, all_in, is_plain, masked
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.pointwise import plain_name
+
+Tensor = torch.Tensor
+_INFINITE = {"amax": -math.inf, "max": -math.inf, "amin": math.inf, "min": math.inf}
+_NEUTRAL = {"any": False, "all": True, "count_nonzero": 0, "norm": 0, "vector_norm": 0, "prod": 1}
+_OF_CLASSES = (F.cross_entropy, F.nll_loss)
+LOSSES: set[Any] = {
+    F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.soft_margin_loss,
+    F.hinge_embedding_loss, F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss,
+    F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss,
+}  # fmt: skip
+OF_ROWS = {*_OF_CLASSES, F.multi_margin_loss, F.cosine_embedding_loss}  # with a target a row
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What comes out, or NotImplemented."""
+    if func in LOSSES:
+        return _loss(picks, func, args, kwargs)
+    name = plain_name(func)
+    met = all_in((args, kwargs))
+    if len(met) != 1 or not args or met[0] is not args[0]:
+        return NotImplemented
+    if name in ("sum", "mean"):
+        return _summed(met[0], name, *args[1:], **kwargs)
+    if (len(args) > 1 or kwargs) and not _are_over_rows(met[0], name, args[1:], kwargs):
+        return NotImplemented
+    if name in _INFINITE and met[0].values.is_floating_point():
+        return _with(met[0], func, _INFINITE[name], args[1:], kwargs)
+    return _with(met[0], func, _NEUTRAL[name], args[1:], kwargs) if name in _NEUTRAL else NotImplemented
+
+
+def _with(picked: Picked, func: Any, fill: Any, rest: Any, kwargs: Any) -> Any:
+    rows = masked(picked, fill)
+    with picked.pick.recorder.on():
+        return func(rows, *rest, **kwargs)
+
+
+def _are_over_rows(picked: Picked, name: str, rest: Any, kwargs: Any) -> bool:
+    """Whether an extremum or the like is over dims that it names, the rows among them."""
+    place = 1 if name in ("norm", "vector_norm") else 0
+    along = rest[place] if len(rest) > place else kwargs.get("dim")
+    dims = along if isinstance(along, (tuple, list)) else (along,)
+    rank = picked.values.ndim
+    return name not in ("max", "min") and any(type(dim) is int and dim in (0, -rank) for dim in dims)
+
+
+def _summed(picked: Picked, name: str, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    rank = picked.values.ndim
+    if dim is not None and not all(isinstance(one, int) for one in (dim if isinstance(dim, (tuple, list)) else (dim,))):
+        return NotImplemented
+    dims = list(range(rank)) if dim is None else [d % rank for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    counts = name == "mean" and not picked.values.is_floating_point() and not picked.values.is_complex()
+    if 0 not in dims or counts:  # integers have no mean
+        return NotImplemented
+    rows = masked(picked, 0)
+    with picked.pick.recorder.on():
+        if name == "sum":
+            return rows.sum(dims, keepdim=keepdim, dtype=dtype)
+        kind = dtype or rows.dtype
+        is_half = kind in (torch.float16, torch.bfloat16)  # whose sum may be infinite where the mean is not
+        total = rows.sum(dims, keepdim=keepdim, dtype=torch.float32 if is_half else dtype)
+        beside = math.prod(picked.values.shape[d] for d in dims if d)
+        mean = total / (picked.pick.count * beside if beside != 1 else picked.pick.count)
+        return mean.to(kind) if is_half else mean
+
+
+def _loss(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+    except TypeError:
+        return NotImplemented
+    met = all_in((args, kwargs))
+    pick, name = met[0].pick, plain_name(func)
+    told = bound.arguments
+    how = told.get("reduction", "mean")
+    if any(one.pick is not pick for one in met) or any(told.get(old) is not None for old in ("size_average", "reduce")):
+        return NotImplemented
+    plain = [value for name, value in told.items() if is_plain(value) and name not in ("weight", "pos_weight")]
+    rank = max(one.values.ndim for one in met)
+    if not isinstance(told.get("input", met[0]), Picked) or any(t.ndim >= rank and t.shape[0] != 1 for t in plain):
+        return NotImplemented
+    target = told.get("target")
+    if func in OF_ROWS and is_plain(target) and target.ndim and target.shape[0] != 1:
+        return NotImplemented  # as many as are picked, the user says
+    if func in _OF_CLASSES and isinstance(target, Picked) and not target.values.is_floating_point() and how != "none":
+        signed = target.values.dtype.is_signed
+        with picks.recorder.on():
+            target = target if signed else Picked(pick, target.values.long())
+        told["target"] = masked(target, told.get("ignore_index", -100))
+        told["input"] = given(name, told["input"])
+        with picks.recorder.on():
+            return func(*bound.args, **bound.kwargs)
+    told["reduction"] = "none"
+    told.update(given(name, dict(told)))
+    with picks.recorder.on():
+        each = Picked(pick, func(*bound.args, **bound.kwargs))
+    if how == "none":
+        return each
+    if how == "batchmean":
+        total = each.sum()
+        with picks.recorder.on():
+            return total / pick.count
+    return each.sum() if how == "sum" else each.mean()

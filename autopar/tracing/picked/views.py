@@ -1,0 +1,224 @@
+"""Other forms of picked rows: their elements in a row and back, repeated, turned around, and what is picked of each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.graph import VAL
+from autopar.tracing.picked import made as picked_made
+from autopar.tracing.picked.harmless import given
+from autopar.tracing.picked.picked import EACH, ROW, Pick, Picked, all_in, is_plain
+from autopar.tracing.picked.picks import Picks
+from autopar.tracing.pointwise import plain_name
+
+Tensor = torch.Tensor
+_NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+_EXPANDING = ("expand", "expand_as")
+_BY_ELEMENT = {
+    "add",
+    "mul",
+    "or_",
+    "and_",
+    "xor",
+    "invert",
+    "gt",
+    "ge",
+    "ne",
+    "logical_or",
+    "logical_and",
+    "logical_not",
+}
+
+
+def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What comes out, or NotImplemented."""
+    name = plain_name(func)
+    if name == "getitem" and is_plain(args[0]):
+        return _of_a_tensor(picks, args[0], args[1])
+    if name == "index_select" and len(args) == 3 and type(args[1]) is int and is_plain(args[0]):
+        along = args[1] % args[0].ndim
+        index = (*[slice(None)] * along, args[2]) if along else args[2]
+        return picks.call(Tensor.__getitem__, (args[0], index), {})
+    if not args or not isinstance(args[0], Picked):
+        return NotImplemented
+    if name in _NEW and len(all_in((args, kwargs))) == 1:
+        made = picked_made.call(picks, func, (args[0].values, *args[1:]), kwargs)
+        with picks.recorder.on():
+            return func(args[0].values, *args[1:], **kwargs) if made is NotImplemented else made
+    rows, rest = args[0], args[1:]
+    if name in ("view", "reshape", "flatten"):
+        return _viewed(picks, name, rows, rest, kwargs)
+    if name == "squeeze" and not rest and not kwargs and rows.places == EACH and rows.pick.mask.ndim == 1:
+        return rows.squeeze(1)  # more places than one, as who writes so expects
+    if kwargs:
+        return NotImplemented
+    if name == "getitem":
+        return _of_each(picks, rows, rest[0])
+    sizes = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    if name == "expand_as" and len(rest) == 1 and isinstance(rest[0], Picked):
+        other = rest[0]
+        if other.pick is not rows.pick or other.values.ndim != rows.values.ndim or other.at:
+            return NotImplemented
+        return _made(picks, rows, lambda values: values.expand(other.values.shape))
+    if not sizes or not all(isinstance(one, int) for one in sizes[1:]):
+        return NotImplemented
+    rank = rows.values.ndim
+    if name in ("expand", "repeat", "tile") and len(sizes) == rank:
+        is_count = rows.pick.counted is not None and sizes[0] is rows.pick.counted
+        as_many = type(sizes[0]) is int and sizes[0] == (-1 if name == "expand" else 1)
+        if not as_many and not (is_count and name == "expand"):
+            return NotImplemented
+        first = rows.values.shape[0] if name == "expand" else 1
+        return _made(picks, rows, lambda values: func(values, first, *sizes[1:]))
+    if name in ("flip", "fliplr") and all(isinstance(one, int) and one % rank for one in sizes):
+        return _made(picks, rows, lambda values: func(values, *rest))
+    return NotImplemented
+
+
+def _made(picks: Picks, rows: Picked, function: Any) -> Picked:
+    with picks.recorder.on():
+        return Picked(rows.pick, function(rows.values), holds=rows.holds)
+
+
+def _of_a_tensor(picks: Picks, values: Tensor, index: Any) -> Any:
+    """What picked places are those of, along one dim or of several: `x[:, kept]`, `x[rows, classes]`."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if sum(one is Ellipsis for one in parts) == 1:
+        place = next(n for n, one in enumerate(parts) if one is Ellipsis)
+        parts[place : place + 1] = [slice(None)] * (values.ndim - len(parts) + 1)
+    met = [one for one in parts if isinstance(one, Picked)]
+    at = next(n for n, one in enumerate(parts) if isinstance(one, Picked))
+    plain = [*parts[:at], *parts[at + len(met) :]]
+    is_plain = all(one is None or isinstance(one, slice) for one in plain)
+    if not is_plain or any(
+        one.pick is not met[0].pick or one.at or one.values.ndim != 1 or one.values.dtype == torch.bool for one in met
+    ):
+        return NotImplemented
+    if not at and all(isinstance(one, slice) and one == slice(None) for one in plain) and len(parts) > len(met):
+        return picks.call(Tensor.__getitem__, (values, tuple(met) if len(met) > 1 else met[0]), {})
+    if not at and len(met) == len(parts) == 1:
+        return NotImplemented
+    shown = [given("index", one) for one in met]
+    with picks.recorder.on():
+        made = Picked(met[0].pick, values[(*parts[:at], *shown, *parts[at + len(met) :])])
+    made.at = at
+    return made
+
+
+def _of_each(picks: Picks, rows: Picked, index: Any) -> Any:
+    """`rows[torch.arange(len(rows)), classes]`, and `rows[kept, :]`."""
+    parts = index if isinstance(index, tuple) else (index,)
+    while len(parts) > 1 and isinstance(parts[-1], slice) and parts[-1] == slice(None):
+        parts = parts[:-1]
+    if len(parts) == 1 and len(parts) != (len(index) if isinstance(index, tuple) else 1):
+        return rows[parts[0]]
+    is_each = len(parts) == 2 and all(isinstance(one, Picked) for one in parts) and parts[0].places == ROW
+    column = parts[1] if is_each else None
+    if column is None or column.pick is not rows.pick or parts[0].pick is not rows.pick or column.values.ndim != 1:
+        return NotImplemented
+    return of_columns(picks, rows, column)
+
+
+def of_columns(picks: Picks, rows: Picked, column: Picked) -> Picked:
+    """One element along the second dim of each row, counted from the end where the number is negative."""
+    beside = rows.values.ndim - 2
+    with picks.recorder.on():
+        number = given("gather", column)
+        number = torch.where(number < 0, number + rows.values.shape[1], number)
+        number = number[(..., *[None] * (beside + 1))]
+        if beside:
+            number = number.expand(-1, -1, *rows.values.shape[2:])
+        return Picked(rows.pick, given("gather", rows).gather(1, number).squeeze(1))
+
+
+def _viewed(picks: Picks, name: str, rows: Picked, rest: Any, kwargs: Any) -> Any:
+    """All elements in a row, and rows again of those that a mask of equal elements picks."""
+    sizes = rows.values.shape
+    asked: list[Any]
+    if name == "flatten":
+        given_dims = {"start_dim": 0, "end_dim": -1} | dict(zip(("start_dim", "end_dim"), rest, strict=False)) | kwargs
+        asked = [-1] if (*given_dims.values(),) == (0, -1) else []
+    else:
+        asked = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else list(rest)
+    if not asked or not all(isinstance(one, int) for one in asked) or asked[0] != -1:
+        return NotImplemented
+    wanted = asked[1:]
+    if not wanted and math.prod(sizes[1:]) > 1:
+        return all_in_a_row(picks, rows, [], whole=True)
+    if len(sizes) > 1 or not wanted or -1 in wanted:
+        return NotImplemented
+    pick = narrower(picks, rows.pick, math.prod(wanted))
+    if pick is None:
+        return NotImplemented
+    with picks.recorder.on():
+        return Picked(pick, rows.values.reshape(pick.rows.shape[0], *wanted), holds=rows.holds)
+
+
+def all_in_a_row(picks: Picks, rows: Picked, wanted: list[int], *, whole: bool) -> Picked:
+    """The rows of all that lies before them, one behind the other; with `whole` their elements, else rows of sizes
+    `wanted`."""
+    sizes = [int(size) for size in rows.values.shape]
+    before, behind = sizes[: rows.at], sizes[rows.at + 1 :] if whole else []
+    with picks.recorder.on():
+        key = ("row", rows.pick, tuple(before), tuple(behind))
+        if key not in picks.joined:
+            mask = rows.pick.rows[(..., *[None] * len(behind))] if behind else rows.pick.rows
+            picks.joined[key] = picks.of(mask.expand(*before, sizes[rows.at], *behind))
+        pick = picks.joined[key]
+        return Picked(pick, rows.values.reshape(pick.rows.shape[0], *wanted), holds=rows.holds)
+
+
+def narrower(picks: Picks, pick: Pick, elements: int) -> Pick | None:
+    """The pick of a mask that this one's is an expansion of along its last dims, which have so many elements."""
+    key = ("each", pick, elements)
+    if key in picks.joined:
+        return picks.joined[key]
+    for joined, made in picks.joined.items():  # `rows.flatten().view(-1, 4)`
+        if made is pick and joined[0] == "row" and not joined[2] and math.prod(joined[3]) == elements:
+            return joined[1]
+    full = pick.mask.shape
+    dims = next((n for n in range(len(full)) if math.prod(full[n:]) == elements), None)
+    if dims is None:
+        return None
+    with picks.recorder.on():
+        mask = _constant_along(picks, pick.node, len(full), dims)
+        if mask is None:
+            return None
+        picks.joined[key] = picks.of(mask)
+    return picks.joined[key]
+
+
+def _constant_along(picks: Picks, node: Any, rank: int, dims: int) -> Tensor | None:
+    """A mask without its dims from `dims` on, along which it was expanded, or those were that it is made of; None where
+    that is not known."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name in _BY_ELEMENT and not node.kwargs and node.meta[VAL].ndim == rank:
+        parts = [_constant_along(picks, one, rank, dims) if isinstance(one, fx.Node) else one for one in node.args]
+        function = getattr(Tensor, name) if node.op == "call_method" else node.target
+        return None if any(one is None for one in parts) else function(*parts)
+    inner = node.args[0] if name in _EXPANDING and node.op == "call_method" else None
+    if inner is None or inner.meta[VAL].ndim != rank or any(size != 1 for size in inner.meta[VAL].shape[dims:]):
+        return None
+    shape = node.meta[VAL].shape[:dims]
+    if inner.meta[VAL].shape[:dims] != shape:
+        return None
+    while isinstance(inner, fx.Node) and inner.meta[VAL].ndim > dims and _only_adds_dims(inner):
+        inner = inner.args[0]
+    recorder = picks.recorder
+    mask = next((one for one in recorder.alive if recorder.nodes.get(id(one)) is inner and one._version == 0), None)
+    return mask if mask is None or mask.ndim == dims else mask.reshape(shape)
+
+
+def _only_adds_dims(node: fx.Node) -> bool:
+    source = node.args[0] if node.args else None
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return (
+        name in ("unsqueeze", "getitem")
+        and isinstance(source, fx.Node)
+        and source.meta[VAL].shape == node.meta[VAL].shape[: source.meta[VAL].ndim]
+        and source.meta[VAL].numel() == node.meta[VAL].numel()
+    )

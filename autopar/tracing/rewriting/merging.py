@@ -1,0 +1,44 @@
+"""Equal constants that are made one after another, such as the first states of all layers, become one node.
+
+Blocks that read each a constant of their own would not be recognised as equal, and a plan would decide for each anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import fx
+
+from autopar.graph import AUTOCAST, GRAD_MODE, REGION, output_tensors, tensor_inputs
+from autopar.tracing.rewriting.cleaning import WRITES
+
+_CONSTANT = (torch.zeros, torch.ones, torch.full)
+
+
+def merge_equal_constants(graph: fx.Graph) -> int:
+    """Let the first of equal constants stand for all that follow it with nothing but constants and numbers between.
+
+    Made at the same moment, they live no longer as one than as several. What the graph hands out stays a tensor of its
+    own, and a graph in which tensors are still written in place is left alone. Returns how many nodes were erased.
+    """
+    if any(WRITES in node.meta for node in graph.nodes):
+        return 0
+    first: dict[Hashable, fx.Node] = {}
+    erased = 0
+    for node in list(graph.nodes):
+        is_constant = node.op == "call_function" and node.target in _CONSTANT and not tensor_inputs(node)
+        if not is_constant:
+            if first and node.op not in ("placeholder", "get_attr") and output_tensors(node):
+                first.clear()
+            continue
+        if any(user.op == "output" for user in node.users):
+            continue
+        modes = (repr(node.meta.get(name)) for name in (REGION, AUTOCAST, GRAD_MODE))
+        key = (node.target, repr((node.args, node.kwargs)), *modes)
+        kept = first.setdefault(key, node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            graph.erase_node(node)
+            erased += 1
+    return erased

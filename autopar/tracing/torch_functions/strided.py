@@ -1,0 +1,57 @@
+"""`as_strided` addresses memory, which under a plan is another one: a tensor that was moved lies there alone.
+
+A tensor without gaps is taken in the order in which it lies (transposed, say), contiguous: then the call means the same
+wherever the tensor is, if it reads nothing beyond its elements.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopar.errors import UntraceableError
+from autopar.graph import EXAMPLE
+from autopar.tracing.contents.without_kernel import as_numbers
+
+if TYPE_CHECKING:
+    from autopar.tracing.recorder import Recorder
+
+Tensor = torch.Tensor
+_SIGNATURE = inspect.signature(lambda input, size, stride, storage_offset=None: None)
+
+
+def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    given = _SIGNATURE.bind(*args, **{"input" if name == "self" else name: value for name, value in kwargs.items()})
+    tensor, *numbers = given.args
+    size, stride, *start = as_numbers(recorder, numbers)
+    offset = start[0] if start else None
+    last = (offset or 0) + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    order = sorted(range(tensor.ndim), key=lambda dim: (-tensor.stride(dim), tensor.shape[dim] == 1))
+    lying = tensor.permute(order)
+    fault = ""
+    if not lying.is_contiguous():
+        fault = "a tensor with gaps between its elements"
+    elif offset is not None and _start(recorder, tensor):
+        fault = "a part of another tensor, counted from the other's start"
+    elif last >= tensor.numel() and 0 not in size:
+        fault = "elements that are not the tensor's own"
+    if fault:
+        raise UntraceableError(
+            f"{func.__name__} reads {fault}; under a plan a tensor may lie in memory by itself: give it a contiguous "
+            "tensor with strides of its own, as .contiguous() makes it, or write with indices, unfold or diagonal "
+            "what it picks",
+            where=recorder.where(),
+        )
+    recorder.reads_memory = True  # inputs that lie otherwise are traced anew
+    if not tensor.is_contiguous():
+        tensor = recorder.record(Tensor.contiguous, recorder.record(Tensor.permute, tensor, order))
+    return recorder.record(func, tensor, size, stride, *start)
+
+
+def _start(recorder: Recorder, tensor: Tensor) -> int:
+    """Where a tensor starts in its memory: one of the model or an input may be a part of another."""
+    node = recorder.nodes.get(id(tensor))
+    example = None if node is None else node.meta.get(EXAMPLE)
+    return int((recorder.attributes.original(tensor) if example is None else example).storage_offset())

@@ -1,0 +1,97 @@
+"""`torch.vmap` and `torch.func` inside a model: a body is recorded below the transform, where tensors are plain ones.
+
+Above it the recorder would see tensors without their batch dim, or wrapped for a derivative, which no graph could
+replay. So while a transformed function runs, a dispatch mode records what reaches the dispatcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch._functorch.apis  # where `torch.vmap` looks up what it calls
+import torch._functorch.eager_transforms  # and torch.func
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autopar.graph import VAL
+from autopar.tracing.patching import attributes_set
+from autopar.tracing.picked.picked import all_in
+from autopar.tracing.recorder import Recorder
+from autopar.tracing.values import META
+
+_DERIVATIVES = {"grad_impl": "grad", "grad_and_value_impl": "grad_and_value", "_jvp_with_argnums": "jvp"}
+
+
+class _Below(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") == META:  # the batching makes tensors where those it sees are
+            kwargs = {**kwargs, "device": self.recorder.device}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._made, (args, kwargs))
+        result = self.recorder.record(func, *args, **kwargs)
+        if torch.is_grad_enabled() and func is not torch.ops.aten.detach.default and self._requires_grad(args, kwargs):
+            self._require_grad(result)
+        return result
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Zeros for those that forward mode makes where something has no tangent, past every mode."""
+        if not tensor._is_zerotensor() or id(tensor) in self.recorder.nodes:
+            return tensor
+        options = {"dtype": tensor.dtype, "device": self.recorder.device}
+        zeros: torch.Tensor = self.recorder.record(torch.ops.aten.zeros.default, list(tensor.shape), **options)
+        return zeros
+
+    def _requires_grad(self, *arguments: Any) -> bool:
+        return any(self._value(t).requires_grad for t in self._tensors(arguments))
+
+    def _require_grad(self, result: Any) -> None:
+        """Below autograd nothing says that a result has a gradient; where it has, the graph must move it."""
+        for tensor in self._tensors(result):
+            if tensor.is_floating_point() or tensor.is_complex():
+                self._value(tensor).requires_grad_()
+
+    def _tensors(self, value: Any) -> list[torch.Tensor]:
+        return [t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor) and id(t) in self.recorder.nodes]
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the annotation of the tensor's node keeps."""
+        value: torch.Tensor = self.recorder.nodes[id(tensor)].meta[VAL]
+        return value
+
+
+@contextlib.contextmanager
+def transformed_bodies(recorder: Recorder) -> Iterator[None]:
+    """While inside, a call of a function that `torch.vmap` or `torch.func` has transformed is recorded as what it does
+    to plain tensors."""
+    apis: Any = torch._functorch.apis
+    eager: Any = torch._functorch.eager_transforms
+    held = weakref.ref(recorder)  # torch keeps lists of its functions, and so what stands for one meanwhile
+
+    def below(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            recorder = held()
+            if recorder is None or not recorder.is_recording() or recorder.is_below:
+                return original(*args, **kwargs)
+            for picked in all_in((args, kwargs)):
+                raise picked.unknown(f"torch.func.{name}")
+            with recorder.below_functions(), _Below(recorder):  # one mode sees what nested transforms come to
+                return original(*args, **kwargs)
+
+        return call
+
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        value, pull, *aux = below("vjp", differentiated)(*args, **kwargs)
+        return value, below("vjp", pull), *aux
+
+    differentiated = eager._vjp_with_argnums
+    replaced = {own: below(name, getattr(eager, own)) for own, name in _DERIVATIVES.items()}
+    replaced["_vjp_with_argnums"] = vjp
+    with attributes_set(apis, vmap_impl=below("vmap", apis.vmap_impl)), attributes_set(eager, **replaced):
+        yield
