@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from autopar.runtime.weights.exporting import export_full_state
     from autopar.runtime.weights.loading import load_weights
     from autopar.runtime.weights.materialising import materialise
-    from autopar.solver.idle_constraints import ConstraintWarning
+    from autopar.solver.constraints.idle_constraints import ConstraintWarning
 
 __version__ = "0.1.0"
 __all__ = [
@@ -83,7 +83,7 @@ __all__ = [
 _WHERE = {
     "Adafactor": "runtime.dtensors.adafactor",
     "Checkpoint": "runtime.checkpoints",
-    "ConstraintWarning": "solver.idle_constraints",
+    "ConstraintWarning": "solver.constraints.idle_constraints",
     "LeafWarning": "leaf_requests",
     "latest_checkpoint": "runtime.checkpoints",
     "load_checkpoint": "runtime.checkpoints",

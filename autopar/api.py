@@ -77,8 +77,8 @@ def plan(
         optimizer: "adamw", "sgd", "sgd-momentum" or "adafactor": what its state costs in memory and time.
         constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp", with options: "fsdp(zero=2)"), roles of axes
             ("axis:tp = tp"), layouts pinned, forbidden or preferred by name pattern (`"param:*.weight != R"`; see
-            `autopar.solver.schemes` and `autopar.solver.pins`), or `leaf:PATTERN`: modules of these paths are not
-            looked into and run whole on every rank, or on its rows where these never meet; and so do functions of
+            `solver.constraints.schemes` and `solver.constraints.pins`), or `leaf:PATTERN`: modules of these paths are
+            not looked into and run whole on every rank, or on its rows where these never meet; and so do functions of
             the model that cannot be traced.
         concrete_args: inputs fixed to these values; they are no inputs of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.

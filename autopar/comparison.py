@@ -20,8 +20,8 @@ def check_asked(against: str | Sequence[str] | None, tradeoff: int) -> tuple[str
 
     Raises InputError for what is neither a preset, a role of an axis nor a pin, and for a trade-off of one point.
     """
-    from autopar.solver.pins import read_pin
-    from autopar.solver.schemes import PRESETS, check_preset, is_preset, is_scheme
+    from autopar.solver.constraints.pins import read_pin
+    from autopar.solver.constraints.schemes import PRESETS, check_preset, is_preset, is_scheme
 
     if tradeoff != 0 and (not isinstance(tradeoff, int) or tradeoff < 2):
         raise InputError(f"a trade-off of {tradeoff!r} points is no curve: ask for 2 or more")
@@ -48,7 +48,7 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
 
     Raises InputError for a pin that is malformed or matches nothing.
     """
-    from autopar.solver.schemes import PRESETS, AxesError, is_scheme
+    from autopar.solver.constraints.schemes import PRESETS, AxesError, is_scheme
 
     pins = tuple(text for text in prepared.request.constraints if not is_scheme(text))
     for name in PRESETS if names is None else names:

@@ -16,7 +16,7 @@ AUTOCAST       autocast state, () when off
 BIAS_OF        on the addition of a split bias: the product node it belongs to
 TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run, on random data or
                on guesses, that told its outputs
-COST           `autopar.cost.NodeCost`
+COST           `cost.NodeCost`
 FIRST_WRITES   of a parameter: what forward writes into it before anything reads it, in order:
                ((method, arguments, keyword arguments), ...), the same for each element
 STATE          of an input that is a state: which of the outputs is what the next call is given, -1 without

@@ -89,7 +89,7 @@ class Axis:
     the copies that cut tensors into pieces and join them. None: `bytes_per_s`, without copies.
     `tree_seconds` is the way up a tree over a group's nodes (all-reduce goes up and down); `gather_tree_seconds` the
     latency of the trees by which a group with one device in each node gathers or scatters. None: there are rings alone.
-    `low_latency`: small messages may go by a protocol with quicker hops and a lower rate (`autopar.cost.collectives`).
+    `low_latency`: small messages may go by a protocol with quicker hops and a lower rate (`cost.collectives`).
     A rate may be infinite. Raises InputError for figures that no axis has.
     """
 

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 
 from torch import fx, nn
 
-from autopar.cost.annotation import total_flops
+from autopar.cost.ops.annotation import total_flops
 from autopar.errors import InputError, UntraceableError
 from autopar.graph import COST, PLACE
 from autopar.leaf_calls import LeafCall

@@ -34,7 +34,7 @@ from autopar.tracing.leaves.tensors import show_leaf_tensors
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from autopar.cost.blocks import Repeat
+    from autopar.cost.structure.blocks import Repeat
     from autopar.strategies.strategy import Strategy
 
 LossFunction = Callable[..., torch.Tensor]
@@ -221,7 +221,7 @@ class Prepared:
         `trained`: parameters that other graphs of the model train.
         `fold`: equal repeated blocks share their decisions.
         """
-        from autopar.cost.weights import buffers_of, parameters_of
+        from autopar.cost.memory.weights import buffers_of, parameters_of
         from autopar.solver import make_plan
         from autopar.strategies.batch_dims import batch_dims
 
@@ -283,7 +283,7 @@ def prepare(model: nn.Module, traced: Traced, request: Request, watch: Stopwatch
     of data; tells of other leaves by a LeafWarning.
     """
     from autopar.cost import annotate
-    from autopar.cost.blocks import find_repeats
+    from autopar.cost.structure.blocks import find_repeats
     from autopar.strategies import strategies_for
 
     if request.inputs == "local" and max(request.cluster.shape) > 1:

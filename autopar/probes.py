@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from autopar.cost.measure import measure
-from autopar.cost.products import busy_flops
+from autopar.cost.ops.measure import measure
+from autopar.cost.ops.products import busy_flops
 from autopar.runtime.communication.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from autopar.runtime.communication.route import Route
 from autopar.runtime.communication.transit import Transit
@@ -75,7 +75,7 @@ def products(kind: str, dtype: torch.dtype) -> list[Probe]:
 
 
 def attention(kind: str) -> Probe:
-    """Fused causal attention with its backward; FLOPs, as `autopar.cost.kernels` has them."""
+    """Fused causal attention with its backward; FLOPs, as `cost.ops.kernels` has them."""
     batch, heads, sequence, width = _ATTENTION[kind]
     dtype = torch.bfloat16 if kind == "cuda" else torch.float32
     q, k, v = (

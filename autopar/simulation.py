@@ -12,16 +12,16 @@ from torch import fx
 
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
-from autopar.cost.blocks import Repeat
-from autopar.cost.grouping import Grouping
-from autopar.cost.memory import StepMemory
-from autopar.cost.on_cluster import memory_on
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.on_cluster import memory_on
+from autopar.cost.memory.weights import buffers_of, parameters_of
 from autopar.cost.seconds import node_seconds
 from autopar.cost.simulated import Simulated
 from autopar.cost.simulator import simulate
 from autopar.cost.step import predict, seconds_of
+from autopar.cost.structure.blocks import Repeat
 from autopar.cost.traffic import announced
-from autopar.cost.weights import buffers_of, parameters_of
 from autopar.errors import PlanMismatchError
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.plan_checks import check_on_graph

@@ -8,16 +8,16 @@ from dataclasses import replace
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat
-from autopar.cost.levels import MOST, Levels
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.structure.blocks import Repeat
+from autopar.cost.structure.levels import MOST, Levels
 from autopar.cost.traffic import computed_end, in_segment, needs_grad, replay_end
 from autopar.graph import TensorRef, output_tensors, readers_of
-from autopar.solver.equal_ops import EqualOps
-from autopar.solver.op_choices import OpChoices
-from autopar.solver.parts import Wish, levels_for, wish_of
+from autopar.solver.constraints.parts import Wish, levels_for, wish_of
+from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.problem import Again, Choice, Kind, Op, Problem, Stage, Tensor, Use, deciding
-from autopar.solver.restricted import Restricted
+from autopar.solver.search.equal_ops import EqualOps
+from autopar.solver.seconds.op_choices import OpChoices
 
 MANY_CHOICES = 1500
 """Of the ops of a block that decide: with more, several levels below the whole block take longer than planning may, and

@@ -9,28 +9,28 @@ import torch
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat, repeats_under
-from autopar.cost.memory import StepMemory
-from autopar.cost.on_cluster import memory_on
-from autopar.cost.states import OPTIMIZERS
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.on_cluster import memory_on
+from autopar.cost.memory.states import OPTIMIZERS
+from autopar.cost.structure.blocks import Repeat, repeats_under
 from autopar.errors import InfeasibleError, InputError, TimeLimitError
 from autopar.layout import Layout
 from autopar.plans import GAP, Certificate, Plan, PlanSize
 from autopar.precision import Precision
 from autopar.solver.building import build_problem
-from autopar.solver.constraints import restrict, satisfied
-from autopar.solver.engines import engine_of
-from autopar.solver.idle_constraints import warn_of_idle
+from autopar.solver.constraints.constraints import restrict, satisfied
+from autopar.solver.constraints.idle_constraints import warn_of_idle
+from autopar.solver.constraints.pins import names_any
+from autopar.solver.constraints.recompute_checks import check_recompute
+from autopar.solver.constraints.restricted import Restricted, Strategies
+from autopar.solver.constraints.unpinned import meets, without_parting
+from autopar.solver.linear.engines import engine_of
 from autopar.solver.model import Model
-from autopar.solver.objective import price
-from autopar.solver.pins import names_any
 from autopar.solver.problem import Problem
-from autopar.solver.recompute_checks import check_recompute
 from autopar.solver.request import SolveRequest
-from autopar.solver.restricted import Restricted, Strategies
+from autopar.solver.seconds.objective import price
 from autopar.solver.solution import Predicted, Solution, node_plans
 from autopar.solver.solving import Watch, solve
-from autopar.solver.unpinned import meets, without_parting
 from autopar.strategies.strategy import Strategy
 
 
@@ -65,8 +65,8 @@ def make_plan(
         parameters: the model's parameters by qualified name.
         memory_budget_bytes: peak allocated bytes per device; None: what the device has (`Device.usable_bytes`).
         micro_batches: backward passes of one optimizer step.
-        optimizer: a name of `autopar.cost.states.OPTIMIZERS`: whose state takes memory.
-        constraints: schemes and pins as text (`autopar.solver.schemes`, `autopar.solver.pins`).
+        optimizer: a name of `cost.memory.states.OPTIMIZERS`: whose state takes memory.
+        constraints: schemes and pins as text (`solver.constraints.schemes`, `solver.constraints.pins`).
         inputs: "global" or "local", for the plan alone: how the runtime is given batches.
         time_limit: CPU seconds of the solver.
         solver: "highs" or "cbc".

@@ -12,19 +12,19 @@ For op v with choices s, tensor t with source layouts l ("ports") and wanted lay
     g[t,l,w] in [0, m p[t,l,w]]        sum_{l,w} g = r (q for edges into the first   replays of a conversion (of the
                                        block, r - q between blocks)                  uses that a replay runs)
 
-Levels (`autopar.cost.levels`) are nested, so that each op is recomputed from one level on; r without a level is that of
-whole blocks, and replays of conversions inside a block count the level at which both ends are in one segment.
+Levels (`cost.structure.levels`) are nested, so that each op is recomputed from one level on; r without a level is that
+of whole blocks, and replays of conversions inside a block count the level at which both ends are in one segment.
 
 A tensor made outside a class and read in it is converted outside for all blocks that keep (with the other readers
 outside) and once more in every block that recomputes::
 
     p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all of c recompute
 
-Ops that make one choice (`autopar.solver.equal_ops`) have the same x, tensors between such ops the same f, and what is
+Ops that make one choice (`solver.search.equal_ops`) have the same x, tensors between such ops the same f, and what is
 made of these alone is the same.
 
-The objective is `predicted.step_seconds` of `autopar.cost.step`, term by term; `autopar.solver.overlap` adds what hides
-behind compute, `autopar.solver.rows` memory.
+The objective is `predicted.step_seconds` of `cost.step`, term by term; `solver.seconds.overlap` adds what hides
+behind compute, `solver.memory.rows` memory.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.cost.bucket_latency import Phase
+from autopar.cost.buckets.latency import Phase
 from autopar.errors import InfeasibleError
 from autopar.layout import Layout
-from autopar.solver.bucket_latency import BucketLatency
-from autopar.solver.conversions import pay_conversions
-from autopar.solver.costs import Costs, Port, Tables
-from autopar.solver.linear import Array, Linear
-from autopar.solver.overlap import Overlap
+from autopar.solver.linear.program import Program
+from autopar.solver.linear.records import Count, Indicator
+from autopar.solver.linear.terms import Array, Linear
 from autopar.solver.problem import Problem, Stage, Tensor, Use
-from autopar.solver.program import Program
-from autopar.solver.records import Count, Indicator
-from autopar.solver.replays import Flow, counted
+from autopar.solver.seconds.bucket_latency import BucketLatency
+from autopar.solver.seconds.conversions import pay_conversions
+from autopar.solver.seconds.costs import Costs, Port, Tables
+from autopar.solver.seconds.overlap import Overlap
+from autopar.solver.seconds.replays import Flow, counted
 
 OBJECTIVE = 1000.0
 """The size of the objective in the program."""

@@ -14,10 +14,10 @@ from typing import Literal
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat
-from autopar.cost.grouping import Grouping
-from autopar.cost.levels import Levels
-from autopar.cost.memory import StepMemory
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.structure.blocks import Repeat
+from autopar.cost.structure.levels import Levels
 from autopar.graph import TensorRef
 from autopar.strategies.strategy import Strategy
 
@@ -50,7 +50,7 @@ class Op:
     """A node that has a choice; in a repeated stage it stands for that node of every block.
 
     `like`: the op that makes its choice, in another layer like its own, which comes before it
-    (`autopar.solver.equal_ops`).
+    (`solver.search.equal_ops`).
     """
 
     node: fx.Node

@@ -2,7 +2,7 @@
 
 What is proven is proven of the rows of memory, which count what a plan takes or more: mostly by 1 % at most, more where
 small blocks share a bucket. So a plan that fits less may be there without being found; and where a program of all ways
-to run the ops would be too large (`autopar.solver.under_budget`), one in another way than those that were looked at.
+to run the ops would be too large (`solver.search.under_budget`), one in another way than those that were looked at.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
 from autopar.errors import InfeasibleError, TimeLimitError
 from autopar.graph import output_tensors
 from autopar.plans import Moment
 from autopar.sizes import show_bytes, show_bytes_down, show_bytes_up
 from autopar.solver.problem import Problem
-from autopar.solver.smallest import LeastMemory, Smallest
+from autopar.solver.search.smallest import LeastMemory, Smallest
 from autopar.solver.solution import Solution, predicted, read_solution
 
 _CLOSE = 0.98  # of what the least plan takes, from which on it matters what rows of memory count too much

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat
-from autopar.cost.levels import Levels
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.structure.blocks import Repeat
+from autopar.cost.structure.levels import Levels
 from autopar.solver.building import build_problem
+from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.problem import Problem
-from autopar.solver.restricted import Restricted
 from autopar.strategies.strategy import Strategy
 
 

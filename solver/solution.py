@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autopar.cost.levels import Levels
-from autopar.cost.memory import StepMemory
-from autopar.cost.naming import part_name, stretch_name
+from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.step import predict
+from autopar.cost.structure.levels import Levels
+from autopar.cost.structure.naming import part_name, stretch_name
 from autopar.cost.traffic import replay_end
 from autopar.errors import InfeasibleError
 from autopar.graph import SCOPE, output_tensors, target_name, tensor_inputs
 from autopar.layout import Layout
 from autopar.plans import Bucket, Collective, NodePlan, ParameterPlan, Prediction, Segment
+from autopar.solver.linear.outcome import Outcome
 from autopar.solver.model import Model
-from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
 from autopar.strategies.strategy import Strategy
 

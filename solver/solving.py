@@ -9,20 +9,20 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
 from autopar.errors import TimeLimitError
 from autopar.layout import Layout
 from autopar.sizes import show_bytes_up
-from autopar.solver.clock import cpu_seconds
-from autopar.solver.each_block import differing, refined
+from autopar.solver.linear.clock import cpu_seconds
 from autopar.solver.problem import Problem
-from autopar.solver.pruning import Pruner
 from autopar.solver.refusal import refusal, too_small
 from autopar.solver.request import SolveRequest
-from autopar.solver.smallest import LeastMemory
+from autopar.solver.search.each_block import differing, refined
+from autopar.solver.search.pruning import Pruner
+from autopar.solver.search.smallest import LeastMemory
+from autopar.solver.search.under_budget import fastest_near, fastest_within
+from autopar.solver.search.windows import SHARE
 from autopar.solver.solution import Predicted, Solution, predicted, read_solution
-from autopar.solver.under_budget import fastest_near, fastest_within
-from autopar.solver.windows import SHARE
 
 
 class Watch:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-from autopar.cost.blocks import Repeat
+from autopar.cost.structure.blocks import Repeat
 from autopar.graph import KIND, TensorRef, resolve
 from autopar.strategies.members import Member, RuledBlock
 

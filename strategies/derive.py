@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.cost.blocks import Repeat
+from autopar.cost.structure.blocks import Repeat
 from autopar.errors import RuleError
 from autopar.gradient_starts import RUN_WHOLE
 from autopar.graph import (
@@ -55,7 +55,7 @@ def strategies_for(
 
     The nodes are those that yield a tensor, `getitem` on tuples excepted, and the output. Equal nodes share one
     tuple. `inputs="local"`: each rank passes its part of the batch, so placeholders may be sharded on dim 0.
-    `repeats`: the graph's blocks (`autopar.cost.blocks`), of which equal ones are looked at once; the answer is the
+    `repeats`: the graph's blocks (`cost.structure.blocks`), of which equal ones are looked at once; the answer is the
     same without. Warns once per op (`NoRuleWarning`) of one that has no rule.
     """
     mesh_shape = tuple(mesh_shape)

@@ -58,7 +58,7 @@ def collective_seconds(kind: str, input_bytes: float, axis: Axis) -> float:
 
 
 def member_seconds(kind: str, input_bytes: float, calls: float, axis: Axis) -> float:
-    """Seconds of a bucket's collective that one of its members accounts for (`autopar.cost.buckets`).
+    """Seconds of a bucket's collective that one of its members accounts for (`cost.buckets.buckets`).
 
     `calls`: how many collectives these are, mostly a part of one; `input_bytes`: of the member. The collective is taken
     for one of members that all hand in as much for their part of it: then their seconds add up to its own.
@@ -141,7 +141,7 @@ def _rate(kind: str, axis: Axis) -> float:
 
 
 def copies_seconds(kind: str, input_bytes: float, axis: Axis, device: Device) -> float:
-    """Seconds in which one tensor is copied into the buffer of a bucket (`autopar.cost.buckets`), and out of it.
+    """Seconds in which one tensor is copied into the buffer of a bucket (`cost.buckets.buckets`), and out of it.
 
     An all-reduce leaves its results in the buffer. Bytes are priced here where the axis' rates are without copies.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cluster import Device
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.traffic import reduction_dtype
 from autopar.graph import tensor_of
 

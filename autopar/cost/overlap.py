@@ -3,7 +3,7 @@
 While a collective runs, compute goes on at `device.overlap` of its rate, so that a second of communication saves that
 part of a second, as long as there is compute. Each mesh axis has links and a stream of its own, and what moves over one
 hides behind the same compute as what moves over another. By axis, and by stretch c of the graph
-(`autopar.cost.grouping`; m groups of n buckets each), with forward and backward compute F and B of one micro-batch of
+(`cost.buckets.grouping`; m groups of n buckets each), with forward and backward compute F and B of one micro-batch of
 k, and what gathers G and (again) A, and reductions R of a step could save::
 
     g_c <= G_c      g_c <= k (1 - 1 / m n) F_c                     the first bucket has nothing before it
@@ -13,7 +13,7 @@ k, and what gathers G and (again) A, and reductions R of a step could save::
     t_c <= B_1 + ... + B_(c-1) + (1 - 1 / n) B_c / m + (1 - 1 / m) R_c     (of the first group: R_c / m)
     b   <= t_last + sum a_c         b <= k sum B_c                 both hide behind the same backward
 
-Hidden are sum g_c + b, at their largest, of all axes together. `autopar.solver.overlap` states the same rows.
+Hidden are sum g_c + b, at their largest, of all axes together. `solver.seconds.overlap` states the same rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopar.cost.grouping import Stretch
+from autopar.cost.buckets.grouping import Stretch
 
 
 @dataclass

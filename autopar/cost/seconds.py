@@ -1,7 +1,7 @@
 """Seconds of one node under one strategy on one device: a roofline whose compute rate depends on the local shapes.
 
 Of three, the longest on a GPU and the sum on a CPU: its products at the rate that tiles and waves leave them
-(`autopar.cost.products`), its bytes at the rate of the device's memory, and the launches of its kernels.
+(`cost.ops.products`), its bytes at the rate of the device's memory, and the launches of its kernels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 from torch import fx
 
 from autopar.cluster import Device
-from autopar.cost.node_cost import NodeCost, Work
-from autopar.cost.products import columns_cut, product_seconds
+from autopar.cost.ops.node_cost import NodeCost, Work
+from autopar.cost.ops.products import columns_cut, product_seconds
 from autopar.graph import BIAS_OF, COST
 from autopar.layout import Layout
 

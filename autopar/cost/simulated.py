@@ -1,4 +1,4 @@
-"""A planned step as it runs on its streams: what `autopar.cost.simulator` finds."""
+"""A planned step as it runs on its streams: what `cost.simulator` finds."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 The order is the runtime's (`communication.transit`): ops one after the other, forward and back; collectives of
 activations are waited for; a bucket's gather begins while those before it in the order of the pass are read
-(`autopar.cost.ahead`); its reduction begins when the last of its gradients is there, and all are waited for at the end
-of backward, or sooner for the memory that they hold (`autopar.cost.reductions`); then the optimizer. A stream runs one
+(`cost.buckets.ahead`); its reduction begins when the last of its gradients is there, and all are waited for at the end
+of backward, or sooner for the memory that they hold (`cost.buckets.reductions`); then the optimizer. A stream runs one
 collective at a time, in the order in which they begin. While one runs, compute goes on at `device.overlap` of its rate;
 of several at a time, each takes as much from it.
 
-What communication is exposed is an outcome here, and a bound in `autopar.cost.overlap`; the two are held against each
+What communication is exposed is an outcome here, and a bound in `cost.overlap`; the two are held against each
 other in tests.
 """
 
@@ -22,8 +22,8 @@ from typing import NamedTuple
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.ahead import due_ahead
-from autopar.cost.reductions import due
+from autopar.cost.buckets.ahead import due_ahead
+from autopar.cost.buckets.reductions import due
 from autopar.cost.simulated import COMPUTE, Event, Simulated
 from autopar.cost.traffic import Transfer, in_segment, saves_inputs_alone
 from autopar.plans import Segment
@@ -74,7 +74,7 @@ class _Flight:
 
 
 class _Gathered(NamedTuple):
-    """A bucket that is gathered, as `autopar.cost.ahead` asks for it."""
+    """A bucket that is gathered, as `cost.buckets.ahead` asks for it."""
 
     which: tuple[str, int]
     gathers: int
@@ -94,7 +94,7 @@ def simulate(
 ) -> Simulated:
     """Run the streams.
 
-    `seconds`: forward and backward of every op; `transfers`: those of a micro-batch (`autopar.cost.traffic`).
+    `seconds`: forward and backward of every op; `transfers`: those of a micro-batch (`cost.traffic`).
     """
     return _Simulation(graph, cluster, seconds, transfers, segments).run(micro_batches, optimizer_seconds, train)
 

@@ -3,10 +3,10 @@
 Nothing here knows how the plan was found; the solver's objective and peak are checked against it.
 
 Seconds: compute of every op forward and backward, collectives, and what recomputed segments run again, one after the
-other, `micro_batches` times, less what hides behind compute (`autopar.cost.overlap`); then the optimizer's step, bound
+other, `micro_batches` times, less what hides behind compute (`cost.overlap`); then the optimizer's step, bound
 by memory traffic.
 
-Bytes: `autopar.cost.moments`.
+Bytes: `cost.memory.moments`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import Repeat
 from autopar.cost.gradients import gradient_seconds
-from autopar.cost.memory import StepMemory
-from autopar.cost.moments import moments_of
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.moments import moments_of
+from autopar.cost.memory.planned_bytes import PlannedBytes
 from autopar.cost.overlap import hidden_seconds
-from autopar.cost.planned_bytes import PlannedBytes
 from autopar.cost.seconds import node_seconds
+from autopar.cost.structure.blocks import Repeat
 from autopar.cost.traffic import announced, computed_end, in_segment
 from autopar.graph import COST
 from autopar.plans import Bucket, Collective, ParameterPlan, Prediction, Segment

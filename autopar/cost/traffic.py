@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.cost.bucket_latency import BucketLatency
-from autopar.cost.bucket_prices import BucketPrices, Priced
-from autopar.cost.buckets import Conversion, Grouped, group
+from autopar.cost.buckets.buckets import Conversion, Grouped, group
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.buckets.latency import BucketLatency
+from autopar.cost.buckets.prices import BucketPrices, Priced
 from autopar.cost.collectives import collective_seconds
-from autopar.cost.grouping import Grouping
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.overlap import Movable
 from autopar.graph import COST, TensorRef, tensor_of
 from autopar.layout import Layout
@@ -31,7 +31,7 @@ from autopar.plans import Bucket, Collective, ParameterPlan, Segment
 from autopar.reshard import Move, steps
 
 if TYPE_CHECKING:
-    from autopar.cost.planned_bytes import PlannedBytes
+    from autopar.cost.memory.planned_bytes import PlannedBytes
     from autopar.strategies.strategy import Strategy
 
 Call = tuple[str, int, int, str, str]  # kind, axis, bytes, phase, cause

@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.cost.measure import storage_holders
+from autopar.cost.ops.measure import storage_holders
 
 _MOST_SECONDS = 0.5  # then what a thread holds counts: it is there
 _FUNCTIONAL = "_c10d_functional::"

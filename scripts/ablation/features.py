@@ -31,7 +31,7 @@ from grid import BASE, NEEDS_TWO_AXES
 
 from autopar import AutoparError, Cluster, InfeasibleError, InputError, Plan
 from autopar.cost.collectives import collective_seconds
-from autopar.cost.on_cluster import memory_on
+from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.traffic import conversion_moves, gradient_enters, needs_grad, replay_end
 from autopar.graph import tensor_of
 from autopar.micro_batches import part

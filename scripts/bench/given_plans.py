@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import repeats_under
-from autopar.cost.memory import StepMemory
-from autopar.cost.on_cluster import memory_on
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.step import predict, seconds_of
+from autopar.cost.structure.blocks import repeats_under
 from autopar.cost.traffic import announced
 from autopar.graph import SCOPE
 from autopar.layout import Layout
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction, Segment
 from autopar.solver.building import build_problem
-from autopar.solver.constraints import restrict
+from autopar.solver.constraints.constraints import restrict
+from autopar.solver.constraints.restricted import Strategies
 from autopar.solver.model import Model
-from autopar.solver.objective import run
-from autopar.solver.restricted import Strategies
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import read_solution
 
 

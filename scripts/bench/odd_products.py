@@ -1,4 +1,4 @@
-"""What a GPU's products lose where rows do not begin at multiples of 16 bytes: the figures of `autopar.cost.products`.
+"""What a GPU's products lose where rows do not begin at multiples of 16 bytes: the figures of `cost.ops.products`.
 
     python scripts/bench/odd_products.py
 

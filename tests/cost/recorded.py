@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from autopar.cost.measure import storage_id
+from autopar.cost.ops.measure import storage_id
 from autopar.flops import TotalFlops
 from autopar.graph import VAL
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cost.ahead import due_ahead
+from autopar.cost.buckets.ahead import due_ahead
 
 
 class Read(NamedTuple):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from autopar import Cluster, Plan, plan
-from autopar.cost.bucket_latency import moves_of, way_number
+from autopar.cost.buckets.latency import moves_of, way_number
 from autopar.cost.collectives import collective_seconds, copies_seconds, least_latency
 from autopar.path_edges import KINDS
 from autopar.plans import Collective

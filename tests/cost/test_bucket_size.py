@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autopar import Cluster, Plan, plan
-from autopar.cost.bucket_size import BUCKET_BYTES, bucket_bytes
+from autopar.cost.buckets.size import BUCKET_BYTES, bucket_bytes
 from autopar.cost.collectives import collective_seconds
 
 FLAT = [(64,), (128,), (256,), (512,)]

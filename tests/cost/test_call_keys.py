@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from autopar.cost import annotate
-from autopar.cost.blocks import find_repeats
+from autopar.cost.structure.blocks import find_repeats
 from autopar.graph import COST, KIND
 from autopar.strategies import strategies_for
 from autopar.tracing import trace

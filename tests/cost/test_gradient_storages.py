@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from autopar.cost import annotate
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
 from autopar.graph import COST
 from autopar.precision import Precision
 from autopar.runtime.live_storages import LiveStorages

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autopar.cluster import Cluster
 from autopar.cost import annotate
 from autopar.cost.gradients import gradient_seconds
-from autopar.cost.memory import StepMemory
+from autopar.cost.memory.formulas import StepMemory
 from autopar.graph import tensor_inputs
 from autopar.layout import Layout
 from autopar.precision import Precision

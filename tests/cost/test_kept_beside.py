@@ -9,7 +9,7 @@ import transformers
 from recorded import counted_saved_bytes, graph_of_call
 
 from autopar.cost import annotate
-from autopar.cost.local_workspace import kept_bytes, workspace_bytes
+from autopar.cost.memory.local_workspace import kept_bytes, workspace_bytes
 from autopar.graph import COST
 from autopar.layout import Layout
 from autopar.strategies import strategies_for

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from recorded import counted_saved_bytes, graph_of_call
 
 from autopar.cost import annotate, saved_bytes
-from autopar.cost.kernels import ROWS
-from autopar.cost.workspace import measure_workspace
+from autopar.cost.ops.kernels import ROWS
+from autopar.cost.ops.workspace import measure_workspace
 from autopar.graph import COST, VAL
 
 

@@ -11,14 +11,14 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from autopar.cost import annotate
-from autopar.cost.blocks import find_repeats
-from autopar.cost.grouping import Grouping
-from autopar.cost.memory import StepMemory
-from autopar.cost.moments import moments_of
-from autopar.cost.moving import moving
-from autopar.cost.optimizer_step import successive, temporaries
-from autopar.cost.planned_bytes import PlannedBytes
-from autopar.cost.workspace import LiveBytes
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.moments import moments_of
+from autopar.cost.memory.moving import moving
+from autopar.cost.memory.optimizer_step import successive, temporaries
+from autopar.cost.memory.planned_bytes import PlannedBytes
+from autopar.cost.ops.workspace import LiveBytes
+from autopar.cost.structure.blocks import find_repeats
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import ParameterPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from autopar.cost.naming import stretch_name
+from autopar.cost.structure.naming import stretch_name
 from autopar.tracing import trace
 
 

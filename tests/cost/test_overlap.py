@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autopar.cost.grouping import Stretch
+from autopar.cost.buckets.grouping import Stretch
 from autopar.cost.overlap import Movable, hidden_seconds
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cost.reductions import HELD, SMALL, due
+from autopar.cost.buckets.reductions import HELD, SMALL, due
 
 
 @dataclass

@@ -13,7 +13,7 @@ from recorded import graph_of_call
 
 from autopar.cluster import Cluster, Device
 from autopar.cost import annotate, node_seconds
-from autopar.cost.products import FAMILIES, busy_flops
+from autopar.cost.ops.products import FAMILIES, busy_flops
 from autopar.graph import BIAS_OF, COST, VAL, output_tensors, tensor_inputs
 from autopar.layout import Layout
 from autopar.tracing import trace

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.cost.on_cluster import memory_on
-from autopar.cost.weights import buffers_of, parameters_of, unread_bytes
+from autopar.cost.memory.on_cluster import memory_on
+from autopar.cost.memory.weights import buffers_of, parameters_of, unread_bytes
 from autopar.errors import InfeasibleError
 from autopar.layout import Layout
 from autopar.precision import Precision

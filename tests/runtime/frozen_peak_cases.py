@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
-from autopar.cost import bucket_size
+from autopar.cost.buckets import size as bucket_size
 
 
 class Adapted(nn.Module):

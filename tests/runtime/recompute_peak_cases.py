@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
-from autopar.cost import bucket_size
+from autopar.cost.buckets import size as bucket_size
 
 LAYERS, BUCKET_BYTES = 4, 256 << 10  # a block or less: recompute divides larger ones
 SHARED_BYTES = 64 << 20  # those of all blocks

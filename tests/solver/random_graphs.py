@@ -14,18 +14,18 @@ from torch import nn
 from torch.nn import functional
 from toys import Toy, cluster, firsts, on_meta, toy
 
-from autopar.cost.moving import replayed
+from autopar.cost.memory.moving import replayed
 from autopar.cost.step import predict
 from autopar.errors import LayoutError
 from autopar.graph import tensor_of
 from autopar.plans import ParameterPlan, Prediction, Segment
-from autopar.solver.linear import Array, Linear
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.terms import Array, Linear
+from autopar.solver.memory.rows import Rows
+from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
-from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Choice, Problem, Stage
-from autopar.solver.rows import Rows
 from autopar.solver.solution import segments_of
-from autopar.solver.stage_bytes import UNIT
 
 WIDTH, MOST_OPS = 8, 8
 MESHES = [(2, 2), (2, 2, 2)]

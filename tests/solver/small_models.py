@@ -10,10 +10,10 @@ from torch import nn
 from toys import Toy
 
 from autopar import Cluster
-from autopar.cost.blocks import find_repeats
-from autopar.cost.on_cluster import memory_on
+from autopar.cost.memory.on_cluster import memory_on
+from autopar.cost.structure.blocks import find_repeats
 from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
-from autopar.solver.restricted import Restricted
+from autopar.solver.constraints.restricted import Restricted
 
 TOKENS = 512
 NO_LIMIT = 1e6  # seconds: HiGHS counts those of one relaxation by the clock

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
-from autopar.cost.levels import MOST
-from autopar.solver import branching, incumbent, search
+from autopar.cost.structure.levels import MOST
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.objective import run
-from autopar.solver.outcome import Outcome
-from autopar.solver.rows import Rows
+from autopar.solver.search import branching, incumbent, search
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import read_solution
 
 

@@ -14,11 +14,11 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from autopar import Cluster, plan
 from autopar.plans import GAP
-from autopar.solver import branching, incumbent, search
-from autopar.solver.choices import Choices
-from autopar.solver.clock import Clock
-from autopar.solver.outcome import Outcome
-from autopar.solver.program import Program
+from autopar.solver.linear.clock import Clock
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.program import Program
+from autopar.solver.search import branching, incumbent, search
+from autopar.solver.search.choices import Choices
 
 KINDS = ["large", "small", "begun"]
 

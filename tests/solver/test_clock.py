@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autopar.solver.clock import Clock
+from autopar.solver.linear.clock import Clock
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
 from autopar.plans import NodePlan, Plan
-from autopar.solver.constraints import PreferenceWarning
+from autopar.solver.constraints.constraints import PreferenceWarning
 
 
 def _storage(plan: Plan) -> dict[str, Layout]:

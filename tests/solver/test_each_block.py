@@ -10,7 +10,7 @@ from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar import Cluster, plan
 from autopar.plans import Plan
-from autopar.solver.each_block import MOST_BLOCKS
+from autopar.solver.search.each_block import MOST_BLOCKS
 
 GAP = 1e-3
 

@@ -10,10 +10,10 @@ from thinned import thinned
 from torch import nn
 from toys import Toy, cluster, on_meta, toy
 
-from autopar.cost.layers import layers_of, pairs
+from autopar.cost.structure.layers import layers_of, pairs
 from autopar.graph import SCOPE
-from autopar.solver import equal_ops
 from autopar.solver.problem import Problem
+from autopar.solver.search import equal_ops
 
 
 class Layer(nn.Module):

@@ -24,9 +24,9 @@ from tied_graphs import Tied
 from toys import Toy
 
 from autopar.errors import InfeasibleError
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.objective import run
-from autopar.solver.rows import Rows
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import Solution
 
 GRAPHS, QUICK, MOST_PLANS = 500, 8, 400
@@ -68,7 +68,7 @@ def solved(asked: Toy, budget: float | None, *, fold: bool, recompute: bool) -> 
 def check(asked: Toy, fixed: Fixed, plans: list[Tried], budget: float, *, recompute: bool) -> None:
     """What is found is one of the plans that fit, and none that the rows let pass is faster.
 
-    The rows say what the prediction says. With recompute they may say more (`autopar.solver.rows`): at most what the
+    The rows say what the prediction says. With recompute they may say more (`solver.memory.rows`): at most what the
     recomputed blocks read from outside.
     """
     problem = fixed.problem

@@ -11,11 +11,11 @@ from small_models import MODELS, inputs_of
 from torch import nn
 
 from autopar import Cluster, plan
-from autopar.cost.blocks import Repeat, find_repeats
-from autopar.cost.naming import stretch_name
+from autopar.cost.structure.blocks import Repeat, find_repeats
+from autopar.cost.structure.naming import stretch_name
 from autopar.errors import InputError
 from autopar.plans import Plan
-from autopar.solver.idle_constraints import ConstraintWarning
+from autopar.solver.constraints.idle_constraints import ConstraintWarning
 from autopar.tracing import trace
 
 BLOCKS = 4
@@ -174,5 +174,5 @@ def test_blocks_of_published_models_with_adapters(name: str, products: tuple[str
 def test_where_all_is_trained_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [(), ("ddp(recompute=full)",), ("recompute:blocks.0 = full",)]
     found = [replace(planned(_Model(frozen=False), *some), planning_seconds={}) for some in texts]
-    monkeypatch.setattr("autopar.cost.blocks._before", lambda *_: [])
+    monkeypatch.setattr("autopar.cost.structure.blocks._before", lambda *_: [])
     assert found == [replace(planned(_Model(frozen=False), *some), planning_seconds={}) for some in texts]

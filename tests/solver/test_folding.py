@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toys import Block, Stack, cluster, on_meta, toy
 
-from autopar.cost.blocks import regions
+from autopar.cost.structure.blocks import regions
 
 
 class Renamed(nn.Module):

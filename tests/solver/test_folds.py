@@ -13,15 +13,15 @@ from small_models import MODELS, WORDS, _encoder, ready, toy_of
 from thinned import thinned
 from toys import Toy, firsts
 
-from autopar.cost.folds import MODEL
-from autopar.cost.lifetimes import Lifetimes
-from autopar.cost.memory import StepMemory
-from autopar.cost.momentary import own_bytes
-from autopar.cost.point import Point
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.lifetimes import Lifetimes
+from autopar.cost.memory.momentary import own_bytes
+from autopar.cost.memory.point import Point
 from autopar.cost.step import predict
+from autopar.cost.structure.folds import MODEL
 from autopar.graph import KIND, VAL, TensorRef, output_tensors
 from autopar.plans import Segment
-from autopar.solver.restricted import Restricted
+from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.solution import Solution, segments_of
 from autopar.strategies import strategies_for
 from autopar.strategies.bind import Spot

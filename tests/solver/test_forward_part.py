@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.functional import linear
 from toys import Toy, cluster, on_meta, toy
 
-from autopar.cost.forward_part import ForwardPart
+from autopar.cost.memory.forward_part import ForwardPart
+from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
-from autopar.solver.stage_bytes import UNIT
 
 WORDS, WIDTH, RANK = 64, 16, 2
 PLANS, COUNTS = 3, 3  # choices for all ops; draws of how many blocks recompute

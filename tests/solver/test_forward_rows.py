@@ -13,8 +13,8 @@ from thinned import thinned
 from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
+from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
-from autopar.solver.stage_bytes import UNIT
 
 PLANS, MOST = 4, 1.1  # choices for all ops; of the prediction, that rows may have
 BUCKETS = [64 << 20, 20 << 10, 1 << 10]  # one for all blocks, one for few of them, several for a block

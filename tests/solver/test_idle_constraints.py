@@ -12,7 +12,7 @@ from toys import Beside, Random, cluster, on_meta, planned, stack, toy
 
 from autopar import plan
 from autopar.errors import InfeasibleError, InputError
-from autopar.solver.idle_constraints import ConstraintWarning
+from autopar.solver.constraints.idle_constraints import ConstraintWarning
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from torch.nn import functional
 from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar import Cluster, InfeasibleError, Plan, plan
-from autopar.cost.grouping import Grouping
+from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import target_name
-from autopar.solver.restricted import Restricted
+from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.solution import Solution
 
 WIDTH, RANKS = 64, 4

@@ -8,11 +8,11 @@ from torch import fx, nn
 from torch.nn import functional
 from toys import Toy, cluster, on_meta, toy
 
-from autopar.cost.grouping import Grouping
+from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.traffic import announced
 from autopar.graph import output_tensors, target_name
 from autopar.plans import Collective
-from autopar.solver.restricted import Restricted
+from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.solution import Solution
 
 WIDTH, TOKENS = 64, 8

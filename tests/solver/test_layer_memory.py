@@ -24,11 +24,11 @@ from torch import nn
 from torch.nn import functional
 from toys import cluster, on_meta, toy
 
-from autopar.cost.grouping import Grouping
-from autopar.cost.planned_bytes import PlannedBytes
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.planned_bytes import PlannedBytes
 from autopar.plans import Segment
 from autopar.precision import Precision
-from autopar.solver.constraints import restrict
+from autopar.solver.constraints.constraints import restrict
 
 BATCH, SEQUENCE, WIDTH, HEADS = 4, 1024, 256, 8
 SBH = SEQUENCE * BATCH * WIDTH

@@ -8,7 +8,7 @@ from test_relaxation import program
 from torch import nn
 
 from autopar import Cluster, InfeasibleError, Plan, plan
-from autopar.solver.highs import HighsSession
+from autopar.solver.linear.highs import HighsSession
 
 
 @pytest.mark.parametrize("many", [1, 2, 3])

@@ -13,7 +13,7 @@ from toys import Beside, Random, Stack, Toy, cluster, on_meta, toy
 
 from autopar.plans import Prediction
 from autopar.solver.model import Model
-from autopar.solver.objective import run
+from autopar.solver.seconds.objective import run
 
 MESHES = [(2,), (2, 2)]
 

@@ -9,12 +9,12 @@ from torch import nn
 from toys import Stack, Toy, cluster, on_meta, planned, stack, toy
 
 from autopar import Cluster, plan
-from autopar.cost.blocks import repeats_under
+from autopar.cost.structure.blocks import repeats_under
 from autopar.errors import InfeasibleError, InputError
 from autopar.graph import SCOPE, output_tensors
 from autopar.plans import Plan
-from autopar.solver.constraints import restrict
-from autopar.solver.idle_constraints import ConstraintWarning
+from autopar.solver.constraints.constraints import restrict
+from autopar.solver.constraints.idle_constraints import ConstraintWarning
 
 
 def _replayed(problem: Toy, plan: Plan) -> set[str]:

@@ -12,12 +12,12 @@ from test_rows import drawn_choices
 from toys import Stack, Toy, cluster, on_meta, planned, stack, toy
 
 from autopar.cluster import Cluster
-from autopar.cost.blocks import repeats_under, unparted
+from autopar.cost.structure.blocks import repeats_under, unparted
 from autopar.errors import InfeasibleError
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.simulation import predicted_on, simulated
+from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
-from autopar.solver.stage_bytes import UNIT
 
 MESH = Cluster.preset("cpu", (2,))  # a bucket more is 7 % of these steps
 

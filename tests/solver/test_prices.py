@@ -10,12 +10,12 @@ from test_branches import Normed
 from toys import cluster, on_meta, toy
 
 from autopar.all_paths import all_paths
-from autopar.cost.moving import way_between
+from autopar.cost.memory.moving import way_between
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import R_PLUS, Layout, P, R, shard
 from autopar.reshard import steps
 from autopar.solver.model import Model
-from autopar.solver.staged import staged_of_paths
+from autopar.solver.seconds.staged import staged_of_paths
 from autopar.staging import makes_another, staged_elements
 
 

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from autopar import Cluster, InfeasibleError, Plan, plan
-from autopar.cost.blocks import find_repeats
-from autopar.cost.on_cluster import memory_on
+from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.step import predict
+from autopar.cost.structure.blocks import find_repeats
 from autopar.planning import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction
 from autopar.solver.building import build_problem
-from autopar.solver.constraints import restrict
+from autopar.solver.constraints.constraints import restrict
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.objective import run
-from autopar.solver.rows import Rows
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import Solution, read_solution
 
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from toys import planned, stack
 
-from autopar.solver.idle_constraints import ConstraintWarning
+from autopar.solver.constraints.idle_constraints import ConstraintWarning
 
 
 @pytest.mark.parametrize("text", ["recompute:blocks.*.up = full", "recompute:blocks.1.down = full"])

@@ -13,8 +13,8 @@ from toys import on_meta
 import autopar
 from autopar.errors import InfeasibleError
 from autopar.sizes import parse_bytes, show_bytes, show_bytes_down, show_bytes_up
-from autopar.solver import under_budget
-from autopar.solver.smallest import LeastMemory, Smallest
+from autopar.solver.search import under_budget
+from autopar.solver.search.smallest import LeastMemory, Smallest
 
 
 class Wide(nn.Module):

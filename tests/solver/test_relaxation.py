@@ -11,13 +11,14 @@ import torch
 from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
-from autopar.solver import highs, incumbent, relaxation, search
-from autopar.solver.highs import ENOUGH, LIMIT, HighsSession
+from autopar.solver.linear import highs, relaxation
+from autopar.solver.linear.highs import ENOUGH, LIMIT, HighsSession
+from autopar.solver.linear.outcome import Bounds
+from autopar.solver.linear.pricing import bound_by, least_more
+from autopar.solver.linear.program import Program
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.outcome import Bounds
-from autopar.solver.pricing import bound_by, least_more
-from autopar.solver.program import Program
-from autopar.solver.rows import Rows
+from autopar.solver.search import incumbent, search
 
 
 def program(part: float, *mesh: int) -> Program:

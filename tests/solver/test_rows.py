@@ -19,12 +19,12 @@ from thinned import thinned
 from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
-from autopar.solver.linear import Linear
+from autopar.solver.linear.terms import Linear
+from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
-from autopar.solver.objective import run
 from autopar.solver.problem import Problem
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import read_solution
-from autopar.solver.stage_bytes import UNIT
 
 PLANS, COUNTS = 3, 3  # so many choices for all ops, and for each of them draws of how many blocks recompute
 MOST = 1.06  # of the prediction, that rows may have

@@ -11,12 +11,14 @@ import pytest
 from toys import stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.solver import make_plan, objective, search, under_budget
-from autopar.solver.clock import Clock
-from autopar.solver.engines import engine_of
+from autopar.solver import make_plan
+from autopar.solver.linear.clock import Clock
+from autopar.solver.linear.engines import engine_of
+from autopar.solver.linear.outcome import NONE, Outcome
 from autopar.solver.model import Model
-from autopar.solver.outcome import NONE, Outcome
-from autopar.solver.smallest import LeastMemory, Smallest
+from autopar.solver.search import search, under_budget
+from autopar.solver.search.smallest import LeastMemory, Smallest
+from autopar.solver.seconds import objective
 
 
 def test_a_first_solution_may_take_all_patience(monkeypatch: pytest.MonkeyPatch) -> None:

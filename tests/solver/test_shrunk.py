@@ -12,14 +12,15 @@ from test_relaxation import program
 from thinned import thinned
 
 from autopar.errors import TimeLimitError
-from autopar.solver import highs, incumbent
-from autopar.solver import search as searching
-from autopar.solver.branching import Branching
-from autopar.solver.clock import Clock
-from autopar.solver.outcome import Outcome
-from autopar.solver.program import Program
-from autopar.solver.search import search
-from autopar.solver.shrunk import part_of, within
+from autopar.solver.linear import highs
+from autopar.solver.linear.clock import Clock
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.program import Program
+from autopar.solver.search import incumbent
+from autopar.solver.search import search as searching
+from autopar.solver.search.branching import Branching
+from autopar.solver.search.search import search
+from autopar.solver.search.shrunk import part_of, within
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_what_is_left_out_costs_more_than_the_limit() -> None:
 def test_no_solution_in_the_part_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = program(0.3, 2, 2)
     best = search(asked, gap=1e-7)
-    monkeypatch.setattr("autopar.solver.search._PARTS", (-1e-3, 1e-4, float("inf")))
+    monkeypatch.setattr("autopar.solver.search.search._PARTS", (-1e-3, 1e-4, float("inf")))
     again = search(asked, gap=1e-7)
     assert again.status == "optimal"
     assert again.objective == pytest.approx(best.objective, rel=1e-6)

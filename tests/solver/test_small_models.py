@@ -16,11 +16,11 @@ from torch import fx
 from unfolded import EXACT, Unfolded
 
 from autopar import InfeasibleError, Plan
-from autopar.cost.blocks import find_repeats
+from autopar.cost.structure.blocks import find_repeats
 from autopar.layout import Layout
 from autopar.planning import Prepared
-from autopar.solver import smallest as smallest_budgets
 from autopar.solver import solving
+from autopar.solver.search import smallest as smallest_budgets
 from autopar.strategies.strategy import Strategy
 
 GAP = 1e-3  # of every plan here

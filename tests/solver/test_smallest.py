@@ -12,13 +12,13 @@ from toys import Toy, cluster, least_memory, on_meta, toy
 
 from autopar import Cluster, InfeasibleError, plan
 from autopar.errors import TimeLimitError
-from autopar.solver import smallest, under_budget
+from autopar.solver.linear.outcome import Outcome
 from autopar.solver.model import Model
-from autopar.solver.objective import run
-from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
-from autopar.solver.pruning import Pruner
-from autopar.solver.smallest import LeastMemory
+from autopar.solver.search import smallest, under_budget
+from autopar.solver.search.pruning import Pruner
+from autopar.solver.search.smallest import LeastMemory
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import read_solution
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_branches import four
 
+from autopar.solver.linear.outcome import Bounds
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.outcome import Bounds
-from autopar.solver.rows import Rows
 
 
 def model(*mesh: int) -> Model:

@@ -14,21 +14,21 @@ from small_models import ready, toy_of
 from test_branches import four
 from toys import least_memory
 
-from autopar.solver import pruning, under_budget
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.program import Program
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.network import Network
-from autopar.solver.objective import in_seconds, price, run
-from autopar.solver.outcome import Outcome
 from autopar.solver.problem import Problem
-from autopar.solver.program import Program
-from autopar.solver.pruning import Pruner, weigh
-from autopar.solver.rows import Rows
-from autopar.solver.smallest import LeastMemory
+from autopar.solver.search import pruning, under_budget
+from autopar.solver.search.network import Network
+from autopar.solver.search.pruning import Pruner, weigh
+from autopar.solver.search.smallest import LeastMemory
+from autopar.solver.search.under_budget import fastest_near, fastest_within
+from autopar.solver.search.ways import Ways
+from autopar.solver.search.ways import few as of_few
+from autopar.solver.seconds.objective import in_seconds, price, run
+from autopar.solver.seconds.stars import MOST, Arm, Star
 from autopar.solver.solution import read_solution
-from autopar.solver.stars import MOST, Arm, Star
-from autopar.solver.under_budget import fastest_near, fastest_within
-from autopar.solver.ways import Ways
-from autopar.solver.ways import few as of_few
 
 GRAPHS, QUICK, MOST_PLANS = 200, 12, 400
 FAR = 1.05  # from the best, a plan that is read from messages alone

@@ -13,15 +13,15 @@ from test_branches import four
 from test_relaxation import program
 from toys import least_memory
 
-from autopar.solver import incumbent, windows
-from autopar.solver import program as programs
-from autopar.solver.engines import engine
-from autopar.solver.linear import Array
+from autopar.solver.linear import program as programs
+from autopar.solver.linear.engines import engine
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.terms import Array
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
-from autopar.solver.objective import run, run_near
-from autopar.solver.outcome import Outcome
-from autopar.solver.rows import Rows
-from autopar.solver.search import search
+from autopar.solver.search import incumbent, windows
+from autopar.solver.search.search import search
+from autopar.solver.seconds.objective import run, run_near
 
 
 def _is_solution(model: Model, values: Array) -> bool:

@@ -12,25 +12,25 @@ from torch.nn import functional
 
 from autopar.cluster import Axis, Cluster, Device
 from autopar.cost import annotate
-from autopar.cost.blocks import Repeat, find_repeats
-from autopar.cost.levels import MOST
-from autopar.cost.memory import StepMemory
-from autopar.cost.on_cluster import memory_on
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.step import predict
+from autopar.cost.structure.blocks import Repeat, find_repeats
+from autopar.cost.structure.levels import MOST
 from autopar.plans import Plan, Prediction
 from autopar.precision import Precision
 from autopar.solver import make_plan
 from autopar.solver.building import build_problem
-from autopar.solver.linear import Linear
+from autopar.solver.constraints.restricted import Restricted
+from autopar.solver.linear.terms import Linear
+from autopar.solver.memory.rows import Rows
+from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
-from autopar.solver.objective import run
 from autopar.solver.problem import Problem
-from autopar.solver.pruning import Pruner
-from autopar.solver.restricted import Restricted
-from autopar.solver.rows import Rows
-from autopar.solver.smallest import LeastMemory, Smallest
+from autopar.solver.search.pruning import Pruner
+from autopar.solver.search.smallest import LeastMemory, Smallest
+from autopar.solver.seconds.objective import run
 from autopar.solver.solution import Solution, read_solution
-from autopar.solver.stage_bytes import UNIT
 from autopar.strategies import strategies_for
 from autopar.strategies.strategy import Strategy
 from autopar.tracing import trace

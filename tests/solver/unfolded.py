@@ -13,10 +13,10 @@ from small_models import NO_LIMIT
 from toys import Toy
 
 from autopar import Plan
+from autopar.solver.linear.pricing import least_more
+from autopar.solver.memory.rows import Rows
 from autopar.solver.model import OBJECTIVE, Model
-from autopar.solver.pricing import least_more
 from autopar.solver.problem import Stage
-from autopar.solver.rows import Rows
 
 NEAR = 1e-3
 EXACT = 1e-6  # relative: what HiGHS holds rows to

@@ -12,7 +12,7 @@ import transformers
 from torch import fx
 
 import autopar
-from autopar.cost.annotation import annotate, total_flops
+from autopar.cost.ops.annotation import annotate, total_flops
 from autopar.graph import target_name
 from autopar.strategies import strategies_for
 from autopar.strategies.check import check

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from autopar.cost.annotation import annotate
+from autopar.cost.ops.annotation import annotate
 from autopar.graph import target_name
 from autopar.strategies import strategies_for
 from autopar.strategies.check import check

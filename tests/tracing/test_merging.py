@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.cost.blocks import find_repeats
+from autopar.cost.structure.blocks import find_repeats
 from autopar.tracing import trace
 
 Tensor = torch.Tensor

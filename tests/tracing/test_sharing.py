@@ -6,7 +6,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.cost.blocks import find_repeats
+from autopar.cost.structure.blocks import find_repeats
 from autopar.graph import REGION, SCOPE
 from autopar.tracing import trace
 

@@ -1,11 +1,11 @@
 """What is under way for one call of a model: gathers ahead of use, gathers again in backward, reductions behind it.
 
-A gather begins while the buckets before it in the order of the call are read (`autopar.cost.ahead`), in backward
+A gather begins while the buckets before it in the order of the call are read (`cost.buckets.ahead`), in backward
 likewise. Outside recomputed segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy
 (the copy itself, or a view of it such as its transpose) is replaced by its place in the bucket. Reductions begin when a
 bucket's gradients are there and are waited for by the parameters: their nodes were made before all others of the call,
 so autograd runs them after all others that are ready (those of parameters that no bucket has: before). Some are waited
-for sooner (`autopar.cost.reductions`).
+for sooner (`cost.buckets.reductions`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autopar.cost.ahead import due_ahead
-from autopar.cost.reductions import due
+from autopar.cost.buckets.ahead import due_ahead
+from autopar.cost.buckets.reductions import due
 from autopar.graph import storage_of
 from autopar.runtime.communication.buckets import Bucket
 from autopar.runtime.communication.convert import Stage
@@ -36,7 +36,7 @@ from autopar.runtime.ranges import named
 
 
 class _Gather(NamedTuple):
-    """A bucket that is gathered, as `autopar.cost.ahead` asks for it."""
+    """A bucket that is gathered, as `cost.buckets.ahead` asks for it."""
 
     bucket: Bucket
     gathers: int

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from autopar.cost.states import state_bytes
+from autopar.cost.memory.states import state_bytes
 from autopar.errors import InputError
 from autopar.layout import Layout
 from autopar.plans import Plan

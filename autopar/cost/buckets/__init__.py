@@ -1,0 +1,1 @@
+"""Buckets of parameters: which collectives run as one, when they begin, and what they cost."""

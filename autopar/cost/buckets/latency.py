@@ -1,0 +1,114 @@
+"""Latency of buckets that the parts of their members do not add up to.
+
+Parameters of a block that move alike share a bucket, whose latency each pays in part (`cost.buckets.buckets`); the
+parts of all parameters of a block are those of one bucket. Where they move in several ways w, each is a bucket, which
+takes its latency l_w (`cost.collectives.least_latency`, of each of its collectives) whether its members' parts
+p_m are one or less. What is missing is::
+
+    l_w max(0, n - sum_{m in w} p_m)          n: the block's buckets of one way, mostly 1
+
+As seconds are a concave function of bytes, a bucket takes at least as long: the least latency is that of the messages
+that are sent with the fewest bytes. Gathers, gathers again in backward (of the parameters that are gathered again) and
+reductions each are ways of their own. Parameters that pay a whole latency, as they are larger than a bucket or read in
+several regions, are left out; tiny ones that are not gathered ask for no bucket of their own block's, but their parts
+count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from autopar.path_edges import KINDS
+from autopar.reshard import CollectiveKind, Move
+
+if TYPE_CHECKING:
+    from autopar.cost.buckets.buckets import Conversion
+    from autopar.cost.buckets.grouping import Grouping
+
+Phase = Literal["gathers", "again", "reductions"]
+
+
+def way_number(moves: Iterable[Move], mesh_shape: Sequence[int]) -> int:
+    """One number for the kinds and axes of some moves, in order; 0 where nothing moves between devices."""
+    found, base = 0, base_of(len(mesh_shape))
+    for move in moves:
+        if mesh_shape[move.axis] > 1:
+            found = found * base + move_number(KINDS.index(move.kind), move.axis)
+    return found
+
+
+def base_of(axes: int) -> int:
+    """In which moves over so many axes are the digits of a way's number."""
+    return len(KINDS) * axes + 1
+
+
+def move_number(kind: int, axis: int) -> int:
+    """The digit of a collective; also of arrays of them."""
+    return len(KINDS) * axis + kind + 1
+
+
+def moves_of(way: int, axes: int) -> list[tuple[CollectiveKind, int]]:
+    """The kinds and axes of a way's moves.
+
+    >>> moves_of(way_number([Move("all_gather", 1, 8), Move("all_gather", 0, 16)], (2, 2)), 2)
+    [('all_gather', 1), ('all_gather', 0)]
+    """
+    found: list[tuple[CollectiveKind, int]] = []
+    while way:
+        way, digit = divmod(way, base_of(axes))
+        found.append((KINDS[(digit - 1) % len(KINDS)], (digit - 1) // len(KINDS)))
+    return found[::-1]
+
+
+class BucketLatency:
+    """What is missing for the conversions of a plan's parameters."""
+
+    def __init__(self, conversions: Sequence[Conversion], grouping: Grouping, mesh_shape: Sequence[int]) -> None:
+        self.grouping, self.mesh_shape = grouping, mesh_shape
+        self._in: defaultdict[int, list[Conversion]] = defaultdict(list)
+        for one in conversions:
+            if grouping.in_one_block(one.ref.node):
+                self._in[grouping.home(one.ref.node)].append(one)
+        self._known: dict[tuple[int, Phase], dict[tuple[object, ...], float]] = {}
+
+    def missing(self, one: Conversion, phase: Phase) -> float:
+        """The part of a latency that a conversion has of what is missing of its bucket, each time that it is counted in
+        this phase."""
+        if not self.grouping.in_one_block(one.ref.node):
+            return 0.0
+        key = self.grouping.home(one.ref.node), phase
+        if key not in self._known:
+            self._known[key] = self._shares(*key)
+        return self._known[key].get(_key(one), 0.0)
+
+    def _shares(self, region: int, phase: Phase) -> dict[tuple[object, ...], float]:
+        ways: defaultdict[int, list[Conversion]] = defaultdict(list)
+        for one in self._in[region]:
+            if (way := self._way(one, phase)) and self.grouping.calls(one.ref, one.wanted) < 1:
+                ways[way].append(one)
+        found = {}
+        for members in ways.values():
+            each = self._short(region, members, phase) / len(members)
+            for one in members:
+                found[_key(one)] = each / max(1, one.kept) if phase == "again" else each
+        return found
+
+    def _short(self, region: int, members: Sequence[Conversion], phase: Phase) -> float:
+        """By how much the parts of some conversions of a region are less than the buckets that they ask for."""
+        calls = {(one.ref, one.wanted): self.grouping.calls(one.ref, one.wanted) for one in members}
+        paid = sum(calls.values())
+        if phase == "again":  # is priced for each use
+            paid = sum(one.saved * calls[one.ref, one.wanted] for one in members)
+        asks = any(self._way(one, "gathers") or not self.grouping.is_tiny(one.ref, one.wanted) for one in members)
+        return max(0.0, self.grouping.buckets(region) - paid) if asks else 0.0
+
+    def _way(self, one: Conversion, phase: Phase) -> int:
+        """How a conversion moves in a phase, 0 for nothing."""
+        runs = {"gathers": True, "again": one.regather and bool(one.saved), "reductions": one.enters}[phase]
+        return way_number(one.backward if phase == "reductions" else one.forward, self.mesh_shape) if runs else 0
+
+
+def _key(one: Conversion) -> tuple[object, ...]:
+    return one.ref, one.wanted, one.segment

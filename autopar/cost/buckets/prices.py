@@ -1,0 +1,71 @@
+"""What the collectives of a bucket take, by the parts that its members account for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.buckets.buckets import Conversion
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.buckets.latency import BucketLatency, Phase
+from autopar.cost.collectives import copies_seconds, least_latency, member_seconds
+from autopar.graph import tensor_of
+
+if TYPE_CHECKING:
+    from autopar.cost.memory.planned_bytes import PlannedBytes
+
+
+class Priced(NamedTuple):
+    """One collective: its kind, mesh axis and bytes; of each member the seconds, and the stretch it lies in."""
+
+    kind: str
+    axis: int
+    bytes: int
+    members: Sequence[tuple[float, int]]
+
+
+class BucketPrices:
+    """Prices buckets; those of equal blocks' parameters, of which `plan` knows, once. `dtypes`: of gradients' sums."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        grouping: Grouping,
+        dtypes: Mapping[fx.Node, torch.dtype],
+        plan: PlannedBytes | None,
+        latency: BucketLatency,
+    ) -> None:
+        self.cluster, self.grouping, self.dtypes, self.plan = cluster, grouping, dtypes, plan
+        self.latency = latency
+        self._told: dict[tuple[object, ...], list[Priced]] = {}
+
+    def of(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
+        """One collective for each move of the members."""
+        stands = [self.plan.stands_for(one.ref.node) if self.plan else one.ref.node for one in members]
+        alike = (phase, *((node, one.wanted, one.segment >= 0) for node, one in zip(stands, members, strict=True)))
+        if alike not in self._told:
+            self._told[alike] = self._priced(members, phase)
+        return self._told[alike]
+
+    def _priced(self, members: Sequence[Conversion], phase: Phase) -> list[Priced]:
+        found = []
+        missing = [self.latency.missing(one, phase) for one in members]
+        for moves in zip(*(one.backward if phase == "reductions" else one.forward for one in members), strict=True):
+            kind, axis = moves[0].kind, self.cluster.axes[moves[0].axis]
+            latency = least_latency(kind, axis)
+            sizes, prices = [], []
+            for move, one, more in zip(moves, members, missing, strict=True):
+                size = move.elements * self._dtype(one, phase).itemsize
+                seconds = member_seconds(kind, size, self.grouping.calls(one.ref, one.wanted), axis) + more * latency
+                seconds += copies_seconds(kind, size, axis, self.cluster.device)
+                sizes.append(size)
+                prices.append((seconds, self.grouping.stretch(one.ref.node)))
+            found.append(Priced(kind, moves[0].axis, sum(sizes), prices))
+        return found
+
+    def _dtype(self, one: Conversion, phase: Phase) -> torch.dtype:
+        return self.dtypes[one.ref.node] if phase == "reductions" else tensor_of(one.ref).dtype

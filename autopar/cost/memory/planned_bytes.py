@@ -1,0 +1,281 @@
+"""What the ops of a plan read and keep, and what moves for them, in bytes: the terms of `cost.memory.moments`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.formulas import Copy, Cuts, StepMemory
+from autopar.cost.memory.local_workspace import kept_bytes
+from autopar.cost.memory.momentary import Momentary
+from autopar.cost.memory.moving import Moving, moving, replayed
+from autopar.cost.memory.returned import Returned
+from autopar.cost.structure.blocks import Repeat, regions
+from autopar.cost.structure.folds import MODEL, Fold
+from autopar.cost.traffic import in_segment
+from autopar.graph import TensorRef, is_cast_input
+from autopar.layout import Layout
+from autopar.plans import ParameterPlan, Segment
+
+if TYPE_CHECKING:
+    from autopar.strategies.strategy import Strategy
+
+ParameterCopy = tuple[fx.Node, Cuts]  # of which parameter, cut how
+
+
+class PlannedBytes:
+    """A plan, asked about its ops and regions; arguments as in `cost.step.predict`."""
+
+    def __init__(
+        self,
+        memory: StepMemory,
+        chosen: Mapping[fx.Node, Strategy],
+        parameters: Mapping[str, ParameterPlan],
+        segments: Sequence[Segment],
+        repeats: Sequence[Repeat],
+        grouping: Grouping,
+    ) -> None:
+        self.memory, self.chosen, self.grouping = memory, chosen, grouping
+        self._parameters = parameters
+        self.nodes = list(memory.graph.nodes)
+        self.rows = regions(len(self.nodes), repeats)
+        self.region_of = {n: i for i, r in enumerate(self.rows) for n in self.nodes[r.first : r.last + 1]}
+        self.members = [[n for n in self.nodes[r.first : r.last + 1] if n in chosen] for r in self.rows]
+        self.recomputed = {self.region_of[self.nodes[s.first]] for s in segments if not s.inner}
+        self.segment_of = {n: s for s in segments for n in self.nodes[s.first : s.last + 1] if in_segment(n)}
+        self.folds = {f.repeat: f for f in memory.folds if memory.repeats == tuple(repeats) and self._is_uniform(f)}
+        self._repeats = repeats
+        self._inner_inputs: dict[Segment, set[Copy]] = {}
+        self._last_uses: dict[fx.Node, tuple[fx.Node, Moving] | None] = {}
+        self._cuts: dict[int, list[tuple[int, int, bool]]] = {}  # segments of each region, from where it begins
+        for s in segments:
+            number = self.region_of[self.nodes[s.first]]
+            start = self.rows[number].first
+            self._cuts.setdefault(number, []).append((s.first - start, s.last - start, s.inner))
+
+    @cached_property
+    def momentary(self) -> Momentary:
+        """What lives for a short while at the points."""
+        return Momentary(self.memory, self.chosen)
+
+    @cached_property
+    def returned(self) -> Returned:
+        """What the caller holds of outputs that backward needs too."""
+        return Returned(self.memory, self.chosen, self.region_of, self.segment_of)
+
+    # -- equal blocks -------------------------------------------------------------------------------------------------
+
+    def _is_uniform(self, fold: Fold) -> bool:
+        """Whether a fold's blocks have the same strategies, and their parameters the same storage."""
+        repeat = fold.repeat
+        for at in repeat.instance(1):
+            mine = self.chosen.get(self.nodes[at])
+            stored = self._stored(self.nodes[at])
+            for block in range(2, repeat.count):
+                node = self.nodes[at + (block - 1) * repeat.period]
+                its = self.chosen.get(node)
+                if its is not mine and its != mine:
+                    return False
+                if stored is not None and self._stored(node) != stored:
+                    return False
+        return True
+
+    def _stored(self, node: fx.Node) -> tuple[Layout, bool] | None:
+        one = self._parameters.get(str(node.target)) if self.memory.is_parameter(node) else None
+        return (one.storage, one.regather) if one is not None else None
+
+    def _middle(self, i: int) -> Fold | None:
+        """The fold that a region is in the middle of."""
+        row = self.rows[i]
+        fold = self.folds.get(self._repeats[row.repeat]) if row.repeat is not None else None
+        return fold if fold is not None and row.instance in fold.middle else None
+
+    def model(self, i: int) -> int:
+        """The region that moves what this one moves."""
+        return i - self.rows[i].instance + MODEL if self._middle(i) else i
+
+    def stands_for(self, node: fx.Node) -> fx.Node:
+        """The node that moves what this one moves."""
+        fold = self._middle(self.region_of[node])
+        return fold.model_of(node) if fold else node
+
+    def where_something_moves(self) -> Iterator[fx.Node]:
+        """The plan's nodes, but those of equal blocks at which nothing moves in the one that stands for them."""
+        places: dict[int, list[int]] = {}
+        for i, members in enumerate(self.members):
+            model = self.model(i)
+            if model == i:
+                yield from members
+                continue
+            if model not in places:
+                places[model] = [k for k, node in enumerate(self.members[model]) if self._moves(node)]
+            yield from (members[k] for k in places[model])
+
+    def _moves(self, node: fx.Node) -> bool:
+        """Whether anything may move for a node, whatever has moved before."""
+        strategy, refs = self.chosen[node], self.memory.inputs[node]
+        return bool(strategy.inner) or any(
+            self.memory.is_parameter(ref.node) or self.chosen[ref.node].outputs[ref.index] != wanted
+            for ref, wanted in zip(refs, strategy.inputs, strict=True)
+        )
+
+    def form(self, i: int) -> tuple[object, ...] | None:
+        """Equal for regions in the middle of a fold that are recomputed alike; None for others."""
+        return (self.model(i), *self._cuts.get(i, ())) if self._middle(i) else None
+
+    def as_in(self, copies: Iterable[Copy], one: int, other: int) -> list[Copy]:
+        """Copies that a region reads or keeps, as another block of its fold has them."""
+        fold, blocks = self._middle(one), self.rows[other].instance - self.rows[one].instance
+        assert fold is not None
+        return [(fold.moved(root, blocks), cuts) for root, cuts in copies]
+
+    def foreign(self, i: int) -> set[Copy]:
+        """What a region reads and keeps of storages that it does not make."""
+        found: set[Copy] = set()
+        for node in self.members[i]:
+            segment = self.segment_of.get(node)
+            found |= self.copies(node) | (self.inner_inputs(segment) if segment is not None else set())
+        return {copy for copy in found if self.region_of[copy[0].node] != i}
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    def parameters(self) -> list[tuple[fx.Node, Layout]]:
+        """The parameters' nodes, with how they are stored."""
+        return self._stored_parameters
+
+    @cached_property
+    def _stored_parameters(self) -> list[tuple[fx.Node, Layout]]:
+        found = [n for n in self.nodes if self.memory.is_parameter(n) and n in self.chosen]
+        return [(node, self.storage(node)) for node in found]
+
+    @cached_property
+    def distinct_parameters(self) -> list[tuple[fx.Node, Layout, int]]:
+        """The same, one of those that stand in the same place of equal blocks, with how many these are."""
+        counts = Counter(self.stands_for(node) for node, _ in self.parameters())
+        return [(node, self.storage(node), count) for node, count in counts.items()]
+
+    def storage(self, parameter: fx.Node) -> Layout:
+        return self._parameters[str(parameter.target)].storage
+
+    def regathers(self, parameter: fx.Node) -> bool:
+        """Whether a parameter's copies are gathered again in backward."""
+        return self._parameters[str(parameter.target)].regather
+
+    def moved(self, ref: TensorRef, wanted: Layout) -> Moving:
+        """What moves for a parameter that some op wants so."""
+        one = self._parameters[str(ref.node.target)]
+        return moving(self.memory, self.grouping, ref, one.storage, wanted, regather=one.regather)
+
+    def moving_in(self, i: int) -> dict[tuple[TensorRef, Layout], Moving]:
+        """The parameters that a region reads, each as it is wanted."""
+        return {
+            (ref, wanted): self.moved(ref, wanted)
+            for node in self.members[i]
+            if in_segment(node)
+            for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True)
+            if self.memory.is_parameter(ref.node)
+        }
+
+    def kept_in(self, i: int) -> list[Moving]:
+        """What moves of the parameters that a region's ops keep for backward, or that replays read."""
+        found: dict[tuple[TensorRef, Layout, bool], Moving] = {}
+        for node in self.members[i]:
+            refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
+            saved, replays = self.memory.saved(node)[0] if in_segment(node) else (), node in self.segment_of
+            for j, (ref, wanted) in enumerate(zip(refs, inputs, strict=True)):
+                key = ref, wanted, replays
+                if (j in saved or replays) and self.memory.is_parameter(ref.node) and key not in found:
+                    found[key] = self._moved_in_backward(ref, wanted, replays=replays)
+        return list(found.values())
+
+    def _moved_in_backward(self, ref: TensorRef, wanted: Layout, *, replays: bool) -> Moving:
+        """A replay gathers what it reads, whatever the plan says."""
+        if replays and not self.regathers(ref.node):
+            return replayed(self.memory, self.grouping, ref, self.storage(ref.node), wanted)
+        return self.moved(ref, wanted)
+
+    def reduces(self, i: int) -> bool:
+        """Whether buckets may be reduced behind a region: where theirs begins, and where recompute divides them."""
+        return self.grouping.begins(i) or i in self._cuts or i - 1 in self._cuts
+
+    def divided(self, i: int) -> str | None:
+        """What `Moving` calls that which is left behind of the next region's bucket, where recompute divides one that
+        this region shares."""
+        return "left_of_one" if i + 1 in self._cuts else "left_of_rest" if i in self._cuts else None
+
+    def reduced_in(self, i: int) -> list[Moving]:
+        """What moves of the parameters whose gradients are reduced behind a region."""
+        return [one for (ref, _), one in self.moving_in(i).items() if self.grouping.home(ref.node) == i]
+
+    def last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
+        """The op that gives a parameter's first gradient, and what moves for it; None where no op does."""
+        fold = self._middle(self.region_of[parameter])
+        model = fold.model_of(parameter) if fold else parameter
+        if model not in self._last_uses:
+            self._last_uses[model] = self._last_use(model)
+        found = self._last_uses[model]
+        if found is None or fold is None or model is parameter:
+            return found
+        blocks = self.rows[self.region_of[parameter]].instance - MODEL
+        return fold.moved(TensorRef(found[0], 0), blocks).node, found[1]
+
+    def _last_use(self, parameter: fx.Node) -> tuple[fx.Node, Moving] | None:
+        node = self.memory.lifetimes.last_use(parameter)
+        if node is None or node not in self.chosen or not in_segment(node):
+            return None
+        pairs = zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True)
+        uses = [self.moved(ref, wanted) for ref, wanted in pairs if ref.node is parameter]
+        return node, max(uses, key=lambda one: one.waiting)
+
+    def kept_parameters(self, node: fx.Node) -> dict[ParameterCopy, int]:
+        """Copies of parameters that an op keeps until their gradients; those gathered again are on their way."""
+        memory = self.memory
+        found: dict[ParameterCopy, int] = {}
+        for j in memory.saved(node)[0]:
+            ref, wanted = memory.inputs[node][j], self.chosen[node].inputs[j]
+            parameter = self._parameters.get(str(ref.node.target)) if memory.is_parameter(ref.node) else None
+            if parameter and not parameter.regather:
+                found[ref.node, memory.cuts(wanted)] = memory.read_bytes(ref.node, parameter.storage, wanted)
+        return found
+
+    # -- activations --------------------------------------------------------------------------------------------------
+
+    def copies(self, node: fx.Node) -> set[Copy]:
+        """The storages that an op keeps, parameters apart."""
+        memory = self.memory
+        inputs, outputs, _ = memory.saved(node)
+        refs, strategy = memory.inputs[node], self.chosen[node]
+        found = {memory.copy(refs[j], strategy.inputs[j]) for j in inputs if not memory.is_parameter(refs[j].node)}
+        return found | {memory.copy(TensorRef(node, j), strategy.outputs[j]) for j in outputs}
+
+    def beside(self, node: fx.Node) -> int:
+        """Statistics and masks that an op keeps."""
+        return kept_bytes(node, self.chosen[node], self.memory.mesh_shape, self.memory.saved(node)[2])
+
+    def inner_inputs(self, segment: Segment) -> set[Copy]:
+        """What an inner segment reads from outside, as its ops want it."""
+        if segment in self._inner_inputs:
+            return self._inner_inputs[segment]
+        found = self._inner_inputs[segment] = set()
+        for node in self.nodes[segment.first : segment.last + 1]:
+            if node in self.chosen and in_segment(node):
+                for ref, wanted in zip(self.memory.inputs[node], self.chosen[node].inputs, strict=True):
+                    if self.segment_of.get(ref.node) != segment and not self.memory.is_parameter(ref.node):
+                        found.add(self.memory.copy(ref, wanted))
+        return found
+
+    def segment_inputs(self, i: int) -> set[Copy]:
+        """What a recomputed block reads from outside, as it lies there; nothing of another region."""
+        found: set[Copy] = set()
+        inside = set(self.members[i]) if i in self.recomputed else set()
+        for node in inside:
+            for ref in self.memory.inputs[node]:
+                there = self.memory.is_parameter(ref.node) or is_cast_input(ref.node)
+                if in_segment(node) and ref.node not in inside and not there:
+                    found.add(self.memory.copy(ref, self.chosen[ref.node].outputs[ref.index]))
+        return found

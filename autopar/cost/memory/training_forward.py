@@ -1,0 +1,41 @@
+"""The moments of a training step's forward, of the regions where it may hold the peak (`cost.memory.forward_part`).
+
+There live what always does, what the regions before keep for backward, what this one does as far as an op (of a
+recomputed one what its replay saves, which is no less than its values that somebody is yet to read), the op's own
+tensors, values that are yet to be read and nobody keeps, and what is read of parameters (`cost.memory.gathers`). With
+several micro-batches, so do the gradients that those before have left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from autopar.cost.memory.formulas import Copy
+from autopar.cost.memory.forward_part import ForwardPart
+from autopar.cost.memory.gathers import Gathers
+from autopar.cost.memory.growth import Growth
+from autopar.cost.memory.planned_bytes import PlannedBytes
+
+
+class TrainingForward:
+    """Of a plan."""
+
+    def __init__(self, plan: PlannedBytes, part: ForwardPart) -> None:
+        self.plan, self.regions = plan, part.regions
+        self.gathers = Gathers(plan, part.memory, part.grouping)
+
+    def fullest(self, i: int, kept: set[Copy]) -> Counter[str]:
+        """The largest point of a region's forward, by part; `kept` are storages that are there before."""
+        arrivals, growth = self.gathers.region(i), Growth(self.plan, i, kept, backward=False)
+        most, best = -1, Counter[str]()
+        for node in self.plan.members[i]:
+            growth.begin(node)
+            before = growth.parts.copy()
+            growth.keep(node)
+            for case in arrivals.at(node):
+                grown, size = before if case.lands else growth.parts, arrivals.beside(case)
+                if (total := grown.total() + case.copies + case.moved + size) > most:
+                    own = "logits and loss" if self.plan.memory.lifetimes.after_parameters(node) else "workspace"
+                    moving = {"gathered parameters": case.copies, "communication buffers": case.moved}
+                    most, best = total, grown + Counter({**moving, own: size})
+        return best

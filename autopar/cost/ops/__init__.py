@@ -1,0 +1,1 @@
+"""What one op costs, measured on tensors without data: FLOPs, bytes moved, bytes kept."""

@@ -1,0 +1,274 @@
+"""Ops whose kernels on the target device differ from the path they take on the meta device.
+
+Each row is keyed by (op, device type) and says what that kernel keeps for backward and does; every other op is taken
+as measured. Rows for the CPU are checked in tests against real runs. A row takes the call's outputs and arguments
+(data-free, at global shapes) and returns None where the kernel does not apply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._prims_common import suggest_memory_format  # private: as the kernels ask
+
+from autopar.cost.ops.measure import touched_bytes
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a row overrides; None leaves the measured figure.
+
+    `saved`: inputs and outputs kept for backward, `internal_bytes` beside them. `causal`: forward does this part of
+    the model's FLOPs.
+    `backward_passes`: backward FLOPs over forward FLOPs. `moved_*`: bytes, in one kernel each way.
+    `output`: the output with the strides that the kernel gives it. `attention`: a rate of its own holds for it.
+    `workspace_backward`: bytes that it takes meanwhile.
+    """
+
+    saved: tuple[Tensor, ...] | None = None
+    internal_bytes: int | None = None
+    causal: float = 1.0
+    backward_passes: float | None = None
+    moved_forward: int | None = None
+    moved_backward: int | None = None
+    attention: bool = False
+    output: Tensor | None = None
+    workspace_backward: int = 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all of it is one kernel, with no temporaries but `workspace_backward`."""
+        return self.moved_forward is not None
+
+
+Row = Callable[..., Kernel | None]
+_SHARES_ON_CPU = torch.__version__ >= "2.14"  # attention without a batch, or with one key for all heads, is fused
+
+
+def _attention(
+    fused: Callable[..., bool], output_like: Callable[[Tensor, Tensor, Tensor | None], Tensor], *, sums_in_single: bool
+) -> Row:
+    """Fused attention keeps q, k, v, the output and its log-sum-exp; never the score matrix.
+
+    Its backward computes the scores again: five products where forward has two (2307.08691, section 3.1.2).
+    A boolean mask becomes one in the query's dtype, which is kept; a floating one is kept itself.
+    The output's strides decide whether merging the heads afterwards copies it. `sums_in_single`: the gradient of
+    queries in half precision is summed in float32, in memory (`dq_accum` of FlashAttention-2's backward).
+    """
+
+    def row(
+        outputs: Sequence[Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Kernel | None:
+        if not fused(query, key, value, attn_mask, dropout_p, enable_gqa):
+            return None
+        statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
+        internal = math.prod(query.shape[:-1]) * statistics.itemsize
+        kept: tuple[Tensor, ...] = (query, key, value, *outputs)
+        read = sum(map(touched_bytes, (query, key, value)))
+        if attn_mask is not None:
+            mask_bytes = attn_mask.numel() * query.element_size()
+            read += mask_bytes
+            if attn_mask.dtype == torch.bool:
+                internal += mask_bytes
+            else:
+                kept += (attn_mask,)
+        written = sum(map(touched_bytes, outputs))
+        return Kernel(
+            saved=kept,
+            internal_bytes=internal,
+            causal=0.5 if is_causal else 1.0,
+            backward_passes=2.5,
+            moved_forward=read + written,
+            moved_backward=2 * (read + written),
+            attention=True,
+            output=output_like(query, value, attn_mask),
+            workspace_backward=4 * query.numel() if sums_in_single and query.dtype.itemsize == 2 else 0,
+        )
+
+    return row
+
+
+def _in_rows(*tensors: Tensor) -> bool:
+    return all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in tensors)
+
+
+def _same_head_dims(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return _in_rows(query, key, value) and query.shape[-1] == key.shape[-1] == value.shape[-1]
+
+
+def _heads_fit(query: Tensor, key: Tensor, value: Tensor, grouped: bool) -> bool:
+    """Heads that differ without grouping are broadcast by the plain path."""
+    return (query.dim() == 4 and grouped) or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+
+
+def _one_for_all_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return query.shape[:-3] == key.shape[:-3] == value.shape[:-3] and key.shape[-3:-2] == value.shape[-3:-2] == (1,)
+
+
+def _fused_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
+) -> bool:
+    """The conditions of ATen's `sdp_utils_cpp.cpp`, use_flash_attention_cpp."""
+    if not _heads_fit(query, key, value, grouped) and not (_SHARES_ON_CPU and _one_for_all_heads(query, key, value)):
+        return False
+    if _SHARES_ON_CPU and query.dim() == key.dim() == value.dim() == 3:
+        query, key, value = query[None], key[None], value[None]
+    return _same_head_dims(query, key, value) and dropout_p == 0.0 and not (mask is not None and mask.requires_grad)
+
+
+def _fused_on_cuda(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, grouped: bool
+) -> bool:
+    """Flash, memory-efficient or cuDNN attention: they keep the same tensors. The conditions of `sdp_utils.cpp`."""
+    if not _heads_fit(query, key, value, grouped):
+        return False
+    if query.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    if _same_head_dims(query, key, value) and query.shape[-1] <= 256:
+        return True
+    return _memory_efficient(query, key, value)
+
+
+def _memory_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Heads as many as the query's, of which a value may have another size (DeepSeek), and 16 bytes at a time."""
+    return (
+        _in_rows(query, key, value)
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and query.shape[-1] == key.shape[-1]
+        and all(t.shape[-1] * t.dtype.itemsize % 16 == 0 for t in (query, key, value))
+    )
+
+
+def _as_query(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The CPU's kernel lays its output out as the query lies."""
+    return torch.empty_like(query)
+
+
+def _on_cuda(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """So does flash; the memory-efficient kernel writes (batch, sequence, heads, head dim of the value)."""
+    if mask is None and query.dtype.itemsize == 2 and query.shape[-1] == value.shape[-1] <= 256:
+        return torch.empty_like(query)
+    batch, heads, length, _ = query.shape
+    return query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+
+
+def _dropout_on_cuda(
+    outputs: Sequence[Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Kernel | None:
+    """`native_dropout` keeps a mask of one byte an element."""
+    if not training or not 0.0 < p < 1.0:
+        return None
+    once = 2 * touched_bytes(input) + input.numel()
+    return Kernel(saved=(), internal_bytes=input.numel(), moved_forward=once, moved_backward=once)
+
+
+def _rms_norm_on_cuda(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Kernel:
+    """One kernel that keeps input, weight and one float32 a row; elsewhere it is a chain of pointwise ops."""
+    rows = input.numel() // max(math.prod(normalized_shape), 1)
+    kept = (input,) if weight is None else (input, weight)
+    once = 2 * touched_bytes(input)
+    return Kernel(kept, 4 * rows, moved_forward=once, moved_backward=once + touched_bytes(input))
+
+
+def _layer_norm_on_cpu(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Kernel | None:
+    """Mean and reciprocal deviation have the input's dtype, unless float32 weights make them float32."""
+    if input.dtype.itemsize >= 4 or (weight is not None and weight.dtype != input.dtype):
+        return None
+    rows = input.numel() // max(math.prod(normalized_shape), 1)
+    return Kernel(internal_bytes=2 * rows * input.element_size())
+
+
+def _batch_norm(
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Kernel | None:
+    """With running statistics none are computed, and none kept."""
+    return None if training else Kernel(internal_bytes=0)
+
+
+def _batch_norm_on_cpu(outputs: Sequence[Tensor], input: Tensor, *others: Any, **more: Any) -> Kernel:
+    """The output is contiguous, or has its channels last where the input has: what is transposed to be normalised, and
+    back, is copied by each product that reads it."""
+    anywhere = _batch_norm(outputs, input, *others, **more) or Kernel()
+    return replace(anywhere, output=_in_format(outputs[0], _channels_last(input)))
+
+
+def _convolution_on_cpu(outputs: Sequence[Tensor], input: Tensor, weight: Tensor, *others: Any, **more: Any) -> Kernel:
+    """oneDNN writes channels last where the input or the weight has them so; of five dims, it takes no float64."""
+    by_onednn = outputs[0].dim() == 4 or input.dtype in (torch.float32, torch.bfloat16)
+    return Kernel(output=_in_format(outputs[0], by_onednn and (_channels_last(input) or _channels_last(weight))))
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    """Whether a picture or a volume lies with its channels last."""
+    return suggest_memory_format(tensor) in (torch.channels_last, torch.channels_last_3d)
+
+
+def _in_format(output: Tensor, channels_last: bool) -> Tensor:
+    """The output contiguous, or with its channels last."""
+    of_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = of_dims.get(output.dim(), torch.contiguous_format) if channels_last else torch.contiguous_format
+    return torch.empty_like(output, memory_format=last)
+
+
+ROWS: dict[tuple[Any, str], Row] = {
+    (F.scaled_dot_product_attention, "cpu"): _attention(_fused_on_cpu, _as_query, sums_in_single=False),
+    (F.scaled_dot_product_attention, "cuda"): _attention(_fused_on_cuda, _on_cuda, sums_in_single=True),
+    (F.dropout, "cuda"): _dropout_on_cuda,
+    (torch.dropout, "cuda"): _dropout_on_cuda,
+    (F.rms_norm, "cuda"): _rms_norm_on_cuda,
+    (torch.rms_norm, "cuda"): _rms_norm_on_cuda,
+    (F.layer_norm, "cpu"): _layer_norm_on_cpu,
+    (torch.layer_norm, "cpu"): _layer_norm_on_cpu,
+    (F.batch_norm, "cpu"): _batch_norm_on_cpu,
+    (F.batch_norm, "cuda"): _batch_norm,
+    (torch.conv2d, "cpu"): _convolution_on_cpu,
+    (torch.conv3d, "cpu"): _convolution_on_cpu,
+    (torch.conv_transpose2d, "cpu"): _convolution_on_cpu,
+    (torch.conv_transpose3d, "cpu"): _convolution_on_cpu,
+}
+
+
+def has_row(target: Any, device_kind: str) -> bool:
+    """Whether an op has a row for this device (a target without a hash has none)."""
+    return isinstance(target, Hashable) and (target, device_kind) in ROWS
+
+
+def kernel(target: Any, device_kind: str, outputs: Sequence[Tensor], args: Any, kwargs: Any) -> Kernel | None:
+    """The row for one call, or None where the meta path is the device's own."""
+    return ROWS[target, device_kind](outputs, *args, **kwargs) if has_row(target, device_kind) else None

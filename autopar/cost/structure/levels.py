@@ -1,0 +1,270 @@
+"""What of a repeated block is recomputed at which price: a few nested levels, from the graph alone.
+
+Level l recomputes the segments of level l, stretches of the block's ops; each of them lies in one of level l + 1, and
+the last level is the whole block. A segment frees what its ops save of storages that nothing outside reads, and keeps
+what it reads; its replay costs what its ops cost up to the last that saves something (`cost.traffic`).
+
+Segments of one level are those with the largest sum of bytes freed less seconds times a rate, by dynamic programming
+over where they begin and end; falling rates give the levels. Of what that finds, the few stay that together come
+nearest to all: in the plane of bytes and seconds, a level close to the line between its neighbours goes, since some
+blocks at either neighbour do nearly the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import fx
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.traffic import in_segment, saves_inputs_alone
+from autopar.graph import BIAS_OF, TensorRef, output_tensors, tensor_of
+from autopar.leaf_calls import LeafCall
+
+Array = Any
+Span = tuple[int, int]  # offsets in a block, inclusive
+
+MOST = 3  # levels below the whole block
+_RATES = 40
+_BELOW = 0.99  # of the lowest rate at which a stretch is worth nothing
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The levels of a block of so many nodes; `inner`: the segments of each but the last. `memory` and `nodes` are
+    those of its first instance."""
+
+    inner: tuple[tuple[Span, ...], ...]
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.inner) + 1
+
+    def spans(self, level: int) -> tuple[Span, ...]:
+        """The segments of a level, 1 and on."""
+        return self.inner[level - 1] if level <= len(self.inner) else ((0, self.length - 1),)
+
+    def holding(self, offset: int, level: int) -> Span | None:
+        """The segment of a level that holds a node."""
+        return next((span for span in self.spans(level) if span[0] <= offset <= span[1]), None)
+
+    def together(self, one: int, other: int) -> int:
+        """The first level at which two nodes are in one segment."""
+        spans = ((level, self.holding(one, level)) for level in range(1, len(self) + 1))
+        return next(level for level, span in spans if span is not None and span[0] <= other <= span[1])
+
+
+class NoSegmentError(ValueError):
+    """A stretch (offsets in a block) that cannot be a segment; the text says why."""
+
+    def __init__(self, span: Span, why: str) -> None:
+        super().__init__(why)
+        self.span = span
+
+
+def levels_of(
+    memory: StepMemory,
+    nodes: Sequence[fx.Node],
+    seconds: Callable[[fx.Node], float],
+    *,
+    most: int = MOST,
+    forced: Sequence[Span] = (),
+    free: Collection[int] | None = None,
+    parted: Collection[int] = (),
+    whole: bool = True,
+) -> Levels:
+    """The levels of a block; `seconds`: of a node's forward.
+
+    `forced`: segments of the first level, whatever they are worth; `free`: the ops (offsets) that segments of parts may
+    hold, all by default, but not all of those `parted` at once; `whole`: parts are worth it only where they free more
+    bytes a second than the whole block does. Raises NoSegmentError for one forced that cannot be.
+    """
+    if any(isinstance(node.target, LeafCall) for node in nodes):
+        for span in forced:
+            raise NoSegmentError(span, "the block holds a leaf, and has no other segments")
+        return Levels((), len(nodes))
+    block = _Block(memory, nodes, seconds)
+    first = tuple((block.ops.index(start), block.ops.index(end)) for start, end in forced)
+    for span, places in zip(forced, first, strict=True):
+        if not block.possible[places]:
+            raise NoSegmentError(
+                span, "a parameter that it reads is read elsewhere too, or it parts a product from its bias"
+            )
+    if free is not None:
+        block.allow(free, parted)
+    found = _pruned(block, block.solutions(first, whole), max(0, most - bool(first)), first, whole)
+    return Levels(tuple(block.offsets(spans) for spans in ([first] if first else []) + found), len(nodes))
+
+
+class _Block:
+    """Bytes and seconds of all stretches [a, b] of a block's ops, as matrices."""
+
+    def __init__(self, memory: StepMemory, nodes: Sequence[fx.Node], seconds: Callable[[fx.Node], float]) -> None:
+        self.memory, self.nodes = memory, nodes
+        self.ops = [i for i, node in enumerate(nodes) if in_segment(node) and output_tensors(node)]
+        self.place = {nodes[offset]: i for i, offset in enumerate(self.ops)}
+        self.many = len(self.ops)
+        self.freed = self._freed() - self._kept_besides()
+        self.seconds = self._seconds(seconds)
+        self.possible = self._possible()
+
+    def _freed(self) -> Array:
+        memory = self.memory
+        found = np.zeros((self.many, self.many + 1))
+        reads = self._reads()
+        for root in memory.saved_roots:
+            if root.node in self.place:
+                last = max([self.place[root.node], *reads.get(root, ())])
+                found[self.place[root.node], last] += tensor_of(root).nbytes
+        for node, i in self.place.items():
+            found[i, i] += memory.saved(node)[2]
+        return np.cumsum(np.cumsum(found[::-1], axis=0)[::-1], axis=1)[:, : self.many]
+
+    def _kept_besides(self) -> Array:
+        """What a stretch reads from before it that nobody keeps otherwise."""
+        memory = self.memory
+        found = np.zeros((self.many, self.many))
+        for root, places in self._reads().items():
+            if root in memory.saved_roots or root.node.op in ("placeholder", "get_attr"):
+                continue
+            made = self.place.get(root.node, -1)
+            for a in range(made + 1, self.many):
+                first = next((p for p in sorted(places) if p >= a), self.many)
+                if first < self.many:
+                    found[a, first] += tensor_of(root).nbytes
+        return np.cumsum(found, axis=1)
+
+    def _reads(self) -> dict[TensorRef, set[int]]:
+        """By storage, where it is read; behind the block: `many`."""
+        memory = self.memory
+        found: dict[TensorRef, set[int]] = {}
+        inside = set(self.nodes)
+        for node in self.nodes:
+            for ref in memory.inputs[node] if node in self.place else ():
+                found.setdefault(memory.roots[ref], set()).add(self.place[node])
+            for i in range(len(output_tensors(node))):
+                ref = TensorRef(node, i)
+                if any(user not in inside for user in node.users):
+                    found.setdefault(memory.roots[ref], set()).add(self.many)
+        return found
+
+    def _seconds(self, seconds: Callable[[fx.Node], float]) -> Array:
+        each = [seconds(self.nodes[offset]) for offset in self.ops]
+        before = np.concatenate([[0.0], np.cumsum(each)])
+        ends, end = np.zeros(self.many, dtype=np.int64), 0
+        for i, offset in enumerate(self.ops):
+            if self.memory.saves(self.nodes[offset]):
+                end = i if saves_inputs_alone(self.nodes[offset]) else i + 1
+            ends[i] = end
+        return np.maximum(0.0, before[ends][None, :] - before[: self.many, None])
+
+    def _possible(self) -> Array:
+        """Stretches that read each parameter that they read alone, and do not part a product from its bias; and not
+        the whole block."""
+        found = np.triu(np.ones((self.many, self.many), dtype=bool))
+        found[0, self.many - 1] = False
+        for node, place in self.place.items():
+            product = node.meta.get(BIAS_OF)
+            if product in self.place:  # the two may be one op again
+                found[self.place[product] + 1 : place + 1, :] = False
+                found[:, self.place[product] : place] = False
+        begins, ends = np.arange(self.many)[:, None], np.arange(self.many)[None, :]
+        parameters = {ref.node for node in self.place for ref in self.memory.inputs[node]}
+        for parameter in filter(self.memory.is_parameter, parameters):
+            readers = [self.place.get(user) for user in parameter.users]
+            mine = [place for place in readers if place is not None]
+            whole = (begins <= min(mine)) & (ends >= max(mine)) & (len(mine) == len(readers))
+            some = np.zeros_like(found)
+            for place in mine:
+                some |= (begins <= place) & (ends >= place)
+            found &= whole | ~some
+        return found
+
+    def allow(self, free: Collection[int], parted: Collection[int]) -> None:
+        """Only stretches of ops that are `free`, without one of those `parted`, if there are any."""
+        barred = np.cumsum([0, *(offset not in free for offset in self.ops)])
+        self.possible &= barred[None, 1:] == barred[:-1, None]
+        if places := [place for place, offset in enumerate(self.ops) if offset in parted]:
+            self.possible[: min(places) + 1, max(places) :] = False
+
+    # -- segments -----------------------------------------------------------------------------------------------------
+
+    def solutions(self, first: tuple[Span, ...] = (), whole: bool = True) -> list[tuple[Span, ...]]:
+        """Segments at falling rates, down to that of the `whole`, nested, that hold the `first`."""
+        useful = self.possible & (self.freed > 0)
+        if not useful.any():
+            return []
+        rates = self.freed[useful] / np.maximum(self.seconds[useful], 1e-12)
+        high, low = float(rates.max()), float(self.freed[0, -1] / max(self.seconds[0, -1], 1e-12))
+        low = low if whole else float(rates.min()) * _BELOW
+        found: list[tuple[Span, ...]] = []
+        before = first
+        for rate in np.geomspace(max(high, low), low, _RATES):
+            spans = self._best(float(rate), before)
+            if spans != before and spans:
+                found.append(spans)
+                before = spans
+        return found
+
+    def _best(self, rate: float, inside: Sequence[Span]) -> tuple[Span, ...]:
+        """The segments of the largest sum that hold those `inside`."""
+        covered, cut = np.zeros(self.many, dtype=bool), np.zeros(self.many + 1, dtype=bool)
+        for first, last in inside:
+            covered[first : last + 1] = True
+            cut[first + 1 : last + 1] = True
+        values = np.where(self.possible, self.freed - rate * self.seconds, -np.inf)
+        values[cut[:-1], :] = -np.inf
+        values[:, cut[1:]] = -np.inf
+        best, start = np.full(self.many + 1, -np.inf), np.full(self.many + 1, -1)
+        best[0] = 0.0
+        for j in range(1, self.many + 1):
+            if not covered[j - 1]:
+                best[j] = best[j - 1]
+            sums = best[:j] + values[:j, j - 1]
+            i = j - 1 - int(np.argmax(sums[::-1]))  # the shortest of equal ones
+            if sums[i] > best[j] and not np.isclose(sums[i], best[j], rtol=1e-9, atol=0.0):
+                best[j], start[j] = sums[i], i
+        spans, j = [], self.many
+        while j > 0:
+            if start[j] >= 0:
+                spans.append((int(start[j]), j - 1))
+                j = int(start[j])
+            else:
+                j -= 1
+        return tuple(reversed(spans))
+
+    def total(self, spans: Sequence[Span]) -> tuple[float, float]:
+        """Bytes and seconds of some segments."""
+        return sum(float(self.freed[s]) for s in spans), sum(float(self.seconds[s]) for s in spans)
+
+    @property
+    def whole(self) -> tuple[float, float]:
+        return float(self.freed[0, -1]), float(self.seconds[0, -1])
+
+    def offsets(self, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The same by nodes."""
+        return tuple((self.ops[first], self.ops[last]) for first, last in spans)
+
+
+def _pruned(
+    block: _Block, found: list[tuple[Span, ...]], most: int, first: tuple[Span, ...] = (), whole: bool = True
+) -> list[tuple[Span, ...]]:
+    """At most so many levels behind the `first`, those that lie furthest from the lines between their neighbours."""
+    points = [block.total(first), *map(block.total, found), *([block.whole] if whole else [])]
+    kept = list(range(len(points)))
+    while len(kept) > 2:
+        gains = [_below(points[a], points[b], points[c]) for a, b, c in zip(kept, kept[1:], kept[2:], strict=False)]
+        least = min(range(len(gains)), key=gains.__getitem__)
+        if gains[least] > 0 and len(kept) - 1 - whole <= most:
+            break
+        del kept[least + 1]
+    return [found[i - 1] for i in kept[1:] if i <= len(found)][-most:] if most else []
+
+
+def _below(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float]) -> float:
+    """The area of the triangle that a level makes with the line between its neighbours; not below it: none."""
+    (x0, y0), (x1, y1), (x2, y2) = before, point, after
+    return (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)

@@ -1,0 +1,115 @@
+"""What the user asks of a plan, as restrictions on strategies: schemes for mesh axes (`solver.constraints.schemes`),
+and layouts and recompute by name (`solver.constraints.pins`). `leaf:pattern`, which asks for leaves of the trace, never
+comes here: `autopar.leaf_requests`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.errors import InfeasibleError, InputError
+from autopar.solver.constraints.pins import KINDS, hold, is_overruled, is_preference, read_pin
+from autopar.solver.constraints.restricted import ExcludedError, Restricted, Strategies
+from autopar.solver.constraints.schemes import PRESETS, arrange, is_scheme, scheme_of
+from autopar.user_warnings import AutoparWarning, warn
+
+Found = TypeVar("Found")
+
+
+class PreferenceWarning(AutoparWarning):
+    """No plan fits with a layout that was preferred."""
+
+
+def restrict(
+    strategies: Strategies, memory: StepMemory, constraints: Sequence[str], axis_names: Sequence[str]
+) -> Restricted:
+    """Apply schemes and pins.
+
+    Raises InputError for one that is malformed or matches nothing, InfeasibleError for one that leaves an op no
+    strategy.
+    """
+    schemes, pins = [], []
+    for text in (text.strip() for text in constraints):
+        pin = read_pin(text)
+        if is_scheme(text):
+            schemes.append(text)
+        elif pin is not None:
+            pins.append(pin)
+        else:
+            close = _near(text)
+            meant = f" Did you mean '{close}'?" if close else ""
+            raise InputError(
+                f"constraint '{text}' is no preset ({', '.join(PRESETS)}; options in brackets, 'fsdp(zero=2)'), no "
+                "role of an axis ('axis:NAME = role') and no pin: write 'kind:pattern = layout', with != to forbid it "
+                f"and ~ to prefer it, and a kind of {', '.join(KINDS)}, or 'leaf:pattern' for modules that are one op "
+                f"each.{meant}"
+            )
+    found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
+    for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
+        found = hold(found, memory, pin, axis_names)
+    for pin in pins:
+        if is_overruled(found, memory, pin):
+            raise ExcludedError(pin.text, "later ones ask other recompute of all that the first of them names")
+    return found
+
+
+def _near(text: str) -> str:
+    """What a constraint of no form may have meant: a preset, or a pin of another kind; nothing where none is near."""
+    kind, colon, rest = text.partition(":")
+    known = (*KINDS, "leaf", "axis") if colon else PRESETS
+    close = difflib.get_close_matches(kind.lower().replace(" ", ""), known, n=1)
+    return f"{close[0]}{colon}{rest}" if close and close[0] != kind else ""
+
+
+def satisfied(
+    constraints: Sequence[str], solve: Callable[[Sequence[str]], Found], possible: Callable[[Sequence[str]], bool]
+) -> Found:
+    """What `solve` makes of the constraints; where nothing fits with preferred layouts, without these, and a warning.
+
+    `possible`: whether some plan, whatever memory it takes, meets some constraints. Raises InfeasibleError; where no
+    budget would do, it names constraints that cannot hold together, none of which can be left out of the set.
+    """
+    try:
+        return solve(constraints)
+    except InfeasibleError as error:
+        firm = [text for text in constraints if not is_preference(text)]
+        if len(firm) == len(constraints):
+            if error.smallest_budget_bytes is not None or not constraints:
+                raise
+            members = _members(constraints, possible)
+            own = _own_error(members, solve) if len(members) < len(constraints) else None
+            raise _named(own or error, members) from error
+        preferred = ", ".join(f"'{text}'" for text in constraints if is_preference(text))
+        found = satisfied(firm, solve, possible)
+        warn(f"no plan fits with {preferred}: planned without ({error.message})", PreferenceWarning)
+        return found
+
+
+def _members(constraints: Sequence[str], possible: Callable[[Sequence[str]], bool]) -> list[str]:
+    """Constraints that cannot hold together, and any but one of which can (deletion filter: Chinneck 1997)."""
+    found = list(constraints)
+    for text in constraints:
+        rest = [other for other in found if other is not text]
+        if rest and not possible(rest):
+            found = rest
+    return found
+
+
+def _own_error(members: Sequence[str], solve: Callable[[Sequence[str]], Found]) -> InfeasibleError | None:
+    """What these constraints alone fail of, which may be another thing than all of them fail of first."""
+    try:
+        solve(members)
+    except InfeasibleError as error:
+        return error
+    return None  # where a relaxation has no plan, and the search one after all
+
+
+def _named(error: InfeasibleError, members: Sequence[str]) -> InfeasibleError:
+    reason = error.reason if isinstance(error, ExcludedError) else error.message
+    if len(members) == 1:
+        return InfeasibleError(f"constraint '{members[0]}' cannot hold: {reason}")
+    names = ", ".join(f"'{text}'" for text in members[:-1])
+    return InfeasibleError(f"constraints {names} and '{members[-1]}' cannot hold together: {reason}")

@@ -1,0 +1,47 @@
+"""Constraints that change nothing whatever else is asked: they forbid or prefer a layout that nothing could have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.solver.constraints.pins import Spoken, asked_of_inputs, read_pin, spoken_of, told
+from autopar.solver.constraints.restricted import Strategies
+from autopar.user_warnings import AutoparWarning, warn
+
+_FEW = 4  # layouts that a warning tells
+
+
+class ConstraintWarning(AutoparWarning):
+    """A constraint changes nothing, or frees no memory."""
+
+
+def warn_of_idle(
+    strategies: Strategies, memory: StepMemory, constraints: Sequence[str], axis_names: Sequence[str]
+) -> None:
+    """One ConstraintWarning for each pin of layouts that changes nothing; `strategies`: those before any constraint.
+
+    Where a pin demands (=) what nothing can have, that is an error, and no matter here. Raises InputError for one that
+    is malformed or matches nothing.
+    """
+    for text in constraints:
+        pin = read_pin(text.strip())
+        if pin is None or pin.kind == "recompute":
+            continue
+        spoken = spoken_of(memory, pin, axis_names)
+        why = "it leaves every axis free" if spoken.is_free else _nothing_lies_so(spoken, strategies, memory)
+        if why and (spoken.is_free, pin.sign) not in ((True, "!="), (False, "=")):
+            warn(f"constraint '{pin.text}' changes nothing: {why}", ConstraintWarning)
+
+
+def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory) -> str:
+    """That nothing which a pin names can have its layout, and what it can have; nothing where something can."""
+    first, *others = spoken.places
+    ways = [(node, one) for node in spoken.places for one in strategies.get(node, ())]
+    if any(spoken.holds(node, one) != (spoken.pin.sign == "!=") for node, one in ways):
+        return ""
+    known = list(dict.fromkeys(str(s) for node, one in ways if node is first for s in spoken.layouts(node, one)))
+    more = f" or in {len(known) - _FEW} other ways" if len(known) > _FEW else ""
+    nor = "; nor has any other that it names" if others else ""
+    only = f"{' or '.join(known[:_FEW])}{more}{asked_of_inputs(first)}"
+    return f"{told(memory, first)} has no way to lie so, only as {only}{nor}"

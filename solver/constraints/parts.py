@@ -1,0 +1,123 @@
+"""What pins ask of the recompute of one block, op by op: of all of it, or of parts of it.
+
+==========  ===========================================================================================
+full        recomputed: of a part of a block, the stretches that are named, each in one segment or more
+never       in no segment, so that no block is recomputed as a whole that has such an op
+selective   some of it is recomputed and not all, and nothing of the block that no pin names
+no pin      left to the planner
+==========  ===========================================================================================
+
+Only ops that keep something for backward count: what lies between two of them and keeps nothing goes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import fx
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.structure.levels import Levels, NoSegmentError, Span, levels_of
+from autopar.cost.structure.naming import part_name, stretch_name
+from autopar.cost.traffic import in_segment
+from autopar.errors import InputError
+from autopar.graph import output_tensors
+from autopar.solver.constraints.idle_constraints import ConstraintWarning
+from autopar.solver.constraints.restricted import Recompute
+from autopar.user_warnings import warn
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of a block, by offsets in it.
+
+    `forced`: stretches that are recomputed; `free`: ops that further segments may hold (None: all); `some`: something
+    has to be recomputed; `whole`: whether all of it has to be (True) or must not be (False); `never`: nothing may be. A
+    segment may not hold all of `parted`, where there are any.
+    """
+
+    free: frozenset[int] | None = None
+    forced: tuple[Span, ...] = ()
+    some: bool = False
+    whole: bool | None = None
+    never: bool = False
+    parted: frozenset[int] = frozenset()
+
+
+def wish_of(memory: StepMemory, recompute: Mapping[fx.Node, Recompute], nodes: Sequence[fx.Node]) -> Wish:
+    """What is asked of the block of these nodes."""
+    asked = {i: recompute.get(n) for i, n in enumerate(nodes) if in_segment(n) and output_tensors(n)}
+    keeping = {i: way for i, way in asked.items() if memory.saves(nodes[i])}
+    ways = set(keeping.values())
+    if ways <= {None}:
+        return Wish()
+    if ways == {"never"}:
+        return Wish(never=True, whole=False)
+    if ways == {"full"}:
+        return Wish(some=True, whole=True)
+    if ways == {"selective"}:
+        return Wish(some=True, whole=False)
+    some = "selective" in ways
+    barred = {"never", None} if some else {"never"}
+    return Wish(
+        free=frozenset(i for i, way in asked.items() if (way != "never" if i not in keeping else way not in barred)),
+        forced=_stretches(asked, keeping),
+        some=some or "full" in ways,
+        whole=False if some or "never" in ways else None,
+        parted=frozenset(i for i, way in keeping.items() if way == "selective") if None in ways else frozenset(),
+    )
+
+
+def _stretches(asked: Mapping[int, Recompute | None], keeping: Mapping[int, Recompute | None]) -> tuple[Span, ...]:
+    """The stretches of which full recompute is asked, from the first to the last op that says so."""
+    found: list[Span] = []
+    goes_on = False
+    for i, way in asked.items():
+        if way == "full":
+            found = [*found[:-1], (found[-1][0], i)] if goes_on else [*found, (i, i)]
+            goes_on = True
+        elif way is not None or i in keeping:
+            goes_on = False
+    return tuple(span for span in found if any(span[0] <= i <= span[1] for i in keeping))
+
+
+def levels_for(
+    memory: StepMemory,
+    nodes: Sequence[fx.Node],
+    wish: Wish,
+    seconds: Callable[[fx.Node], float],
+    most: int,
+) -> Levels | None:
+    """The levels of a block at which the wish can be met; None where it is never recomputed.
+
+    Raises InputError for a part that cannot be recomputed by itself; tells by a ConstraintWarning where nothing but the
+    whole can, of which a part is asked.
+    """
+    if wish.never:
+        return None
+    if not most and not wish.forced:
+        return Levels((), len(nodes))
+    block = stretch_name(nodes)
+    listed = partial(
+        levels_of, memory, nodes, seconds, most=most, forced=wish.forced, free=wish.free, parted=wish.parted
+    )
+    partly = wish.whole is False and (bool(wish.forced) or wish.free is not None)
+    try:
+        levels = listed(whole=not partly)
+        if wish.whole is False and len(levels) == 1 and not partly:  # none that is better than the whole
+            levels = listed(whole=False)
+    except NoSegmentError as error:
+        part = part_name(nodes[error.span[0] : error.span[1] + 1], block)
+        raise InputError(
+            f"constraints ask to recompute '{part}', and not all of '{block}', but {error}: ask it of the "
+            "whole block, or of another part"
+        ) from error
+    if wish.some and wish.whole is False and len(levels) == 1 and most:
+        warn(
+            f"constraints ask to recompute a part of '{block}', but no part of what they name saves memory and can be "
+            f"recomputed by itself: it is kept; ask for full in place of selective",
+            ConstraintWarning,
+        )
+    return levels

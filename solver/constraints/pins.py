@@ -1,0 +1,293 @@
+"""Layouts that the user pins, forbids or prefers, and blocks of which recompute is asked, by name pattern.
+
+==========================================  ===================================================================
+`param:*.mlp.*.weight = S1,R`               storage of parameters, by qualified name (a tied one: by any of its names)
+`input:input_ids = S0,R`                    inputs of the graph, by name
+`activation:layers.*.mlp = S0,*`            what a module gives to others, by its path
+`output:* = R`                              what the model returns (* or its place: 0, 1, ...)
+`activation:layers.* != *,S1`               no such layout
+`param:* ~ S0`                              such a layout wherever there is one and a plan with it fits
+`recompute:layers.1? = never`               blocks by module path: never, selective (a part) or full
+==========================================  ===================================================================
+
+Patterns are those of `fnmatch`. A layout has a placement for each mesh axis, or one for all; `*` leaves an axis free, R
+is R or R+, and S0 on several axes stands for either order of splitting dim 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from torch import fx
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.errors import InputError, LayoutError
+from autopar.graph import SCOPE, TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_of
+from autopar.layout import Layout, Placement
+from autopar.near_names import did_you_mean
+from autopar.solver.constraints.parameter_names import names_by_node, unread
+from autopar.solver.constraints.restricted import RECOMPUTE, ExcludedError, Restricted
+from autopar.strategies.strategy import Strategy
+
+KINDS = {"param": "parameter", "input": "input", "activation": "module", "output": "output", "recompute": "module"}
+_FORM = re.compile(r"\s*(\w+)\s*:\s*(.+?)\s*(!=|~|=)\s*(.+?)\s*")
+_GIVEN = {
+    "param": "no parameter that it names",
+    "input": "no input that it names",
+    "activation": "nothing that these modules give",
+    "output": "no output that it names",
+}
+ONLY_BLOCKS = (
+    "only blocks are recomputed of which two or more in a row are alike, and parts of them that keep something"
+)
+_FEW = 2  # layouts that a message tells
+_ANY_OUTER = 0  # of a placement that does not say how a dim is nested
+
+Form = Sequence["Placement | None"]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One constraint on layouts or recompute, as it was written: `sign` is "=", "!=" or "~"."""
+
+    text: str
+    kind: str
+    pattern: str
+    sign: str
+    wanted: str
+
+
+def read_pin(text: str) -> Pin | None:
+    """What a constraint says, if it has the form of one.
+
+    >>> read_pin("param:head.weight != S0").sign
+    '!='
+    """
+    found = _FORM.fullmatch(text)
+    return Pin(text, *found.groups()) if found and found[1] in KINDS else None
+
+
+def is_preference(text: str) -> bool:
+    """Whether a constraint gives way where no plan fits with it."""
+    pin = read_pin(text)
+    return pin is not None and pin.sign == "~"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """Of what a pin of layouts speaks: some outputs of some nodes (of the output node: inputs), and in which form."""
+
+    pin: Pin
+    places: Mapping[fx.Node, tuple[int, ...]]
+    form: Form
+    mesh_shape: tuple[int, ...]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the form is that of every layout."""
+        return all(wanted is None for wanted in self.form)
+
+    def layouts(self, node: fx.Node, strategy: Strategy) -> list[Layout]:
+        layouts = strategy.inputs if self.pin.kind == "output" else strategy.outputs
+        return [layouts[i] for i in self.places[node]]
+
+    def holds(self, node: fx.Node, strategy: Strategy) -> bool:
+        fits = [_fits(layout, self.form, self.mesh_shape) for layout in self.layouts(node, strategy)]
+        return not any(fits) if self.pin.sign == "!=" else all(fits)
+
+
+def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Restricted:
+    """The strategies in which a pin holds.
+
+    Raises InputError where it is malformed or matches nothing, ExcludedError where it leaves an op none.
+    """
+    if pin.kind == "recompute":
+        if pin.wanted not in RECOMPUTE or pin.sign != "=":
+            raise InputError(f"constraint '{pin.text}': recompute is pinned with =, to {', '.join(RECOMPUTE)}")
+        nodes = named(memory, pin)
+        return restricted.marked(nodes, pin.text).recomputing(nodes, pin.wanted)
+    strategies, spoken, changes = dict(restricted.strategies), spoken_of(memory, pin, axis_names), False
+    for node in spoken.places:
+        before = strategies.get(node, ())
+        left = tuple(s for s in before if spoken.holds(node, s))
+        if before and not left and pin.sign != "~":
+            what = _place(memory, spoken, node, before) or told(memory, node)
+            raise ExcludedError(pin.text, f"{what} has no way to lie so{_others(spoken, node, before)}")
+        strategies[node] = left or before
+        changes |= len(strategies[node]) < len(before)
+    # One that takes nothing away leaves equal blocks equal.
+    return replace(restricted, strategies=strategies).marked(named(memory, pin), pin.text) if changes else restricted
+
+
+def spoken_of(memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Spoken:
+    """Raises InputError where a pin of layouts is malformed or matches nothing."""
+    form = _form(pin, axis_names)
+    return Spoken(pin, _fitting(memory, pin, named(memory, pin), form), form, memory.mesh_shape)
+
+
+def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
+    """The nodes that a pin speaks of, with places as in `Spoken`; raises InputError where there are none."""
+    nodes = _matching(memory, pin.kind, pin.pattern)
+    if not nodes and pin.kind == "recompute" and not any(node.meta.get(SCOPE) for node in memory.graph.nodes):
+        raise InputError(
+            f"constraint '{pin.text}' asks for recompute, but {ONLY_BLOCKS}, and this model has no modules"
+        )
+    if not nodes:
+        names = _names(memory, pin.kind)
+        does = " that runs anything here" if KINDS[pin.kind] == "module" else ""
+        near = f"; its places are {', '.join(names)}" if pin.kind == "output" else did_you_mean(pin.pattern, names)
+        if pin.kind == "param" and (name := unread(memory, pin.pattern)):
+            raise InputError(
+                f"constraint '{pin.text}' matches nothing: this call does not read '{name}', which stays whole on "
+                "every rank"
+            )
+        raise InputError(
+            f"constraint '{pin.text}' matches nothing: no {KINDS[pin.kind]}{does} is called '{pin.pattern}'{near}"
+        )
+    return nodes
+
+
+def _names(memory: StepMemory, kind: str) -> list[str]:
+    """What patterns of a kind may match."""
+    nodes = memory.graph.nodes
+    if kind == "param":
+        return [name for names in names_by_node(memory).values() for name in names]
+    if kind == "input":
+        return [str(node.target) for node in nodes if node.op == "placeholder"]
+    if kind == "output":
+        return [str(i) for node in nodes if node.op == "output" for i in range(len(memory.inputs[node]))]
+    return [path for node in nodes if node.op.startswith("call") for path, _ in node.meta.get(SCOPE, ())]
+
+
+def names_any(memory: StepMemory, text: str) -> bool:
+    """Whether a constraint names anything of a graph, where it is one that names something."""
+    pin = read_pin(text.strip())
+    return pin is None or bool(_matching(memory, pin.kind, pin.pattern))
+
+
+def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:
+    """Whether later pins ask other recompute than this one of all that it names."""
+    return pin.kind == "recompute" and all(
+        restricted.recompute[node] != pin.wanted for node in _matching(memory, pin.kind, pin.pattern)
+    )
+
+
+def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tuple[int, ...]]:
+    """The nodes that a pin speaks of, and of which of their outputs (of the output node: inputs)."""
+    found: dict[fx.Node, tuple[int, ...]] = {}
+    inside: dict[str, list[fx.Node]] = {}
+    names = names_by_node(memory) if kind == "param" else {}
+    for node in memory.graph.nodes:
+        if any(fnmatchcase(name, pattern) for name in names.get(node, ())):
+            found[node] = (0,)
+        elif kind == "input" and node.op == "placeholder" and fnmatchcase(str(node.target), pattern):
+            found[node] = tuple(range(len(output_tensors(node))))
+        elif kind == "output" and node.op == "output":
+            found[node] = tuple(i for i in range(len(memory.inputs[node])) if fnmatchcase(str(i), pattern))
+        elif kind in ("activation", "recompute") and node.op.startswith("call"):
+            for path, _ in node.meta.get(SCOPE, ()):
+                if fnmatchcase(path, pattern):
+                    inside.setdefault(path, []).append(node)
+    if kind == "recompute":
+        return {node: () for nodes in inside.values() for node in nodes if output_tensors(node)}
+    for nodes in inside.values():
+        for ref in _given(nodes):
+            found[ref.node] = tuple(sorted({*found.get(ref.node, ()), ref.index}))
+    return {node: places for node, places in found.items() if places}
+
+
+def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
+    """The tensors that a module's nodes make and others read."""
+    own = set(nodes)
+    leaving = (node for node in nodes if any(user not in own for user in node.users))
+    return list(dict.fromkeys(ref for node in leaving for ref in resolve(node) if ref.node in own))
+
+
+def _fitting(
+    memory: StepMemory, pin: Pin, nodes: Mapping[fx.Node, tuple[int, ...]], form: Form
+) -> Mapping[fx.Node, tuple[int, ...]]:
+    """Of what a module gives or the model returns, the tensors that have the dims that the layout splits: a loss beside
+    them has none."""
+    rank = 1 + max((wanted.dim for wanted in form if wanted is not None and wanted.is_sharded), default=-1)
+    found: dict[fx.Node, tuple[int, ...]] = {}
+    for node, places in nodes.items():
+        refs = memory.inputs[node] if pin.kind == "output" else [TensorRef(node, i) for i in range(1 + max(places))]
+        if fitting := tuple(i for i in places if tensor_of(refs[i]).dim() >= rank):
+            found[node] = fitting
+    if not found:
+        raise InputError(f"constraint '{pin.text}': {_GIVEN[pin.kind]} has {rank} dims")
+    return found if pin.kind in ("activation", "output") else nodes
+
+
+def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
+    """Which of the model's outputs that a pin names has no way to lie so, and its shape; nothing of other nodes."""
+    for i in spoken.places[node] if spoken.pin.kind == "output" else ():
+        one = replace(spoken, places={node: (i,)})
+        if not any(one.holds(node, strategy) for strategy in strategies):
+            return f"output {i} of shape {tuple(tensor_of(memory.inputs[node][i]).shape)}"
+    return ""
+
+
+def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
+    """How it can lie, where that is soon told."""
+    known = dict.fromkeys(str(layout) for one in strategies for layout in spoken.layouts(node, one))
+    return f", only as {' or '.join(known)}{asked_of_inputs(node)}" if len(known) <= _FEW else ""
+
+
+def asked_of_inputs(node: fx.Node) -> str:
+    """Of an input, what decides how it lies; nothing of other nodes."""
+    return ': inputs="local" has each rank pass its rows, inputs="global" the whole' if node.op == "placeholder" else ""
+
+
+def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
+    """A layout with free axes (None); one placement alone stands for all axes."""
+    parts = [part.strip() for part in pin.wanted.split(",")]
+    parts = parts * len(axis_names) if len(parts) == 1 else parts
+    if len(parts) != len(axis_names):
+        raise InputError(
+            f"constraint '{pin.text}' has {len(parts)} placements, and the axes of the mesh are "
+            f"{', '.join(axis_names)}: write one for each, or a single one for all"
+        )
+    try:
+        form = [None if part == "*" else Placement.parse(part) for part in parts]
+    except LayoutError as error:
+        raise InputError(f"constraint '{pin.text}': {error}") from error
+    plain = [one.dim for part, one in zip(parts, form, strict=True) if one and one.is_sharded and "@" not in part]
+    return [
+        replace(one, outer=_ANY_OUTER) if one and "@" not in part and plain.count(one.dim) > 1 else one
+        for part, one in zip(parts, form, strict=True)
+    ]
+
+
+def _fits(layout: Layout, form: Form, mesh_shape: Sequence[int]) -> bool:
+    pairs = list(zip(layout.placements, form, strict=True))
+    nested = {wanted.dim for _, wanted in pairs if wanted is not None and wanted.outer == _ANY_OUTER}
+    return all(_is_plain(layout, dim, mesh_shape) for dim in nested) and all(
+        wanted is None
+        or p == wanted
+        or (wanted.is_replicated and not wanted.partial_grad and p.is_replicated)
+        or (wanted.outer == _ANY_OUTER and p.is_sharded and p.dim == wanted.dim)
+        for p, wanted in pairs
+    )
+
+
+def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
+    """Whether the axes that split a dim cut it one inside the other, from its outermost digit on."""
+    outer = 1
+    for digit, size in sorted((p.outer, n) for p, n in zip(layout.placements, mesh_shape, strict=True) if p.dim == dim):
+        if digit != outer:
+            return False
+        outer *= size
+    return True
+
+
+def told(memory: StepMemory, node: fx.Node) -> str:
+    """A node as the user knows it."""
+    if memory.is_parameter(node) or node.op in ("placeholder", "output"):  # not the graph's own name, as `input_1`
+        return f"'{node.target}'"
+    source = node.args[0] if is_getitem(node) else node
+    scope = node.meta.get(SCOPE, ())
+    return f"{target_name(source)} of '{scope[-1][0] if scope else 'the model'}'"  # type: ignore[arg-type]

@@ -1,0 +1,282 @@
+"""What an expert would write by hand: roles of the mesh's axes, and presets, which give every axis one.
+
+======  ============================================================  ===================================
+role    the axis                                                      options
+======  ============================================================  ===================================
+"dp"    splits the batch; parameters are read whole, stored anyhow
+"ddp"   splits the batch; parameters are stored whole
+"fsdp"  splits the batch; parameters are stored in shards             zero=3 (gathered again in backward),
+                                                                      2 or 1 (kept until then)
+"tp"    splits weights, which are used as shards, and not the batch   sequence=whole, split (between layers)
+======  ============================================================  ===================================
+
+==========  ==============================  =========================
+preset      axes                            options
+==========  ==============================  =========================
+"ddp"       all "ddp"                       recompute
+"fsdp"      all "fsdp"                      zero, recompute
+"tp"        last "tp"; the others "ddp"     sequence, recompute
+"fsdp+tp"   last "tp"; the others "fsdp"    zero, sequence, recompute
+"hsdp"      first "ddp", the others "fsdp"  zero, recompute
+==========  ==============================  =========================
+
+`fsdp+tp(zero=2, sequence=split, recompute=selective)`: recompute=never, selective (a part of each block) or full, of
+all blocks; without it the planner decides. ZeRO-1 and ZeRO-2 are one storage here: gradients are always reduced into
+the shards that the optimizer updates. `sequence`: whether what lies between tensor-parallel layers, such as norms, is
+whole on the axis (Megatron-LM, 1909.08053) or split on the sequence (2205.05198). Norms inside such a layer, as
+those of queries and keys, run on the heads that a device has, and their gradients are summed.
+
+A role takes an op's other strategies away only where one of those it asks for exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.errors import InputError
+from autopar.graph import BIAS_OF, tensor_of
+from autopar.solver.constraints.restricted import RECOMPUTE, Recompute, Restricted
+from autopar.strategies.strategy import Strategy
+
+Test = Callable[[Strategy], bool]
+
+PRESETS = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
+ROLES = ("dp", "ddp", "fsdp", "tp")
+_AXIS = "axis"
+_OPTIONS: dict[str, tuple[str, ...]] = {"zero": ("1", "2", "3"), "sequence": ("whole", "split"), "recompute": RECOMPUTE}
+_TAKES = {
+    "dp": (), "ddp": (), "fsdp": ("zero",), "tp": ("sequence",), "fsdp+tp": ("zero", "sequence"), "hsdp": ("zero",)
+}  # fmt: skip
+_FORM = re.compile(r"([a-z+0-9]+)\s*(?:\(([^()]*)\))?")
+
+
+class AxesError(InputError):
+    """A preset needs a mesh of more axes."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one axis of the mesh is for. `storage`, of parameters, and `zero` count where it splits the batch."""
+
+    kind: Literal["batch", "weights"]
+    storage: Literal["any", "whole", "sharded"] = "any"
+    zero: int = 3
+    sequence: Literal["whole", "split"] = "whole"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Roles by axis, and what is asked of all blocks, if anything is."""
+
+    roles: Mapping[int, Role]
+    recompute: Recompute | None = None
+
+
+def is_preset(text: str) -> bool:
+    """Whether a constraint begins with the name of a preset.
+
+    >>> is_preset("fsdp(zero=2)"), is_preset("axis:dp = fsdp")
+    (True, False)
+    """
+    return text.partition("(")[0].strip() in PRESETS
+
+
+def is_scheme(text: str) -> bool:
+    """Whether a constraint says what axes are for: a preset, or a role of one axis."""
+    return is_preset(text) or text.partition(":")[0].strip() == _AXIS
+
+
+def check_preset(text: str) -> None:
+    """Raises InputError where the options of a preset are malformed, whatever the mesh."""
+    _read(text, text, PRESETS, ("recompute",))
+
+
+def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Sequence[str]) -> Scheme:
+    """What some constraints, a preset or roles of axes, come to.
+
+    Raises InputError for one that is malformed, and for two that speak of one axis.
+    """
+    roles: dict[int, Role] = {}
+    said: dict[int, str] = {}
+    recompute: Recompute | None = None
+    for text in texts:
+        if is_preset(text):
+            found, asked = _preset(text, len(mesh_shape))
+            recompute = asked or recompute
+        else:
+            found = _axis(text, axis_names)
+        for axis, role in found.items():
+            if said.get(axis, text) != text:
+                name = axis_names[axis]
+                raise InputError(
+                    f"constraints '{said[axis]}' and '{text}' both say what axis '{name}' is for: name one"
+                )
+            roles[axis], said[axis] = role, text
+    return Scheme(roles, recompute)
+
+
+def _preset(text: str, axes: int) -> tuple[dict[int, Role], Recompute | None]:
+    name, options = _read(text, text, PRESETS, ("recompute",))
+    if name in ("fsdp+tp", "hsdp") and axes < 2:
+        raise AxesError(f"constraint '{text}' needs a mesh of two axes or more, this one has {axes}")
+    whole, sharded, last = _role("ddp", options), _role("fsdp", options), _role("tp", options)
+    batch = whole if name in ("ddp", "tp") else sharded
+    roles = [batch] * axes
+    if "tp" in name:
+        roles[-1] = last
+    if name == "hsdp":
+        roles[0] = whole
+    return dict(enumerate(roles)), options.get("recompute")
+
+
+def _axis(text: str, axis_names: Sequence[str]) -> dict[int, Role]:
+    if sign := re.search(r"!=|~|==", text):
+        raise InputError(
+            f"constraint '{text}': a role is given with = alone, not with {sign[0]}; write 'axis:NAME = role' with one "
+            f"of {', '.join(ROLES)}, or forbid layouts by name, as in 'param:* != S0'"
+        )
+    head, equals, wanted = (part.strip() for part in text.partition("="))
+    name = head.partition(":")[2].strip()
+    if not equals:
+        raise InputError(f"constraint '{text}': write 'axis:NAME = role' with a role of {', '.join(ROLES)}")
+    names = [*axis_names, *map(str, range(len(axis_names)))]
+    if name not in names:
+        raise InputError(f"constraint '{text}' matches nothing: the mesh's axes are called {', '.join(names)}")
+    return {names.index(name) % len(axis_names): _role(*_read(text, wanted, ROLES))}
+
+
+def _read(text: str, wanted: str, names: Sequence[str], more: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    """A name and its options, `name(option=value, ...)`; those in `more` may stand with every name."""
+    found = _FORM.fullmatch(wanted.strip())
+    if found is None or found[1] not in names:
+        raise InputError(f"constraint '{text}': '{wanted.strip()}' is none of {', '.join(names)}")
+    taken = (*_TAKES[found[1]], *more)
+    options = {}
+    for part in filter(None, (part.strip() for part in (found[2] or "").split(","))):
+        option, _, value = (piece.strip() for piece in part.partition("="))
+        if option not in taken or value not in _OPTIONS[option]:
+            can = "; ".join(f"{name}={' or '.join(_OPTIONS[name])}" for name in taken) or "none"
+            raise InputError(f"constraint '{text}': '{part}' is no option of '{found[1]}', which takes: {can}")
+        if option in options:
+            raise InputError(f"constraint '{text}' gives '{option}' twice: give it once")
+        options[option] = value
+    return found[1], options
+
+
+def _role(name: str, options: Mapping[str, Any]) -> Role:
+    if name == "tp":
+        return Role("weights", sequence=options.get("sequence", "whole"))
+    if name == "fsdp":
+        return Role("batch", "sharded", int(options.get("zero", 3)))
+    return Role("batch", "whole" if name == "ddp" else "any")
+
+
+# -- what roles leave -------------------------------------------------------------------------------------------------
+
+
+def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restricted:
+    """The strategies in which axes have their roles."""
+    if not scheme.roles:
+        return restricted
+    batch = {axis: role for axis, role in scheme.roles.items() if role.kind == "batch"}
+    tensor = {axis: role for axis, role in scheme.roles.items() if role.kind == "weights"}
+    sharded = {axis: role for axis, role in batch.items() if role.storage == "sharded"}
+    whole = [axis for axis, role in batch.items() if role.storage == "whole"]
+    decided = len(scheme.roles) == len(memory.mesh_shape) and all(role.storage != "any" for role in batch.values())
+    strategies, regather = dict(restricted.strategies), dict(restricted.regather)
+    for node, options in restricted.strategies.items():
+        if memory.is_parameter(node):
+            strategies[node] = _stored(options, list(sharded), whole)
+            if sharded or decided:
+                regather[node] = any(role.zero == 3 for role in sharded.values())
+            continue
+        inputs = [i for i, ref in enumerate(memory.inputs[node]) if memory.is_parameter(ref.node)]
+        if not inputs or node.op == "output":
+            continue
+        wide = [i for i in inputs if tensor_of(memory.inputs[node][i]).dim() > 1]
+        others = {i: tensor_of(ref).dim() for i, ref in enumerate(memory.inputs[node]) if i not in inputs}
+        for axis in batch:
+            options = _preferred(options, _splits_batch(axis, inputs, others), _whole(axis, inputs))
+        for axis, role in tensor.items():
+            between = _sums_nothing(axis, inputs)
+            if role.sequence == "split":
+                split = _splits_sequence(axis, inputs, others)
+                between = _either(between, split) if BIAS_OF in node.meta else split
+            elif BIAS_OF not in node.meta:
+                heads = {i: rank for i, rank in others.items() if rank > 3}  # batch, sequence, head, features
+                between = _either(between, _splits_sequence(axis, inputs, heads))
+            options = _preferred(options, _splits_weights(axis, wide, inputs), between, _sums_nothing(axis, inputs))
+        strategies[node] = options
+    found = replace(restricted, strategies=strategies, regather=regather)
+    return found if scheme.recompute is None else found.recomputing(dict.fromkeys(memory.graph.nodes), scheme.recompute)
+
+
+def _preferred(options: Sequence[Strategy], *tests: Test) -> Sequence[Strategy]:
+    """The strategies that pass the first test that any passes."""
+    for test in tests:
+        passing = tuple(s for s in options if test(s))
+        if passing:
+            return passing
+    return options
+
+
+def _either(one: Test, other: Test) -> Test:
+    return lambda s: one(s) or other(s)
+
+
+def _splits_batch(axis: int, inputs: Sequence[int], others: Mapping[int, int]) -> Test:
+    """Data parallel: activations (`others`, and their ranks) split on their first dim, the parameter read whole."""
+    split = [i for i, rank in others.items() if rank]
+
+    def test(s: Strategy) -> bool:
+        whole = all(s.inputs[i][axis].is_replicated for i in inputs)
+        return whole and any(s.inputs[i][axis].dim == 0 for i in split)
+
+    return test
+
+
+def _whole(axis: int, inputs: Sequence[int]) -> Test:
+    """The parameters are read whole."""
+    return lambda s: all(s.inputs[i][axis].is_replicated for i in inputs)
+
+
+def _sums_nothing(axis: int, inputs: Sequence[int]) -> Test:
+    """No parameter's gradient is a sum over the axis: a bias is whole, or sharded as what it is added to."""
+    return lambda s: not any(s.inputs[i][axis].partial_grad for i in inputs)
+
+
+def _splits_weights(axis: int, wide: Sequence[int], inputs: Sequence[int]) -> Test:
+    """Tensor parallel: matrices are read as shards, and no parameter's gradient is a sum over the axis."""
+    sums_nothing = _sums_nothing(axis, inputs)
+    return lambda s: bool(wide) and sums_nothing(s) and all(s.inputs[i][axis].is_sharded for i in wide)
+
+
+def _splits_sequence(axis: int, inputs: Sequence[int], others: Mapping[int, int]) -> Test:
+    """Sequence parallel: of an activation neither features nor, where it has both, the batch is split; the parameter is
+    read whole."""
+
+    def test(s: Strategy) -> bool:
+        whole = all(s.inputs[i][axis].is_replicated for i in inputs)
+        return whole and any(
+            s.inputs[i][axis].is_sharded and (0 if rank > 2 else -1) < s.inputs[i][axis].dim < rank - 1
+            for i, rank in others.items()
+        )
+
+    return test
+
+
+def _stored(options: Sequence[Strategy], sharded: Sequence[int], whole: Sequence[int]) -> Sequence[Strategy]:
+    """Storage: sharded over every axis of `sharded` if that can be, whole over those of `whole`, free over others.
+
+    On a tensor-parallel axis the cheapest is as the parameter is used.
+    """
+    options = tuple(s for s in options if not any(s.outputs[0][a].is_sharded for a in whole))
+    for count in range(len(sharded), 0, -1):
+        passing = tuple(s for s in options if sum(s.outputs[0][a].is_sharded for a in sharded) >= count)
+        if passing:
+            return passing
+    return options

@@ -1,0 +1,166 @@
+"""HiGHS and CBC through pulp, quick where a program has a hundred thousand entries."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+import pulp
+
+from autopar.argument_checks import SOLVERS, solver_of
+from autopar.solver.linear.highs import pass_to
+from autopar.solver.linear.matrix import Part
+from autopar.solver.linear.outcome import NONE, Bounds, Outcome
+
+Engine: TypeAlias = pulp.LpSolver  # of pulp, as `engine` makes it
+
+_HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
+# they solve smaller programs within this one, and take several times as long as finding a solution without
+
+_AGGREGATOR = 1 << 12  # its bit among HiGHS's rules of presolve
+
+# pulp keeps the errors of solvers that are not there, and with their tracebacks whoever imported it: a whole plan
+for _kind in vars(pulp.apis).values():
+    if isinstance(_error := getattr(_kind, "err", None), BaseException):
+        _error.__traceback__ = _error.__context__ = None
+
+_KINDS = pulp.LpContinuous, pulp.LpInteger
+_ENDS = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "feasible"}
+
+
+class ListedProblem(pulp.LpProblem):
+    """A problem to which all variables were added at first: pulp need not look for them, thrice, in its rows.
+
+    `part`: for HiGHS, its columns and rows as arrays, in place of pulp's rows.
+    """
+
+    part: Part | None = None
+
+    def variables(self) -> list[pulp.LpVariable]:
+        return self._variables
+
+
+class BulkHiGHS(pulp.HiGHS):
+    """pulp's HiGHS, which is given the columns and rows of a `ListedProblem` in one piece instead of one by one."""
+
+    def buildSolverModel(self, lp: ListedProblem) -> None:  # pulp's name
+        for i, variable in enumerate(lp.variables()):
+            variable.index = i
+        assert lp.part is not None
+        pass_to(lp.solverModel, lp.part, integer=self.mip)
+
+    def findSolutionValues(self, lp: ListedProblem) -> tuple[int, int]:  # pulp's name; it does not know this end
+        import highspy  # here, since CBC does without
+
+        model = lp.solverModel
+        if model.getModelStatus() != highspy.HighsModelStatus.kSolutionLimit:
+            return super().findSolutionValues(lp)
+        if not math.isfinite(model.getObjectiveValue()):
+            return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+        for variable, value in zip(lp.variables(), model.getSolution().col_value, strict=True):
+            variable.varValue = value
+        return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+
+
+def is_highs(solver: str) -> bool:
+    """Whether HiGHS is asked for and can be had."""
+    return solver == "highs" and bool(pulp.HiGHS(msg=False).available())
+
+
+def engine_of(solver: str) -> str:
+    """The one of SOLVERS that answers for this one: CBC where HiGHS cannot be had."""
+    return "cbc" if solver in SOLVERS and not is_highs(solver) else solver
+
+
+def engine(
+    solver: str,
+    time_limit: float,
+    gap: float,
+    cutoff: float = math.inf,
+    nodes: int | None = None,
+    *,
+    heuristics: bool = False,
+    aggregates: bool = True,
+) -> Engine:
+    """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`, and at no
+    more than so many nodes of its own search; with `heuristics` it looks for solutions in smaller programs too; its
+    presolve `aggregates` variables.
+
+    Raises InputError for any other name.
+    """
+    if is_highs(solver_of(solver)):
+        options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, heuristics)}
+        if cutoff < math.inf:  # to prove that there is nothing below takes twice as long with another presolve between
+            options["mip_allow_restart"] = False
+        if nodes is not None:
+            options["mip_max_nodes"] = nodes
+        if not aggregates:
+            options["presolve_rule_off"] = _AGGREGATOR
+        return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
+    with _as_of_pulp_3():
+        return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
+
+
+@contextmanager
+def _as_of_pulp_3() -> Iterator[None]:
+    """pulp 3.3 announces the API of pulp 4, which pulp 3.0 to 3.2 do not have yet: nothing that users can mend."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*PuLP 4\.0", DeprecationWarning)
+        yield
+
+
+def optimise(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:
+    """The columns of a part at their best, in whole numbers or relaxed, all others being 0; `bounds` is what the part's
+    matrix was bounded by."""
+    with _as_of_pulp_3():
+        return _optimised(part, run, integer=integer, gap=gap, bounds=bounds)
+
+
+def _optimised(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:
+    matrix, kept = part.matrix, part.columns
+    problem = ListedProblem("plan", pulp.LpMinimize)
+    lower = [None if low == -math.inf else low for low in matrix.lower[kept].tolist()]
+    upper = [None if high == math.inf else high for high in matrix.upper[kept].tolist()]
+    whole = (integer & matrix.integer[kept]).tolist()
+    variables = [
+        pulp.LpVariable(f"v{i}", low, high, _KINDS[is_whole])
+        for i, low, high, is_whole in zip(kept.tolist(), lower, upper, whole, strict=True)
+    ]
+    problem.addVariables(variables)
+    prices = zip(variables, matrix.cost[kept].tolist(), strict=True)
+    problem.setObjective(pulp.LpAffineExpression([(v, c) for v, c in prices if c]))
+    if isinstance(run, BulkHiGHS):
+        problem.part = part
+    else:
+        for number, (columns, values, least, most) in enumerate(part.lines()):
+            sense = pulp.LpConstraintEQ if least == most else pulp.LpConstraintLE
+            sense, right = (pulp.LpConstraintGE, least) if most == math.inf else (sense, most)
+            row = pulp.LpAffineExpression([(variables[i], c) for i, c in zip(columns, values, strict=True)])
+            problem.addConstraint(pulp.LpConstraint(row, sense, f"r{number}", right))
+    problem.solve(run)
+    status = _ENDS.get(problem.sol_status)
+    if status is None and problem.status == pulp.LpStatusInfeasible:
+        return Outcome("infeasible", NONE, math.inf, math.inf)
+    if status is None:
+        bound = _bound(problem, math.inf, gap, "stopped", integer) if integer else -math.inf
+        return Outcome("stopped", NONE, math.inf, bound)
+    found, reduced = np.zeros(matrix.columns), np.zeros(matrix.columns)
+    found[kept] = [v.varValue or 0.0 for v in variables]
+    if not integer:
+        reduced[kept] = [v.dj or 0.0 for v in variables]
+    value = float(matrix.cost @ found)
+    return Outcome(status, found, value, _bound(problem, value, gap, status, integer), reduced, counts=bounds)
+
+
+def _bound(problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:
+    """Of an answer of that value and status, what no answer is below."""
+    model = getattr(problem, "solverModel", None)
+    if not integer:
+        return value
+    if model is not None:
+        return min(value, float(model.getInfo().mip_dual_bound))
+    return value * (1 - gap) if status == "optimal" else 0.0

@@ -1,0 +1,267 @@
+"""A program as numpy arrays, and which of its columns and rows a relaxation may do without.
+
+Most flows of a program are 0 in every good plan. A flow that is left out takes others along: what is there for its sake
+alone (its paid conversion, its count of replays), and the rows that say nothing while it is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.solver.linear.terms import Array
+
+if TYPE_CHECKING:
+    from autopar.solver.linear.program import Program
+    from autopar.solver.linear.records import Indicator
+
+
+@dataclass(frozen=True)
+class Implications:
+    """Rows `big >= small + ...`, which say nothing where `small` is 0; `alone`: there is nothing but the two in them.
+
+    `upper`: their small is another row's big. `rank`: rows of one rank have neither a small nor a big in common.
+    """
+
+    rows: Array
+    small: Array
+    big: Array
+    alone: Array
+    upper: Array
+    rank: Array
+
+    def levels(self) -> tuple[Array, Array]:
+        """The rows, as places in these arrays, from flows up."""
+        return np.flatnonzero(~self.upper), np.flatnonzero(self.upper)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Rows `z <= most * sum(ones)`, where z is a sum of counts (`times`, number `kind`) times the sum of `ones`.
+
+    `floors`: rows `z >= least * sum(ones)`, which say something where the counts are bounded from below.
+    `owner`: of each of the ones, the place of its row in `rows`; `entries` and `floor_entries`: its places in the
+    matrix.
+    """
+
+    rows: Array
+    floors: Array
+    z: Array
+    most: Array
+    kind: Array
+    times: Sequence[Mapping[int, float]]
+    ones: Array
+    owner: Array
+    entries: Array
+    floor_entries: Array
+
+    def within(self, bounds: Mapping[int, tuple[float, float]]) -> tuple[Array, Array]:
+        """The least and the largest slope of each row where the counts have these bounds."""
+        ranges = [spread(times, bounds) or (0.0, math.inf) for times in self.times]
+        low, high = (np.array(ends, dtype=float) for ends in ([r[0] for r in ranges], [r[1] for r in ranges]))
+        most = np.minimum(self.most, high[self.kind])
+        return np.clip(low[self.kind], 0.0, most), most
+
+
+class Part:
+    """Some columns and rows of a matrix; `entries`: places of theirs, by row, with numbers of columns `index`."""
+
+    def __init__(self, matrix: Matrix, inside: Array, rows: Array) -> None:
+        self.matrix = matrix
+        self.columns, self.rows = np.flatnonzero(inside), np.flatnonzero(rows)
+        self.entries = np.flatnonzero(rows[matrix.row] & inside[matrix.column] & (matrix.value != 0))
+        self.lengths = np.bincount(matrix.row[self.entries], minlength=matrix.lines)[self.rows]
+        self.index = (np.cumsum(inside) - 1)[matrix.column[self.entries]]
+
+    def lines(self) -> Iterator[tuple[list[int], list[float], float, float]]:
+        """Row by row: numbers of columns, values, least and most."""
+        index, values = self.index.tolist(), self.matrix.value[self.entries].tolist()
+        start = 0
+        for length, row in zip(self.lengths.tolist(), self.rows, strict=True):
+            stop = start + length
+            yield index[start:stop], values[start:stop], float(self.matrix.least[row]), float(self.matrix.most[row])
+            start = stop
+
+
+class Matrix:
+    """Entries by row, and what can be left out."""
+
+    def __init__(self, program: Program) -> None:
+        self.columns, self.lines = len(program.names), len(program.rows)
+        self.row, self.column, self.value = program.entries.arrays(added_up=program.once.shares)
+        self.lower, self.upper = np.array(program.lower), np.array(program.upper)
+        self.integer, self.whole = (np.frombuffer(bytes(some), bool) for some in (program.integer, program.whole))
+        self.cost = np.zeros(self.columns)
+        self.guide: Array | None = None  # by which the first columns are chosen, where it is not by their cost
+        senses = np.array([sense for _, sense, _ in program.rows])
+        right = np.array([right for *_, right in program.rows], dtype=float)
+        self.least, self.most = np.where(senses >= 0, right, -np.inf), np.where(senses <= 0, right, np.inf)
+        self._own = self.lower.copy(), self.upper.copy()
+        self.implications = _implications(program)
+        self.products = _products(program, np.searchsorted(self.row, np.arange(self.lines)))
+        self.flows = np.stack(_joined(program.flows, 3), axis=1)
+        self.end_rows, self.end_choices = self._ends()
+        self._uses = np.repeat(np.arange(len(program.flows)), [len(some.variables) for some in program.flows])
+        self.optional = self._optional()
+        self.dormant = np.zeros(self.lines, dtype=bool)  # rows that say nothing where their variable is left out
+        for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
+            self.dormant[rows[self.optional[of]]] = True
+        self.dormant[self.products.floors] = True
+        self._any, self._rest = self._indicators(program.any_rows), self._indicators(program.rest_rows)
+        self.slopes = np.zeros(len(self.products.rows))  # the least that a product is, times its ones
+        self.floored = self.slopes > 0  # and whether a row of its own says so
+
+    def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
+        """Give some variables these bounds, all others their own, and what counts are in what follows from them."""
+        self.lower[:], self.upper[:] = self._own
+        for variable, (low, high) in bounds.items():
+            self.lower[variable], self.upper[variable] = low, high
+        (q, its_count), (k, their_count) = self._any, self._rest
+        self.value[q], self.value[k] = self.upper[its_count], self.least[self.row[k]] - self.lower[their_count]
+        products = self.products
+        self.slopes, most = products.within(bounds)
+        self.value[products.entries] = -most[products.owner]
+        self.value[products.floor_entries] = -self.slopes[products.owner]
+        self.least[products.rows] = np.where(self.slopes == most, 0.0, -np.inf)
+        self.floored = (self.slopes > 0) & (self.slopes < most)
+
+    def part(self, columns: Array) -> Part:
+        """Some columns with all rows that say something of them, or that nothing else could meet."""
+        inside = np.zeros(self.columns, dtype=bool)
+        inside[columns] = True
+        rows = (self.least > 0) | (self.most < 0)
+        rows[self.row[inside[self.column] & (self.value != 0)]] = True
+        rows[self.implications.rows[~inside[self.implications.small]]] = False
+        rows[self.products.floors[~self.floored]] = False
+        return Part(self, inside, rows)
+
+    def _indicators(self, rows: Sequence[Indicator]) -> tuple[Array, Array]:
+        """The places of the indicators' entries, and the counts of each."""
+        places = [np.flatnonzero((self.row == row) & (self.column == indicator)) for row, _, indicator in rows]
+        return _joined([(one,) for one in places], 1)[0], np.array([count for _, count, _ in rows], dtype=np.int64)
+
+    def _ends(self) -> tuple[Array, Array]:
+        """The rows at the ends of flows with the choices that are in them, a pair each."""
+        of_end, of_flow = np.zeros(self.lines, dtype=bool), np.zeros(self.columns, dtype=bool)
+        of_end[self.flows[:, 1:]], of_flow[self.flows[:, 0]] = True, True
+        at = np.flatnonzero(of_end[self.row] & ~of_flow[self.column])
+        return self.row[at], self.column[at]
+
+    def _optional(self) -> Array:
+        """Flows, counts of flows alone, and what is at least one of these and nothing else."""
+        found = np.zeros(self.columns, dtype=bool)
+        found[self.flows[:, 0]] = True
+        needed = np.zeros(self.columns, dtype=bool)
+        needed[self.products.z[self.products.owner[~found[self.products.ones]]]] = True
+        found[self.products.z] = ~needed[self.products.z]
+        some = self.implications
+        for level in some.levels():
+            small, big = some.small[level], some.big[level]
+            needed[big[~found[small]]] = True
+            found[big] = ~needed[big]
+        return found
+
+    def with_company(self, inside: Array) -> Array:
+        """These columns, and what is there for their sake."""
+        inside = inside.copy()
+        products, implications = self.products, self.implications
+        np.logical_or.at(inside, products.z[products.owner], inside[products.ones])
+        for level in implications.levels():
+            np.logical_or.at(inside, implications.big[level], inside[implications.small[level]])
+        return inside
+
+    def awake(self, inside: Array) -> Array:
+        """The rows that a program of these columns has: without those that say nothing of them."""
+        said = np.zeros(self.lines, dtype=bool)
+        said[self.row[inside[self.column]]] = True
+        rows = np.ones(self.lines, dtype=bool)
+        rows[self.implications.rows] = inside[self.implications.small]
+        rows[self.products.rows] = inside[self.products.z]
+        rows[self.products.floors] = inside[self.products.z] & self.floored
+        return (rows | ~self.dormant) & (said | (self.least > 0) | (self.most < 0))
+
+    def cheapest(self, many: int) -> Array:
+        """For every end of every flow, the so many cheapest that leave it or arrive there; and what is not optional."""
+        inside = ~self.optional
+        cost, some = (self.cost if self.guide is None else self.guide).copy(), self.implications
+        users = np.bincount(some.big, minlength=self.columns)
+        for level in reversed(some.levels()):
+            small, big = some.small[level], some.big[level]
+            np.add.at(cost, small, cost[big] / users[big])
+        return self.with_company(inside | self.least_of(cost, many))
+
+    def least_by_use(self, values: Array) -> Array:
+        """The least value, or 0, of the flows of each use: they are shares of one."""
+        found = np.zeros(int(self._uses.max(initial=-1)) + 1)
+        np.minimum.at(found, self._uses, values[self.flows[:, 0]])
+        return found
+
+    def least_of(self, cost: Array, many: int, among: Array | None = None) -> Array:
+        """Of the flows `among` all, for every end, the so many of least cost that leave it or arrive there."""
+        found = np.zeros(self.columns, dtype=bool)
+        flows, out, into = self.flows.T if among is None else self.flows[among[self.flows[:, 0]]].T
+        for ends in (out, into):
+            order = np.lexsort((cost[flows], ends))
+            sorted_ends = ends[order]
+            first = np.searchsorted(sorted_ends, sorted_ends)
+            found[flows[order[np.arange(len(order)) - first < many]]] = True
+        return found
+
+
+def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
+    """The arrays of all chunks, one behind the other."""
+    none = (np.zeros(0, dtype=np.int64),) * many
+    return [np.concatenate(some) for some in zip(none, *(chunk[:many] for chunk in chunks), strict=True)]
+
+
+def _implications(program: Program) -> Implications:
+    rows, small, big = _joined(program.implied_rows, 3)
+    lengths = [len(some.rows) for some in program.implied_rows]
+    alone = np.repeat([some.is_bare for some in program.implied_rows], lengths)
+    rank = _ranks(small) * (1 + len(rows)) + _ranks(big)
+    return Implications(rows, small, big, alone.astype(bool), np.isin(small, big), rank)
+
+
+def _ranks(keys: Array) -> Array:
+    """How many equal keys stand before each."""
+    order = np.argsort(keys, kind="stable")
+    ranks = np.empty(len(keys), dtype=np.int64)
+    ordered = keys[order]
+    ranks[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered)
+    return ranks
+
+
+def _products(program: Program, starts: Array) -> Products:
+    """`starts`: where the entries of each row begin."""
+    rows, floors, z, ones, _ = _joined(program.products, 5)
+    kinds: dict[tuple[tuple[int, float], ...], int] = {}
+    kind = [kinds.setdefault(tuple(some.times.items()), len(kinds)) for some in program.products]
+    lengths = np.array([len(some.rows) for some in program.products], dtype=np.int64)
+    before = np.cumsum(lengths) - lengths
+    owners = [some.owner + first for some, first in zip(program.products, before, strict=True)]
+    owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
+    behind = 1 + _ranks(owner)  # z
+    return Products(
+        rows,
+        floors,
+        z,
+        np.repeat([some.most for some in program.products], lengths),
+        np.repeat(np.array(kind, dtype=np.int64), lengths),
+        [dict(times) for times in kinds],
+        ones,
+        owner,
+        starts[rows[owner]] + behind,
+        starts[floors[owner]] + behind,
+    )
+
+
+def spread(times: Mapping[int, float], bounds: Mapping[int, tuple[float, float]]) -> tuple[float, float] | None:
+    """The least and the largest that a sum of counts can be; None where one of them has no bounds of its own here."""
+    if not all(v in bounds for v in times):
+        return None
+    ends = [sorted(c * end for end in bounds[v]) for v, c in times.items()]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)

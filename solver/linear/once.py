@@ -1,0 +1,25 @@
+"""What is made of variables, made once for all parts of a problem that have the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from autopar.solver.linear.terms import Array
+
+
+@dataclass
+class Once:
+    """`shares`: whether several parts of a problem have the same variables; if not, nothing is remembered."""
+
+    shares: bool = False
+    _made: dict[Hashable, Array] = field(default_factory=dict)
+
+    def __call__(self, key: Hashable, of: Sequence[Array], make: Callable[[], Array]) -> Array:
+        """What `make` makes of some arrays of variables."""
+        if not self.shares:
+            return make()
+        key = key, *((some.shape, some.tobytes()) for some in of)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]

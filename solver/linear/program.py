@@ -1,0 +1,280 @@
+"""A mixed-integer linear program as lists and arrays, which `engines` solves."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.solver.linear.engines import Engine, engine, is_highs, optimise
+from autopar.solver.linear.highs import Basis
+from autopar.solver.linear.matrix import Matrix
+from autopar.solver.linear.once import Once
+from autopar.solver.linear.outcome import NONE, WHOLE, Bounds, Outcome
+from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator
+from autopar.solver.linear.relaxation import Relaxation
+from autopar.solver.linear.terms import Array, Entries, Terms
+
+# Columns up to which HiGHS's presolve does not aggregate: it lost the best plan of a program of 142, whose rows of
+# memory had entries of 1e-5 (seed 65 of `test_counts_of_nested_levels`).
+_SMALL = 2_000
+
+
+@dataclass
+class Program:
+    """Minimise `cost @ x` over `lower <= x <= upper` and rows; some variables are integers.
+
+    It is stated row by row; what there are many of (flows, conversions that they pay, counts of their replays) is
+    stated in arrays. `matrix` then is the whole program in arrays, which all solving reads.
+    """
+
+    names: list[str] = field(default_factory=list)
+    lower: array[float] = field(default_factory=lambda: array("d"))
+    upper: array[float] = field(default_factory=lambda: array("d"))
+    integer: bytearray = field(default_factory=bytearray)
+    whole: bytearray = field(default_factory=bytearray)  # 0 or at least 1 wherever the integers are integers
+    cost: Array = field(default_factory=lambda: NONE)  # of all variables
+    rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
+    entries: Entries = field(default_factory=Entries)
+    budget: int | None = None  # a variable whose upper bound makes the program slow, and costs little in most cases
+    counts: list[Count] = field(default_factory=list)  # what branch and bound branches on first
+    nested_counts: list[list[Count]] = field(default_factory=list)  # chains of them: none is larger than the one before
+    any_rows: list[Indicator] = field(default_factory=list)  # m q - r >= 0, as in `solver.linear.records`
+    rest_rows: list[Indicator] = field(default_factory=list)  # m k + r >= m
+    products: list[CountProducts] = field(default_factory=list)
+    flows: list[Flows] = field(default_factory=list)
+    implied_rows: list[Implied] = field(default_factory=list)
+    once: Once = field(default_factory=Once)
+    _matrix: Matrix | None = None
+    _root: tuple[Array, Outcome] | None = None  # the relaxation of the whole program, with its objective
+
+    def variable(
+        self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
+    ) -> int:
+        """A new variable, continuous in [0, 1] unless said; returns its number.
+
+        `whole`: where the integers are integers, this one is 0 or at least 1 by itself.
+        """
+        self.names.append(name)
+        self.lower.append(lower)
+        self.upper.append(math.inf if upper is None else upper)
+        self.integer.append(integer)
+        self.whole.append(whole)
+        return len(self.names) - 1
+
+    def variables(self, name: str, many: int, *, upper: float | None = 1.0) -> Array:
+        """The numbers of so many new variables, alike."""
+        first = len(self.names)
+        self.names += [name] * many
+        self.lower += array("d", [0.0]) * many
+        self.upper += array("d", [math.inf if upper is None else upper]) * many
+        self.integer += bytes(many)
+        self.whole += b"\1" * many
+        return np.arange(first, first + many)
+
+    def equal(self, name: str, terms: Terms, right: float) -> int:
+        """A new row; returns its number."""
+        return self._row(name, terms, 0, right)
+
+    def at_most(self, name: str, terms: Terms, right: float, *, more: tuple[Array, Array] | None = None) -> int:
+        """`more`: terms of other variables than `terms` has, and their coefficients."""
+        row = self._row(name, terms, -1, right)
+        if more is not None:
+            self.entries.many(row, *more)
+        return row
+
+    def at_least(self, name: str, terms: Terms, right: float) -> int:
+        return self._row(name, terms, 1, right)
+
+    def equal_to_sum(self, name: str, variable: int, terms: tuple[Array, Array]) -> int:
+        """`variable` is the sum of other variables times coefficients; returns the row's number."""
+        row = self.equal(name, [(variable, 1.0)], 0.0)
+        self.entries.many(row, terms[0], -terms[1])
+        return row
+
+    def transport(self, out: Sequence[Sequence[int]], into: Sequence[Sequence[int]], possible: Array) -> Array:
+        """Flows from each of some sums of variables to each of others, where possible: their numbers, -1 for none.
+
+        What leaves an end is its sum, and so is what arrives.
+        """
+        numbers = np.full(possible.shape, -1)
+        numbers[possible] = self.variables("f", int(possible.sum()))
+        start = self._rows("out", len(out), 0, 0.0)
+        end = self._rows("into", len(into), 0, 0.0)
+        for rows, ends in ((start, out), (end, into)):
+            for row, ones in zip(rows.tolist(), ends, strict=True):
+                self.entries.one(row, dict.fromkeys(ones, -1.0))
+        i, j = np.nonzero(possible)
+        flows = numbers[i, j]
+        self.entries.many(start[i], flows, 1.0)
+        self.entries.many(end[j], flows, 1.0)
+        self.flows.append(Flows(flows, start[i], end[j]))
+        return numbers
+
+    def implies(
+        self, name: str, small: Array, big: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
+    ) -> None:
+        """Each of `big` is at least its `small`, plus `terms` and `right`; this must say nothing where `small` is 0."""
+        rows = self._rows(name, len(small), 1, right)
+        self.entries.many(rows, big, 1.0)
+        self.entries.many(rows, small, -1.0)
+        for variable, coefficient in terms:
+            self.entries.many(rows, np.full(len(rows), variable), coefficient)
+        self.implied_rows.append(Implied(rows, small, big, not terms))
+
+    def multiple(
+        self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
+    ) -> None:
+        """Each of `variables` <= `most` times a sum of `ones`, which is 0 or 1; where the counts have bounds, between
+        the least and the most that `times` (an expression in counts) can be, times that sum."""
+        rows, floors = self._rows(name, len(variables), -1, 0.0), self._rows(name, len(variables), 1, 0.0)
+        owner = np.repeat(np.arange(len(ones)), [len(some) for some in ones])
+        all_ones = np.concatenate(ones)
+        for lines, slope in ((rows, most), (floors, 0.0)):
+            self.entries.many(lines, variables, 1.0)
+            self.entries.many(lines[owner], all_ones, -slope)
+        self.products.append(CountProducts(rows, floors, variables, all_ones, owner, dict(times), most))
+
+    def matrix(self) -> Matrix:
+        """The program as arrays, once nothing is added any more."""
+        if self._matrix is None or (self._matrix.columns, self._matrix.lines) != (len(self.names), len(self.rows)):
+            self._matrix = Matrix(self)
+        self._matrix.cost = self.cost
+        return self._matrix
+
+    def wrong_products(self, values: Array) -> dict[int, float]:
+        """By count, how far the products with it are from what they stand for, in sum."""
+        found: dict[int, float] = {}
+        products = self.matrix().products
+        ones = np.bincount(products.owner, values[products.ones], minlength=len(products.rows))
+        for kind, times in enumerate(products.times):
+            of = products.kind == kind
+            factor = sum(c * values[v] for v, c in times.items())
+            wrong = float(np.abs(values[products.z[of]] - factor * ones[of]).sum())
+            for count in times:
+                found[count] = found.get(count, 0.0) + wrong
+        return found
+
+    def relax(
+        self,
+        solver: str,
+        time_limit: float,
+        bounds: Bounds,
+        entering: float = math.inf,
+        *,
+        everything: bool = False,
+        first: Array | None = None,
+        close: float | None = None,
+        basis: Basis | None = None,
+    ) -> Outcome:
+        """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
+        was too short. `everything`, `first`: as `Relaxation` has them; `close`: what a bound may miss, relatively."""
+        if not is_highs(solver):
+            return self._optimise(engine(solver, time_limit, 0.0), np.arange(len(self.names)), False, 0.0, bounds)
+        at_once = close != math.inf and (close is not None or basis is None)
+        relaxation = Relaxation(self.matrix(), everything=everything, at_once=at_once, first=first)
+        return self._relaxed(relaxation, time_limit, bounds, entering, patient=True, close=close, basis=basis)
+
+    def root(
+        self,
+        solver: str,
+        time_limit: float,
+        entering: float = math.inf,
+        *,
+        close: float | None = None,
+        first: Array | None = None,
+    ) -> Outcome:
+        """The relaxation of the whole program, solved once for all who ask: the search begins with it, its dual values
+        say what hides behind compute, and it tells which ways equal blocks would mix."""
+        known = self._root
+        if known is not None and len(known[0]) == len(self.names) and np.array_equal(known[0], self.cost):
+            return known[1]
+        found = self.relax(solver, time_limit, {}, entering, close=close, first=first)
+        if found.status == "optimal":
+            self._root = self.cost, found
+        return found
+
+    def relax_again(
+        self,
+        parent: Outcome,
+        time_limit: float,
+        bounds: Bounds,
+        *,
+        cutoff: float = math.inf,
+        from_last: bool = False,
+    ) -> Outcome:
+        """A relaxation with other bounds of the counts, where HiGHS holds it from its parent's basis, or from that of
+        the last answer; "closed" where it was stopped above the cutoff."""
+        if parent.relaxation is None:
+            return self.relax("cbc", time_limit, bounds)
+        some, basis = parent.relaxation, None if from_last else parent.basis
+        found = self._relaxed(some, time_limit, bounds, time_limit / 2, basis=basis, cutoff=cutoff)
+        if found.status == "stopped":  # its parent's bound and reduced costs hold
+            return replace(parent, status="stopped", counts=bounds)
+        return found
+
+    def _relaxed(
+        self,
+        relaxation: Relaxation,
+        time_limit: float,
+        bounds: Bounds,
+        entering: float,
+        *,
+        basis: Basis | None = None,
+        patient: bool = False,
+        close: float | None = None,
+        cutoff: float = math.inf,
+    ) -> Outcome:
+        status = relaxation.solve(
+            bounds, time_limit, entering, basis=basis, patient=patient, close=close, cutoff=cutoff
+        )
+        if status == "closed":
+            return Outcome(status, NONE, math.inf, relaxation.objective, counts=bounds)
+        if status != "optimal":
+            return Outcome(status, NONE, math.inf, math.inf if status == "infeasible" else -math.inf)
+        some, value = relaxation, relaxation.objective
+        return Outcome("optimal", some.values, value, value, some.reduced, some, bounds, some.basis, some.duals)
+
+    def as_whole(self, relaxed: Outcome) -> Outcome | None:
+        """A relaxation as a solution, where all that must be whole is so already."""
+        integers = relaxed.values[self.matrix().integer]
+        if relaxed.status != "optimal" or np.any(np.abs(integers - np.round(integers)) > WHOLE):
+            return None
+        return replace(relaxed, objective=float(self.cost @ relaxed.values), bound=relaxed.objective)
+
+    def integrate(
+        self,
+        solver: str,
+        kept: Array,
+        time_limit: float,
+        gap: float,
+        bounds: Bounds,
+        *,
+        cutoff: float = math.inf,
+        nodes: int | None = None,
+        heuristics: bool = False,
+        aggregates: bool = True,
+    ) -> Outcome:
+        """The best solution in whole numbers in which all variables outside `kept` are 0, up to the `cutoff`, above
+        which bound and solution say nothing; the rest is for `engine`."""
+        aggregates = aggregates and len(kept) > _SMALL
+        run = engine(solver, time_limit, gap, cutoff, nodes, heuristics=heuristics, aggregates=aggregates)
+        return self._optimise(run, kept, True, gap, bounds)
+
+    def _optimise(self, run: Engine, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:
+        """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
+        matrix = self.matrix()
+        matrix.bound(bounds)
+        return optimise(matrix.part(kept), run, integer=integer, gap=gap, bounds=bounds)
+
+    def _row(self, name: str, terms: Terms, sense: int, right: float) -> int:
+        self.rows.append((name, sense, right))
+        self.entries.one(len(self.rows) - 1, terms)
+        return len(self.rows) - 1
+
+    def _rows(self, name: str, many: int, sense: int, right: float) -> Array:
+        self.rows += [(name, sense, right)] * many
+        return np.arange(len(self.rows) - many, len(self.rows))

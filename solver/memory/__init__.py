@@ -1,0 +1,1 @@
+"""Memory rows: the terms of `cost.memory.formulas` as expressions, at every moment where the peak can be."""

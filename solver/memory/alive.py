@@ -1,0 +1,277 @@
+"""What lives for a moment at the points of an op (`cost.memory.momentary`), as sums over choices and flows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.momentary import (
+    apart_bytes,
+    awaited_bytes,
+    not_while_converting_bytes,
+    own_bytes,
+    slices_beside,
+)
+from autopar.cost.memory.point import Point, Read
+from autopar.graph import TensorRef, is_cast_input
+from autopar.layout import Layout
+from autopar.solver.linear.terms import Array, Linear
+from autopar.solver.memory.stage_bytes import UNIT, add
+from autopar.solver.model import Model
+from autopar.solver.seconds.replays import Expression, Flow, largest
+from autopar.strategies.strategy import Strategy
+
+_FEW = 2  # terms that every point has as they are
+BytesOf = Callable[[StepMemory, TensorRef, Layout, Layout], int]
+
+
+class Alive:
+    """Of a model's ops; `into`: the flows into each, those of one tensor together, parameters apart; `reads`: by what
+    is read, its output, and what reads it, with the input's number."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.problem = model, model.problem
+        self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
+        self._conversions: dict[tuple[Flow, bool, bool], int | None] = {}
+        self._sums: dict[frozenset[tuple[int, float]], int] = {}
+        self._flow_bytes: dict[tuple[Flow, BytesOf], Expression] = {}
+        self._aparts: dict[tuple[Flow, Flow], int] = {}
+        self._stagings: dict[tuple[object, ...], int | None] = {}
+        self.into: dict[int, list[list[Flow]]] = {}
+        self.reads: dict[tuple[int, ...], Flow] = {}
+        for flow in reversed(model.flows):  # what one stands for reads alike
+            key = flow.tensor.source, flow.tensor.output, flow.use.op
+            self.reads[key] = self.reads[(*key, flow.use.index)] = flow
+        for flows in self._by_reader():
+            self.into.setdefault(flows[0].use.op, []).append(flows)
+
+    def _by_reader(self) -> Iterable[list[Flow]]:
+        """The flows of one tensor to one op, parameters apart."""
+        found: dict[tuple[int, int, str, int], list[Flow]] = {}
+        for flow in self.model.flows:
+            tensor = flow.tensor
+            if not self.memory.is_parameter(self.problem.ops[tensor.source].node):
+                found.setdefault((tensor.source, tensor.output, tensor.kind, flow.use.op), []).append(flow)
+        return found.values()
+
+    def _read(self, member: int, kind: str) -> Iterable[list[Flow]]:
+        """The flows into an op of a block that reads what stands before its stage ("first"), or a block ("next")."""
+        for flows in self.into.get(member, ()):
+            if flows[0].tensor.kind not in ("first", "next") or flows[0].tensor.kind == kind:
+                yield flows
+
+    def at(self, member: int, point: Point, kind: str) -> Expression:
+        """What lives at a point for a moment."""
+        found: Expression = {}
+        for variable, choice in zip(self.model.x[member], self.problem.ops[member].choices, strict=True):
+            add(found, variable, own_bytes(self.lifetimes, point, choice.strategy))
+        for variable, size in self.passing(point).items():
+            add(found, variable, size)
+        for flows in self._read(member, kind):
+            converted = self._converted(flows, point)
+            if converted is not None:
+                add(found, converted, UNIT)
+        staged = self._staged(member, point, kind)
+        if staged is not None:
+            add(found, staged, UNIT)
+        return found
+
+    def converts(self, member: int, point: Point, kind: str) -> bool:
+        """Whether anything that is converted for the op lives at a point."""
+        converted = (self._converted(flows, point) for flows in self._read(member, kind))
+        return any(one is not None for one in converted) or self._staged(member, point, kind) is not None
+
+    def given(self, member: int, point: Point, kind: str) -> Expression:
+        """What an op reads of values that nobody keeps so far: as they lie where they were made, and are wanted."""
+        found: Expression = {}
+        unsaved = self.lifetimes.unsaved(point.node)
+        for flow in (flow for flows in self._read(member, kind) for flow in flows):
+            if flow.use.index in unsaved:
+                ref = self.problem.ref(flow.tensor)
+                for ((layout, _), wanted), variable in flow.pairs.items():
+                    layouts = (wanted,) if is_cast_input(ref.node) else (layout, wanted)
+                    copies = {self.memory.copy(ref, one) for one in layouts}
+                    add(found, variable, flow.use.times * sum(map(self.memory.copy_bytes, copies)))
+        return found
+
+    def passing(self, point: Point) -> Expression:
+        """Other tensors' values or gradients, and in backward the gradients of the op's own."""
+        found: Expression = {}
+        for ref in point.passing:
+            self._add_as_made(found, ref)
+        for read in point.awaited if not self.model.bare else ():
+            self._add_sum(found, "awaited", self._by_flow(read, awaited_bytes))
+        for reads in point.apart if not self.model.bare else ():
+            self._add_sum(found, "apart", self._apart(*reads))
+        return found
+
+    def _add_sum(self, found: Expression, name: str, terms: Expression) -> None:
+        """Terms that many points have, as one variable."""
+        if len(terms) > _FEW:
+            key = frozenset(terms.items())
+            if key not in self._sums:
+                self._sums[key] = self.model.program.variable(name, upper=None, whole=False)
+                bytes_ = [(v, c / UNIT) for v, c in terms.items()]
+                self.model.program.equal(name, [(self._sums[key], -1.0), *bytes_], 0.0)
+            terms = {self._sums[key]: UNIT}
+        for variable, size in terms.items():
+            add(found, variable, size)
+
+    def _by_flow(self, read: Read, bytes_of: BytesOf) -> Expression:
+        """A sum over the flows that a read can take."""
+        key = self._flow(read), bytes_of
+        if key not in self._flow_bytes:
+            found = self._flow_bytes[key] = {}
+            for ((layout, _), wanted), variable in key[0].pairs.items():
+                add(found, variable, bytes_of(self.memory, read.tensor, layout, wanted))
+        return self._flow_bytes[key]
+
+    def _apart(self, read: Read, to_come: Read | None = None) -> Expression:
+        """A gradient that is not another's where a read converts its tensor, unless the one to come wants it so too."""
+        terms = self._by_flow(read, apart_bytes)
+        if to_come is None or not terms:
+            return terms
+        mine, its = self._flow(read), self._flow(to_come)
+        if (mine, its) not in self._aparts:
+            one = self._aparts[mine, its] = self.model.program.variable("apart", upper=None, whole=False)
+            alike: dict[Layout, list[int]] = {}
+            for (_, wanted), variable in its.pairs.items():
+                alike.setdefault(wanted, []).append(variable)
+            for wanted in mine.wanted:
+                sizes = {v: terms[v] / UNIT for (_, layout), v in mine.pairs.items() if layout == wanted and v in terms}
+                if sizes:
+                    less = [(v, max(sizes.values())) for v in alike.get(wanted, ())]
+                    row = [(one, 1.0), *((v, -size) for v, size in sizes.items()), *less]
+                    self.model.program.at_least("apart", row, 0.0)
+        return {self._aparts[mine, its]: UNIT}
+
+    def _flow(self, read: Read) -> Flow:
+        """The flow that stands for a read."""
+        (maker, output), (reader, place) = read
+        key = self.problem.op_of[maker], output, self.problem.op_of[reader]
+        found = self.reads.get((*key, place))
+        return found if found is not None else self.reads[key]
+
+    def _add_as_made(self, found: Expression, ref: TensorRef) -> None:
+        """A tensor as its maker's choices lay it out."""
+        source = self.problem.op_of[ref.node]
+        for variable, choice in zip(self.model.x[source], self.problem.ops[source].choices, strict=True):
+            add(found, variable, self.memory.local_bytes(ref, choice.strategy.outputs[ref.index]))
+
+    def _staged(self, member: int, point: Point, kind: str) -> int | None:
+        """What the largest conversion stages beyond what is not there meanwhile (`cost.memory.momentary`), as a
+        variable in MiB; None where that is nothing."""
+        missing = tuple(self._missing(point, choice.strategy) for choice in self.problem.ops[member].choices)
+        others = [ref for ref in point.over if ref.node is not point.node]
+        over = tuple((self.problem.op_of[ref.node], ref.index) for ref in others)
+        crosses = any(flows[0].tensor.kind in ("first", "next") for flows in self.into.get(member, ()))
+        key = member, point.backward, missing, over, kind if crosses else ""
+        if key not in self._stagings:
+            gone: Expression = {}
+            for ref in others:
+                self._add_as_made(gone, ref)
+            one, program = None, self.model.program
+            for flow in (flow for flows in self._read(member, kind) for flow in flows):
+                terms = self._staged_by(flow, np.array(missing), backward=point.backward)
+                if terms is None:
+                    continue
+                one = program.variable("staged", upper=None, whole=False) if one is None else one
+                for variable, size in gone.items():
+                    terms.add(variable, -size / UNIT)
+                variables, sizes = terms.terms()
+                program.entries.many(program.at_least("staged", [(one, 1.0)], 0.0), variables, -sizes)
+            self._stagings[key] = one
+        return self._stagings[key]
+
+    def _staged_by(self, flow: Flow, missing: Array, *, backward: bool) -> Linear | None:
+        """What a conversion stages less what is `missing` meanwhile, by the op's choices: at most 0 where that is more,
+        and None where it always is.
+
+        Of the choices that want the tensor alike, what is missing with all of them is taken from the flows: few are
+        left.
+        """
+        table = self.model.costs.table(self.problem.ref(flow.tensor))
+        if backward and not table.needs_grad:
+            return None
+        ports = [layout for layout, _ in flow.ports]
+        sizes = table.staged_bytes(ports, flow.wanted, backward=backward)
+        if backward:  # slices of gradients
+            another = table.makes_another(ports, flow.wanted, backward=True) & (_collectives(flow, backward=True) == 0)
+            sizes = np.maximum(sizes, np.where(another, self._sizes(flow)[:, None] * UNIT, 0))
+        wants = [np.array(some) for some in self.model.costs.wanted(flow.tensor, flow.use).values()]
+        least = np.array([missing[some].min() for some in wants])
+        at = (flow.numbers >= 0) & (sizes > least)
+        if not at.any():
+            return None
+        terms = Linear()
+        terms.add(flow.numbers[at], (sizes - least)[at] / UNIT)
+        for column in np.flatnonzero(at.any(axis=0)):
+            for i in wants[column]:
+                terms.add(self.model.x[flow.use.op][i], (least[column] - missing[i]) / UNIT)
+        return terms
+
+    def _missing(self, point: Point, strategy: Strategy) -> int:
+        """What an op itself has at a point and not while its inputs are converted, its results' gradients among it."""
+        own = (ref for ref in point.over if ref.node is point.node)
+        gradients = sum(self.memory.local_bytes(ref, strategy.outputs[ref.index]) for ref in own)
+        return not_while_converting_bytes(self.lifetimes, point, strategy) + gradients
+
+    def _converted(self, flows: Sequence[Flow], point: Point) -> int | None:
+        """`conversion_bytes` of what one op reads of a tensor, as a variable in MiB; None where it is 0."""
+        slices = not point.backward and slices_beside(self.memory, point.node, self.problem.ref(flows[0].tensor))
+        key = flows[0], point.backward, slices
+        if key not in self._conversions:
+            moving = [self._counts(flow, slices, backward=point.backward) for flow in flows]
+            one = None
+            if any((moves & (flow.numbers >= 0)).any() for moves, flow in zip(moving, flows, strict=True)):
+                if flows[0].tensor.kind == "each":  # a tensor of every block, each converted by itself
+                    terms = Linear()
+                    for flow, moves in zip(flows, moving, strict=True):
+                        terms.add(*self._one_read(flow, moves).terms(flow.use.times))
+                else:
+                    terms = self._one_read(flows[0], moving[0]) if len(flows) == 1 else self._several(flows, moving)
+                one = self.model.program.variable("converted", upper=None, whole=False)
+                self.model.program.equal_to_sum("converted", one, terms.terms())
+            self._conversions[key] = one
+        return self._conversions[key]
+
+    def _one_read(self, flow: Flow, moves: Array) -> Linear:
+        """All that the source's choices give less what stays: flows without collectives are fewer than those with."""
+        terms, sizes = Linear(), self._sizes(flow)
+        for size, ones in zip(sizes, self.model.ends(flow.tensor).values(), strict=True):
+            for variable in ones:
+                terms.add(variable, size)
+        still = (flow.numbers >= 0) & ~moves
+        terms.add(flow.numbers[still], -np.broadcast_to(sizes[:, None], still.shape)[still])
+        return terms
+
+    def _several(self, flows: Sequence[Flow], moving: Sequence[Array]) -> Linear:
+        """x times x: where both want the same, x is converted once."""
+        places = {layout: i for i, layout in enumerate(dict.fromkeys(w for flow in flows for w in flow.wanted))}
+        grids = []
+        for flow, moves in zip(flows, moving, strict=True):
+            grid = np.full((len(flow.ports), len(places)), -1)
+            grid[:, [places[layout] for layout in flow.wanted]] = np.where(moves, flow.numbers, -1)
+            grids.append(grid)
+        at, variables = largest(self.model.program, grids)
+        terms = Linear()
+        terms.add(variables, np.broadcast_to(self._sizes(flows[0])[:, None], at.shape)[at])
+        return terms
+
+    def _counts(self, flow: Flow, slices: bool, *, backward: bool) -> Array:
+        """Whether what a conversion is given counts, by the layouts of both; `slices`: also where that is cut."""
+        if slices:
+            table = self.model.costs.table(self.problem.ref(flow.tensor))
+            return table.makes_another([layout for layout, _ in flow.ports], flow.wanted, backward=backward)
+        return _collectives(flow, backward=backward) > 0
+
+    def _sizes(self, flow: Flow) -> Array:
+        """MiB of the tensor in each of the layouts that its source has."""
+        ref = self.problem.ref(flow.tensor)
+        return np.array([self.memory.local_bytes(ref, layout) for layout, _ in flow.ports]) / UNIT
+
+
+def _collectives(flow: Flow, *, backward: bool) -> Array:
+    return flow.prices.backward_collectives if backward else flow.prices.forward_collectives

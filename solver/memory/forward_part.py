@@ -1,0 +1,91 @@
+"""Memory rows of a training step's forward, of the regions where it may hold the peak (`cost.memory.forward_part`).
+
+Of a stage's block that keeps K(v) as far as v (`solver.memory.rows`), and of which `solver.memory.forward_rows` tells
+what is there at v besides, with parameters that are on their way::
+
+    W_0 >= K(v) + alive(v) + copies(v) + moving(v)          W_l: as in backward
+    first block:           always + H(before)             + W_l <= budget
+    last block of level l: always + H(before) + H_l - F_l + W_l <= budget
+
+Blocks keep more from one to the next and have no gradients yet, so that of those behind the first one the last of each
+level bounds all, and any of them is taken for it. W has copies of parameters that are kept from their arrival on, and
+not where they are read, so that K is without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.cost.memory.forward_part import ForwardPart
+from autopar.cost.memory.on_the_way import Phase
+from autopar.solver.memory.forward_rows import ForwardRows
+from autopar.solver.memory.peaks import Peaks
+from autopar.solver.memory.points import Pieces, Points
+from autopar.solver.memory.stage_bytes import StageBytes, add, total
+from autopar.solver.memory.sums import Sums
+from autopar.solver.model import Model
+from autopar.solver.seconds.replays import Expression, Flow
+
+_BLOCK = Phase.SINCE  # all points count as of one phase: what is on its way is among their bytes
+
+
+class ForwardPeaks:
+    """Adds the rows of a model's stages with `peaks`; `flows` as in `ForwardRows`."""
+
+    def __init__(
+        self,
+        model: Model,
+        flows: Mapping[tuple[int, int], list[Flow]],
+        points: Points,
+        peaks: Peaks,
+        sums: Sums,
+        part: ForwardPart,
+    ) -> None:
+        self.model, self.problem, self.points, self.peaks, self.sums = model, model.problem, points, peaks, sums
+        self.part, self.grouping = part, part.grouping
+        self.rows = ForwardRows(model, flows, points, sums.bucket, part.memory, part.grouping)
+
+    def add(self, number: int, data: StageBytes, there: Sequence[int | None], before: int | None) -> None:
+        """`there`: what lives all the while, but what stages `before` keep."""
+        stage = self.problem.stages[number]
+        begins, grown = self.points.begins(stage), dict[bool, dict[int, tuple[Expression, Expression]]]()
+        pieces: dict[bool, Pieces] = {}
+
+        def note(block: int, member: int, phase: Phase, terms: Expression) -> None:
+            behind = block > 0
+            if behind not in grown:
+                grown[behind] = self._growth(number, data, behind=behind)
+            kept = grown[behind][member][phase is not Phase.LANDING]
+            row = total(kept, terms), 0.0, float("inf")
+            pieces.setdefault(behind, {}).setdefault((_BLOCK, begins[member]), []).append(row)
+
+        self.rows.stage(number, note, self.part.regions)
+        later = self._returned_later(number) if pieces else {}
+        for behind, some in pieces.items():
+            levels = self.points.by_level(number, some, self.sums.largest)
+            fullest = [found[_BLOCK] for found in levels]
+            self.peaks.add_forward(number, data, fullest, there, before, later, behind=behind)
+
+    def _growth(self, number: int, data: StageBytes, *, behind: bool) -> dict[int, tuple[Expression, Expression]]:
+        """What a block keeps before each op and with it, parameters apart."""
+        current = dict(data.brought.get(-1, {})) if behind else {}
+        found: dict[int, tuple[Expression, Expression]] = {}
+        for member in self.problem.stages[number].ops:
+            before = current
+            for change in (data.block.get(member, {}), data.brought.get(member, {}) if behind else {}):
+                current = self.points.chain(current, change) if change else current
+            found[member] = before, current
+        return found
+
+    def _returned_later(self, number: int) -> Expression:
+        """Outputs that count always, and that stages behind this one make, taken off."""
+        memory, found = self.problem.memory, dict[int, float]()
+        last = self.rows.first[number] + self.problem.stages[number].count - 1
+        for output, op in enumerate(self.problem.ops):
+            for variable, choice in (
+                zip(self.model.x[output], op.choices, strict=True) if op.node.op == "output" else ()
+            ):
+                for copy, size in memory.savings.held_copies(op.node, choice.strategy).items():
+                    if not memory.is_kept(copy[0]) and self.grouping.region(copy[0].node) > last:
+                        add(found, variable, -size)
+        return found

@@ -1,0 +1,250 @@
+"""Memory rows of a forward: what the ops of each region have alive, and copies of parameters, op by op.
+
+Of a pass without backward these are the moments of `cost.memory.forward_moments`, and a row each; in a training step
+what blocks keep comes to it (`solver.memory.forward_part`).
+
+Where the blocks of a stage are equal, the rows are those of the first, of the last and of two between, with all that is
+on its way in any of these; `solver.memory.forward_copies` has the copies of parameters.
+
+Which of a region's ops is the first to read a parameter that moves depends on the plan: so of every one that reads any,
+it is asked what is under way if those before it moved none. Where they do, what lands is less, and what arrives is
+switched off. What is there since counts from the first of them on, moved or not: this is more than the prediction has,
+by what arrives behind, where that one does not move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import fx
+
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.forward_way import forward_way
+from autopar.cost.memory.on_the_way import Phase
+from autopar.cost.memory.point import Point
+from autopar.cost.traffic import in_segment
+from autopar.solver.memory.forward_copies import ForwardCopies, Read, Stay
+from autopar.solver.memory.points import Points
+from autopar.solver.memory.stage_bytes import UNIT, BucketBytes, add
+from autopar.solver.model import Model
+from autopar.solver.seconds.replays import Expression, Flow
+
+Rows = Callable[[str, Sequence[Sequence[int | None]], Expression], None]
+_OWN = {Phase.BEFORE: "arriving", Phase.LANDING: "landing"}
+"""Fields of `Moving` that a region's own parameters have until they are there."""
+
+
+class _Bucket(NamedTuple):
+    """A kind of bytes of a bucket of what some ops are the first to read, as `ForwardCopies.sum` takes it."""
+
+    kind: str
+    reads: tuple[Read, ...]
+
+
+class _Region(NamedTuple):
+    """What the rows of a region are made of: equal for those with equal rows. `stays`: parameters that were read in a
+    region before and will be, and whether the last time is in this one."""
+
+    stage: int
+    begins: bool
+    cut: bool
+    own: tuple[Read, ...]
+    stays: tuple[tuple[Stay, bool], ...]
+    moved: tuple[tuple[Phase, tuple[tuple[_Bucket, int], ...]], ...]
+
+
+class Sink(Protocol):
+    """Takes what lives at a point of an op of a block (0: the first), beside what others do: in `phase`."""
+
+    def __call__(self, block: int, member: int, phase: Phase, terms: Expression, /) -> None: ...
+
+
+class ForwardRows:
+    """Asks the blocks of a model; `flows`: by the op that is read and the op that reads it, both of one block;
+    `memory`, `grouping`: of a pass without backward over its graph."""
+
+    def __init__(
+        self,
+        model: Model,
+        flows: Mapping[tuple[int, int], list[Flow]],
+        points: Points,
+        total: BucketBytes,
+        memory: StepMemory,
+        grouping: Grouping,
+    ) -> None:
+        self.problem, self.grouping, self.op_of = model.problem, grouping, model.problem.op_of
+        self.lifetimes, self.nodes = self.problem.memory.lifetimes, list(memory.graph.nodes)
+        self.points, self.copies = points, ForwardCopies(model, flows, total, memory, grouping)
+        self.readers = {
+            node: sorted((n for n in node.users if in_segment(n) and n in self.op_of), key=self._at)
+            for node in self.nodes
+            if memory.is_parameter(node) and node in self.op_of
+        }
+        self.first = [sum(stage.count for stage in self.problem.stages[:i]) for i in range(len(self.problem.stages))]
+        self.stage_of = [i for i, stage in enumerate(self.problem.stages) for _ in range(stage.count)]
+        self._own = [self._read_first(i) for i in range(len(self.stage_of))]
+
+    def add(self, rows: Rows, always: int | None) -> None:
+        """The rows of a pass without backward; `always`: what lives all the while."""
+        for number in range(len(self.problem.stages)):
+
+            def a_row(_: int, __: int, ___: Phase, terms: Expression, name: str = f"stage {number}") -> None:
+                rows(name, [[always]], terms)
+
+            self.stage(number, a_row)
+
+    def stage(self, number: int, sink: Sink, some: Container[int] | None = None) -> None:
+        """What lives at the points of a stage's blocks, equal ones once; of `some` of all regions."""
+        first, stage = self.first[number], self.problem.stages[number]
+        done: set[tuple[object, ...]] = set()
+        for block in range(stage.count):
+            if some is not None and first + block not in some:
+                continue
+            alike = self._region(first + block)
+            if some is not None and not self._gathers(alike):
+                continue
+            blocks = {block} if block in (0, stage.count - 1) else {1, stage.count - 2}
+            for one in sorted(blocks):
+                if (one, alike) not in done:
+                    done.add((one, alike))
+                    _Block(self, alike, one, sink).add()
+
+    def _gathers(self, alike: _Region) -> bool:
+        """Whether any parameter may be there otherwise than it is stored."""
+        buckets = [bucket.reads for _, moved in alike.moved for bucket, _ in moved]
+        return bool(alike.stays) or any(map(self.copies.moves, [alike.own, *buckets]))
+
+    def _at(self, node: fx.Node) -> int:
+        return self.lifetimes.position[node]
+
+    # -- regions ------------------------------------------------------------------------------------------------------
+
+    def _read_first(self, i: int) -> tuple[Read, ...]:
+        """What a region's ops read of parameters, unless the same op of an equal block has read it before."""
+        found: list[tuple[int, Read]] = []
+        for node, readers in self.readers.items():
+            regions = [self.grouping.region(reader) for reader in readers]
+            for number, (reader, region) in enumerate(zip(readers, regions, strict=True)):
+                before = tuple(dict.fromkeys(self.op_of[one] for one in readers[:number]))
+                if region == i and self.op_of[reader] not in before:
+                    last = self.op_of[readers[-1]] if regions[-1] == i else None
+                    found.append((self._at(reader), Read(self.op_of[reader], self.op_of[node], before, last)))
+        return tuple(one for _, one in sorted(found))
+
+    def _region(self, i: int) -> _Region:
+        group, stays = self.grouping.together(i), []
+        for node, readers in self.readers.items():
+            regions = [self.grouping.region(reader) for reader in readers]
+            if regions and regions[0] < i <= regions[-1]:
+                before, later = dict[int, None](), dict[int, None]()
+                for reader, region in zip(readers, regions, strict=True):
+                    (before if region < i else later)[self.op_of[reader]] = None
+                stays.append((Stay(self.op_of[node], tuple(before), tuple(later)), regions[-1] == i))
+        moved = []
+        for phase, terms in forward_way(self.grouping, i).items():
+            apart = {(_OWN[phase], i)} if phase in _OWN and not self.grouping.is_cut(i) else set()
+            rest = [term for term in terms if term not in apart]
+            sums = Counter(_Bucket(kind, self._own[one]) for kind, one in rest)
+            moved.append((phase, tuple(sums.items())))
+        return _Region(
+            self.stage_of[i], i == group.start, self.grouping.is_cut(i), self._own[i], tuple(stays), tuple(moved)
+        )
+
+
+class _Block:
+    """The rows of one block of a stage, the region of which is `alike`."""
+
+    def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink) -> None:
+        self.of, self.alike, self.block, self.sink = of, alike, block, sink
+        stage = of.problem.stages[alike.stage]
+        self.ops = stage.ops
+        self.kind, self.ahead = "next" if block else "first", block * stage.repeat.period if stage.repeat else 0
+        self.moved = dict(alike.moved)
+        self.there: Expression = {}  # copies that ops have read first, and will again or do
+        self.landed: Expression = {}  # those of the bucket that moves as one, once it has
+
+    def add(self) -> None:
+        of, alike = self.of, self.alike
+        together = not alike.begins or not alike.cut
+        for stay, _ in alike.stays:
+            self._change(of.copies.staying(stay))
+        for read in alike.own if together else ():
+            self._change(of.copies.copies(read, moves=True), landed=True)
+        pending: list[Read] = []
+        for member in self.ops:
+            reads = [read for read in alike.own if read.op == member]
+            pending += reads
+            before = self.there
+            for read in reads:
+                self._change(of.copies.copies(read, moves=False))
+                if not together:
+                    self._change(of.copies.copies(read, moves=True))
+            node = of.problem.ops[member].node
+            points = of.lifetimes.points(of.nodes[of.lifetimes.position[node] + self.ahead])
+            for point in (point for point in points if not point.backward):
+                self._point(member, point, pending, before if not together else self.there)
+                pending = []
+            self._leave(member, together=together)
+
+    def _point(self, member: int, point: Point, pending: Sequence[Read], before: Expression) -> None:
+        """The rows of an op; `pending`: what it, and ops before it without a point, read first; `before` that."""
+        alive, own = self.of.points.alive.at(member, point, self.kind), self.alike.own
+        at = self.ops.index(member)
+        later = tuple(read for read in own if self.ops.index(read.op) > at)
+        seen = len(later) < len(own) or not own
+        if not self.alike.begins or Phase.SINCE not in self.moved:
+            self._row(
+                member, Phase.SINCE if Phase.SINCE in self.moved else Phase.BEFORE, [self.there, self.landed, alive]
+            )
+            return
+        if seen:
+            self._row(member, Phase.SINCE, [self.there, self.landed, alive])
+        self._row(member, Phase.BEFORE, [self.there, alive, self._switched_off(own[: len(own) - len(later)])], later)
+        if pending:
+            given = self.of.points.alive.given(member, point, self.kind)
+            self._row(member, Phase.LANDING, [before, self.of.points.alive.passing(point), given], (*pending, *later))
+
+    def _switched_off(self, seen: Sequence[Read]) -> Expression:
+        """What makes a row say nothing of what is on its way where any of these parameters moves."""
+        found: Expression = {}
+        limit = sum(self.of.copies.most(*bucket) * many for bucket, many in self.moved[Phase.BEFORE])
+        limit += self.of.copies.most("arriving", self.alike.own)
+        for read in seen:
+            if not read.before:  # else it may have moved with a region before
+                for one, variables in self.of.copies.by_pair(read.parameter, [read.op]).values():
+                    for variable in variables if one.arriving else ():
+                        add(found, variable, -limit)
+        return found
+
+    def _row(self, member: int, phase: Phase, parts: Sequence[Expression], own: tuple[Read, ...] = ()) -> None:
+        """`own`: of this region's ops, those that what lands or arrives is for."""
+        terms: Expression = {}
+        for part in parts:
+            for variable, size in part.items():
+                add(terms, variable, size)
+        restricted = [(_Bucket(_OWN[phase], own), 1)] if own and not self.alike.cut else []
+        for bucket, many in (*self.moved[phase], *restricted):
+            one = self.of.copies.sum(*bucket)
+            if one is not None:
+                add(terms, one, many * UNIT)
+        self.sink(self.block, member, phase, terms)
+
+    def _change(self, change: Expression, sign: float = 1.0, *, landed: bool = False) -> None:
+        signed = {variable: sign * size for variable, size in change.items()}
+        if landed:
+            self.landed = self.of.points.chain(self.landed, signed)
+        elif signed:
+            self.there = self.of.points.chain(self.there, signed)
+
+    def _leave(self, member: int, *, together: bool) -> None:
+        """Take away the copies of which an op is the last reader."""
+        for stay, over in self.alike.stays:
+            if over and stay.later[-1] == member:
+                self._change(self.of.copies.staying(stay), -1.0)
+        for read in self.alike.own:
+            if read.last == member:
+                self._change(self.of.copies.copies(read, moves=True, leave=True), -1.0, landed=together)
+                self._change(self.of.copies.copies(read, moves=False, leave=True), -1.0)

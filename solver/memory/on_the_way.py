@@ -1,0 +1,122 @@
+"""Parameters on their way in the backward of each stage, as expressions that memory rows add up.
+
+Where recompute may divide the bucket that a block shares with the next one, a variable D says what is left behind of
+the next one's part, for the most that this can be; S is that of the layouts chosen, and q tells if any block of the two
+recomputes::
+
+    D >= S - most S * (1 - q)
+
+So plans without recompute have nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from autopar.cost.memory.moving import Moving
+from autopar.cost.memory.on_the_way import READ, Phase, on_the_way
+from autopar.solver.memory.stage_bytes import UNIT, BucketBytes
+from autopar.solver.model import Model
+
+Case = Mapping[Phase, Sequence[int | None]]
+_DIVIDED = "divided"  # what on_the_way is to call D
+
+
+class OnTheWay:
+    """Buckets in the backward of each stage: what moves of the parameters that its ops keep (`kept`), and of those
+    whose gradients are `reduced` behind it, by read and the flows that it takes."""
+
+    def __init__(
+        self,
+        kept: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
+        reduced: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
+        total: BucketBytes,
+        model: Model,
+    ) -> None:
+        self.model, self.program = model, model.program
+        self.grouping, self.stages = model.problem.grouping, model.problem.stages
+        self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
+        self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
+        self._kept, self._reduced, self._total = kept, reduced, total
+        self._sums: dict[tuple[str, int], int | None] = {}
+        self._left: dict[tuple[int, int], int | None] = {}
+
+    def last_block(self, stage: int, *, divided: bool = True) -> Case:
+        """What is under way in each phase of the backward of a stage's last block. `divided`: where recompute may
+        divide buckets of several blocks; else they are reduced behind the first of their blocks alone."""
+        return self._of(self.first[stage] + self.stages[stage].count - 1, divided=divided)
+
+    def blocks(self, stage: int, *, divided: bool = True, but_first: bool = False) -> list[Case]:
+        """The same for all of its blocks but the last of several, each case once; `but_first`: what is reduced behind
+        the first one is left out."""
+        first, count = self.first[stage], self.stages[stage].count
+        found: list[Case] = []
+        for region in range(first, first + max(1, count - 1)):
+            case = self._of(region, divided=divided)
+            if but_first and region == first:
+                case = {phase: moved for phase, moved in case.items() if phase is not Phase.REDUCING}
+            if case not in found:
+                found.append(case)
+        return found
+
+    def cast(self, stage: int) -> int | None:
+        """What is there of a bucket of a stage's while its gradients, reduced, are cast; None where none are."""
+        is_cast = any(one.landed for read in self._reduced[stage] for one, _ in read)
+        return self._sum("landed", stage) if is_cast else None
+
+    def lands(self, stage: int) -> bool:
+        """Whether the landing of a bucket may be a peak in any of a stage's blocks."""
+        first, count = self.first[stage], self.stages[stage].count
+        return any(Phase.LANDING in on_the_way(self.grouping, region) for region in range(first, first + count))
+
+    def _of(self, region: int, *, divided: bool) -> Case:
+        phases = on_the_way(self.grouping, region, _DIVIDED)
+        if not self.grouping.begins(region) and not (divided and self._dividing(region)):
+            del phases[Phase.REDUCING]
+        return {phase: [self._bytes(kind, region, one) for kind, one in terms] for phase, terms in phases.items()}
+
+    def dividing(self, stage: int) -> list[int]:
+        """Stages whose recompute would divide the buckets that a stage is in behind its blocks (but the last of
+        several), where none of these is the first of a bucket."""
+        first, count = self.first[stage], self.stages[stage].count
+        begins = any(self.grouping.begins(region) for region in range(first, first + max(1, count - 1)))
+        return [] if begins else self._dividing(first)
+
+    def reducing(self, stage: int) -> Counter[int]:
+        """The stages that anything is of that is there when a stage's bucket is reduced, its own among them, with how
+        many blocks share such a bucket."""
+        terms = on_the_way(self.grouping, self.first[stage])[Phase.REDUCING]
+        regions = {self.stage_of[one]: one for one in (*(one for _, one in terms), self.first[stage])}
+        return Counter({number: len(self.grouping.together(one)) for number, one in regions.items()})
+
+    def _dividing(self, region: int) -> list[int]:
+        stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))
+        return [stage for stage in stages if self.stages[stage].depth]
+
+    def _bytes(self, kind: str, region: int, one: int) -> int | None:
+        if kind != _DIVIDED:
+            return self._sum(kind, self.stage_of[one])
+        key = self.stage_of[region], self.stage_of[one]
+        if key not in self._left:
+            self._left[key] = self._left_where_divided(*key)
+        return self._left[key]
+
+    def _left_where_divided(self, stage: int, behind: int) -> int | None:
+        """D of the head of this file, of a block of one stage and the next block, which may be of another stage."""
+        reads = [{v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._reduced[behind]]
+        most = sum(max(sizes.values(), default=0) for sizes in reads) / UNIT
+        whether = [self.model.any_recomputed[one][0] for one in {stage, behind} if self.stages[one].depth]
+        if not most or not whether:
+            return None
+        found = self.program.variable("left where divided", upper=most, whole=False)
+        sizes = [(v, -size / UNIT) for some in reads for v, size in some.items()]
+        for q in whether:
+            self.program.at_least("left where divided", [(found, 1.0), (q, -most), *sizes], -most)
+        return found
+
+    def _sum(self, kind: str, stage: int) -> int | None:
+        if (kind, stage) not in self._sums:
+            moved = (self._kept if kind in READ else self._reduced)[stage]
+            self._sums[kind, stage] = self._total(kind, moved, False)
+        return self._sums[kind, stage]

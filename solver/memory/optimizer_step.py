@@ -1,0 +1,44 @@
+"""Temporaries of the optimizer's step as expressions of the program's variables (`cost.memory.optimizer_step`)."""
+
+from __future__ import annotations
+
+from autopar.cost.memory.optimizer_step import successive, temporaries
+from autopar.solver.memory.stage_bytes import add
+from autopar.solver.model import Model
+from autopar.solver.seconds.replays import Expression
+
+Bounded = tuple[Expression, float, float]  # with the least and the most that it can be
+
+
+def all_temporaries(model: Model) -> Expression:
+    """Bytes of an optimizer that steps over all parameters at once."""
+    found: Expression = {}
+    memory, many = model.problem.memory, temporaries(model.problem.memory).at_once
+    for number, op in enumerate(model.problem.ops):
+        if many and memory.is_trainable(op.node):
+            for variable, choice in zip(model.x[number], op.choices, strict=True):
+                size = memory.gradient_bytes(op.node, choice.strategy.outputs[0])
+                add(found, variable, model.costs.count(op) * many * size)
+    return found
+
+
+def each_temporaries(model: Model) -> list[Bounded]:
+    """Bytes of one that steps over one parameter after another, at each with what is left of the one before."""
+    op_of = model.problem.op_of
+    pairs = dict.fromkeys(
+        (op_of[before] if before is not None else None, op_of[node])
+        for before, node in successive(model.problem.memory)
+    )
+    return [_temporaries(model, before, number) for before, number in pairs]
+
+
+def _temporaries(model: Model, before: int | None, number: int) -> Bounded:
+    each, found, least, most = temporaries(model.problem.memory), dict[int, float](), 0.0, 0.0
+    for one, many in ((before, each.left), (number, each.own)):
+        if one is not None:
+            op = model.problem.ops[one]
+            sizes = [many * model.problem.memory.gradient_bytes(op.node, c.strategy.outputs[0]) for c in op.choices]
+            for variable, size in zip(model.x[one], sizes, strict=True):
+                add(found, variable, size)
+            least, most = least + min(sizes), most + max(sizes)
+    return found, least, most

@@ -1,0 +1,266 @@
+"""The rows of one stage: of its blocks at each level of recompute, in the words of `solver.memory.rows`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from autopar.cost.memory.on_the_way import Phase
+from autopar.graph import COST, TensorRef, output_tensors, tensor_of
+from autopar.solver.memory.on_the_way import Case, OnTheWay
+from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
+from autopar.solver.model import Model
+from autopar.solver.problem import Stage
+from autopar.solver.seconds.replays import Expression, counted
+
+RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None]
+
+
+class Peaks:
+    """Adds the rows of stages with `rows`; `total` makes a variable of a sum."""
+
+    def __init__(self, model: Model, way: OnTheWay, rows: RowsOf, total: Callable[..., int | None]) -> None:
+        self.model, self.program, self.way, self.rows, self.total = model, model.program, way, rows, total
+        self.memory = model.problem.memory
+
+    def add(
+        self,
+        number: int,
+        data: StageBytes,
+        fullest: Sequence[Mapping[Phase, int | None]],
+        behind: Sequence[Mapping[Phase, int | None]],
+        next_one: Sequence[int | None],
+        last: Mapping[Phase, int | None],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
+        """The rows of a stage's backward: of its last block and the next to last where these are kept, then of each
+        level of recompute.
+
+        `fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last
+        block, where it is kept; `there`: what lives all the while, but what stages `before` keep.
+        """
+        stage, name = self.model.problem.stages[number], f"backward of stage {number}"
+        m, blocks = stage.count, self.way.blocks(number, divided=not self.way.dividing(number))
+        if m == 1:
+            self._cases(name, [*there, before], fullest[0], self.way.blocks(number, divided=False), data.inputs)
+            self._divided(f"{name}, divided", number, [*there, before], fullest[0], data.inputs)
+            return
+        kept, together = self._all_but_one(data, 0, before), [self.way.last_block(number, divided=False)]
+        self._cases(f"{name}, last block", [*there, kept], last, together, {})
+        if m > 2:
+            inner = self.way.blocks(number, divided=False, but_first=True)
+            self._cases(f"{name}, next to last block", [*there, before], behind[0], inner, self._next_to_last(data))
+        for level in range(stage.depth + 1):
+            whole = bool(level and level == stage.depth)
+            w, w_behind = (fullest[0], fullest[0]) if whole else (fullest[level], behind[level])
+            if level and (stage.depth > 1 or whole):
+                self._last_of_level(number, data, level, w_behind, next_one, there, before)
+            if stage.depth > 1 or not level:
+                self._first_of_level(number, data, level, w, there, before, blocks)
+
+    def _last_of_level(
+        self,
+        number: int,
+        data: StageBytes,
+        level: int,
+        w: Mapping[Phase, int | None],
+        next_one: Sequence[int | None],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
+        """Rows of the last block of a level of recompute, and of the one behind it, which is of a lower level."""
+        stage, here = self.model.problem.stages[number], f"backward of stage {number}, level {level}"
+        m, whole = stage.count, level == stage.depth
+        counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
+        limit = self._limit(stage) if stage.depth > 1 else 0.0
+        gradients = self._gradients_of_others(data, m)
+        terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
+        kept = before if whole else self._all_but_one(data, level, before)
+        alone = {whether[-1]: limit * UNIT} if whole and limit else {}
+        for variable, size in (*(data.inputs.items() if whole else ()), *alone.items()):
+            add(terms, variable, size)
+        less = {} if whole else self._less_behind_last(data, number, level)
+        its = {} if self.memory.micro_batches > 1 else data.gradients
+        behind_it = total(terms, {v: -c for v, c in its.items()})
+        for at_end, others, switch, more in self._of_level(number, whether[level - 1]):
+            most = (limit if alone else 0.0) + more
+            self._cases(here, [*there, kept], w, at_end, total(terms, switch), most)
+            self._cases(here, [*there, kept], w, others, total({**terms, **less}, switch), most)
+            if not whole:
+                n = {Phase.REDUCING: next_one[level]}
+                self._cases(f"{here}, behind it", [*there, kept], n, at_end, total(behind_it, switch), more)
+                lesser = total(total(behind_it, less), switch)
+                self._cases(f"{here}, behind it", [*there, kept], n, others, lesser, more)
+
+    def _first_of_level(
+        self,
+        number: int,
+        data: StageBytes,
+        level: int,
+        w: Mapping[Phase, int | None],
+        there: Sequence[int | None],
+        before: int | None,
+        blocks: Sequence[Case],
+    ) -> None:
+        """Rows of the first block, if it is of this level: all others have given their gradients. `blocks`: what is on
+        its way behind any block."""
+        stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
+        whole = bool(level and level == stage.depth)
+        limit = self._limit(stage) if stage.depth > 1 else 0.0
+        off, right = self._switch(self.model.any_recomputed.get(number, []), level, limit)
+        inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
+        terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
+        self._cases(here, [*there, before], w, blocks, terms, right)
+        self._divided(f"{here}, divided", number, [*there, before], w, terms, right)
+
+    def add_forward(
+        self,
+        number: int,
+        data: StageBytes,
+        fullest: Sequence[int | None],
+        there: Sequence[int | None],
+        before: int | None,
+        beside: Expression,
+        *,
+        behind: bool,
+    ) -> None:
+        """Of forward, by W of each level: of a stage's first block, or of those `behind` it, all taken for the last of
+        their level; `beside`: further terms."""
+        stage, name = self.model.problem.stages[number], f"forward of stage {number}"
+        if stage.count == 1:
+            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), 0.0)
+            return
+        whether, limit = self.model.any_recomputed.get(number, []), self._limit(stage) if stage.depth > 1 else 0.0
+        for level in range(stage.depth + 1):
+            whole, terms, right = bool(level and level == stage.depth), beside, 0.0
+            if not behind:
+                off, right = self._switch(whether, level, limit)
+                terms = total(total(terms, data.first_inputs if whole or stage.depth == 1 else {}), off)
+            elif whole:
+                right = limit
+                terms = total(total(terms, data.inputs), {whether[-1]: limit * UNIT} if limit else {})
+            kept = before if not behind or whole else self._all_but_one(data, level, before)
+            if stage.depth > 1 or not level or (whole and behind):
+                self.rows(name, [[*there, kept, fullest[0 if whole else level]]], terms, right)
+
+    def _cases(
+        self,
+        name: str,
+        parts: Sequence[int | None],
+        fullest: Mapping[Phase, int | None],
+        cases: Sequence[Case],
+        terms: Expression,
+        right: float = 0.0,
+    ) -> None:
+        both = [(phase, moved) for case in cases for phase, moved in case.items() if phase in fullest]
+        rows = [[*parts, fullest[phase], *moved] for phase, moved in both]
+        self.rows(name, rows, terms, right)
+
+    def _divided(
+        self,
+        name: str,
+        number: int,
+        parts: Sequence[int | None],
+        fullest: Mapping[Phase, int | None],
+        terms: Expression,
+        right: float = 0.0,
+    ) -> None:
+        """Of blocks that are not the first of their buckets: what is reduced where recompute divides these."""
+        stages = self.way.dividing(number)
+        limit = self._limit_of_bucket(number) if stages else 0.0
+        for stage in stages:
+            if_so = total(terms, {self.model.any_recomputed[stage][0]: limit * UNIT})
+            only = {Phase.REDUCING: fullest[Phase.REDUCING]}
+            self._cases(name, parts, only, self.way.blocks(number), if_so, right + limit)
+
+    def _of_level(self, number: int, q: int) -> Iterator[tuple[list[Case], list[Case], Expression, float]]:
+        """What is under way behind the last block of a level and behind others, which `q` tells if there are, with
+        further terms and right side: where none of a stage's blocks is the first of a bucket, nothing is reduced
+        unless there are."""
+        apart = bool(self.way.dividing(number))
+        last = self.way.last_block(number, divided=not apart)
+        others = self.way.blocks(number, divided=not apart)
+        yield [last], [case for case in others if case != last], {}, 0.0
+        if apart:
+            last_one, others = map(_reducing, ([self.way.last_block(number)], self.way.blocks(number)))
+            limit = self._limit_of_bucket(number)
+            yield last_one, [case for case in others if case not in last_one], {q: limit * UNIT}, limit
+
+    def _limit_of_bucket(self, number: int) -> float:
+        """MiB that nothing exceeds that is there when a bucket of a stage is reduced."""
+        reducing = self.way.reducing(number).items()
+        return sum(self._limit(self.model.problem.stages[one]) * blocks for one, blocks in reducing)
+
+    def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
+        """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""
+        return self.total("held", data.held_but_one[level], before, lower=-math.inf)
+
+    def _next_to_last(self, data: StageBytes) -> Expression:
+        """What blocks before the last but one keep, with the gradients of the last."""
+        found = dict(data.held_but_two)
+        for variable, size in ({} if self.memory.micro_batches > 1 else data.gradients).items():
+            add(found, variable, size)
+        return found
+
+    def _gradients_of_others(self, data: StageBytes, m: int) -> Expression:
+        """(m - 1) G; with several micro-batches gradients are there all the while."""
+        return {} if self.memory.micro_batches > 1 else {v: (m - 1) * c for v, c in data.gradients.items()}
+
+    def _gradients_behind(self, data: StageBytes, gradients: Expression, r: int, q: int, m: int) -> Expression:
+        """(m - r) G, but (m - 1) G where r is 0: gradients of the blocks behind the first r."""
+        found = dict(gradients)
+        for choices, sizes in data.each_gradient if gradients else ():
+            by_size: dict[float, list[int]] = {}
+            for variable in choices.tolist():
+                by_size.setdefault(sizes.get(variable, 0.0), []).append(variable)
+            groups = [np.array(some) for some in by_size.values()]
+            variables = counted(self.program, groups, {r: 1.0, q: -1.0}, m - 1)
+            for variable, size in zip(variables.tolist(), by_size, strict=True):
+                add(found, variable, -size)
+        return found
+
+    def _less_behind_last(self, data: StageBytes, number: int, level: int) -> Expression:
+        """D of a level: what the one before the last block of all has less than it, where all are of this level."""
+        if not data.most_left_behind:
+            return {}
+        many = self.memory.micro_batches > 1
+        most = data.most_left_behind / UNIT
+        limit = 0.0 if many else sum(max(sizes.values()) for _, sizes in data.each_gradient) / UNIT
+        kept, less = self.model.kept(number, level), self.program.variable("less", upper=most, whole=False)
+        self.program.at_most("less", [(less, 1.0), (kept, most)], most)
+        terms = {v: -c for v, c in data.least[level].items()}
+        for variable, size in ({} if many else data.gradients).items():
+            add(terms, variable, size)
+        bytes_ = [(v, c / UNIT) for v, c in terms.items()]
+        self.program.at_most("less", [(less, 1.0), (kept, -limit), *bytes_], 0.0)
+        return {less: -UNIT}
+
+    def _switch(self, whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:
+        """What makes a row say nothing unless the first block has this level: terms on its left, and its right side."""
+        if not limit:
+            return {}, 0.0
+        terms: Expression = {}
+        if level:
+            terms[whether[level - 1]] = limit * UNIT
+        if level < len(whether):
+            terms[whether[level]] = -limit * UNIT
+        return terms, limit if level else 0.0
+
+    def _limit(self, stage: Stage) -> float:
+        """MiB that no block of a stage can have at once."""
+        found = 0
+        for number in stage.ops:
+            node = self.model.problem.ops[number].node
+            outputs = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
+            found += sum(tensor_of(ref).nbytes for ref in (*self.memory.inputs[node], *outputs))
+            cost = node.meta.get(COST)
+            if cost is not None:
+                found += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
+        return 4.0 * found / UNIT
+
+
+def _reducing(cases: Sequence[Case]) -> list[Case]:
+    return [{phase: moved for phase, moved in case.items() if phase is Phase.REDUCING} for case in cases]

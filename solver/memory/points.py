@@ -1,0 +1,249 @@
+"""The points of a stage at which memory can peak, as rows.
+
+For the points v of a stage's ops in order (`cost.memory.lifetimes`), D(v) is what grows and shrinks from op to op:
+bytes kept as far as v, and gradients of parameters that v or a later op reads last, which wait for their bucket. W is
+at least D(v) and what lives at v for a moment. There is a W for each phase (`cost.memory.on_the_way`): of the points
+before backward comes to an op that reads a gathered parameter, of that op when the parameter lands, of the points
+since, and of all gradients of the stage with those of activations that its backward leaves to the stage before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+from autopar.cost.memory.on_the_way import Phase
+from autopar.cost.memory.point import Point
+from autopar.graph import TensorRef
+from autopar.solver.memory.alive import Alive
+from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
+from autopar.solver.model import Model
+from autopar.solver.problem import Stage
+from autopar.solver.seconds.replays import Expression, OwnLevel
+
+Largest = Callable[[str, Sequence[tuple[Expression, float, float]]], int | None]
+Fullest = list[dict[Phase, int | None]]
+OfBlocks = tuple[Fullest, Fullest, list[int | None]]
+Pieces = dict[tuple[Phase, int | None], list[tuple[Expression, float, float]]]  # by the op that each begins with
+Counting = Callable[[int, int, float], Expression]  # of a level, a variable, and the sign with which it counts
+
+
+class Points:
+    """Of a model's stages; `waiting`: gradients of parameters by the op that gives their first part; `cast`: what it
+    has besides of those that are cast at once; `shared`: those that wait in all blocks of a stage but the last, which
+    has given their first part."""
+
+    def __init__(
+        self,
+        model: Model,
+        stages: Sequence[StageBytes],
+        waiting: Mapping[int, Expression],
+        cast: Mapping[int, Expression],
+        shared: Mapping[int, Expression],
+    ) -> None:
+        self.model, self.problem, self.stages = model, model.problem, stages
+        self.waiting, self.cast, self.shared = waiting, cast, shared
+        self.memory, self.lifetimes = model.problem.memory, model.problem.memory.lifetimes
+        self.nodes = list(self.memory.graph.nodes)
+        self.alive = Alive(model)
+
+    def fullest(
+        self, number: int, returned: Expression, bound: Largest, *, lands: bool, last: bool = False
+    ) -> OfBlocks:
+        """W of each phase by level of recompute, in MiB; the same of blocks behind others, with what is `brought` to
+        them; and N of each level. `returned`: what a block keeps that the caller holds; `lands`: whether that matters;
+        `last`: of the last block.
+
+        Of a block that is kept, and of one that is recomputed as a whole, it is the same. A single block has one W, of
+        the level that it is at.
+        """
+        stage, data = self.problem.stages[number], self.stages[number]
+        start = Expression()
+        for member in stage.ops:
+            start = total(start, self.waiting.get(member, {}))
+        pieces, pieces_behind, current, begin = self._pieces(number, start, lands=lands, last=last)
+        whole = [total(total(start, returned), passing) for passing in self._left_to_do(stage)]
+        for one in whole:
+            self._note(pieces.setdefault((Phase.REDUCING, begin), []), total(current, one), {})
+        most = self._most(number, pieces, bound)
+        kept = self._before_layers(stage, data)
+        own = [total(one, kept) for one in whole]
+        reducing = bound(f"fullest.{number}", [(one, 0.0, float("inf")) for one in own if one])
+        levels = [self._fullest_at(data, most, bound, counting) for counting in self._levels(number)]
+        found = [one | {Phase.REDUCING: reducing} for one in levels]
+        next_one = [one.get(Phase.REDUCING) for one in levels]
+        if stage.count == 1 and stage.depth > 1:
+            return found, found, next_one
+        most = self._most(number, pieces_behind, bound)
+        behind_others = [
+            one | self._fullest_at(data, most, bound, counting, one) if most and level < data.brought_until else one
+            for level, (counting, one) in enumerate(zip(self._levels(number), found, strict=True))
+        ]
+        return found, behind_others, next_one
+
+    def _pieces(
+        self, number: int, start: Expression, *, lands: bool, last: bool
+    ) -> tuple[Pieces, Pieces, Expression, int]:
+        """What is there at the points of a stage's ops, D(v) with what lives at v, by phase and piece: of a block, and
+        of one behind others; D behind the last op, and with which op the last piece begins. `start`: D before all."""
+        stage, data, grouping = self.problem.stages[number], self.stages[number], self.problem.grouping
+        shared = {} if last else self.shared
+        pieces, pieces_behind = Pieces(), Pieces()
+        brought, unkept = dict(data.brought.get(-1, {})), dict(data.unkept.get(-1, {}))
+        current, begin, begins = start, -1, self.begins(stage)
+        for member in stage.ops:
+            node, begin = self.problem.ops[member].node, begins[member]
+            behind_reads = grouping.last_reader(grouping.region(node)) - self.lifetimes.position[node]
+            change = dict(data.block.get(member, {}))
+            for variable, size in data.parameters.get(member, {}).items():
+                add(change, variable, size)
+            if change:
+                current = self.chain(current, change)
+            brought = total(brought, data.brought.get(member, {}))
+            unkept = total(unkept, data.unkept.get(member, {}))
+            given = total({v: -c for v, c in self.waiting.get(member, {}).items()}, shared.get(member, {}))
+            for point, kind, behind in self._cases(member, stage.count):
+                if point.view and not self.alive.converts(member, point, kind):
+                    continue
+                alive = self.alive.at(member, point, kind)
+                if point.backward and member in self.cast:
+                    alive = total(alive, self.cast[member])
+                alive_in = [(Phase.SINCE if behind_reads >= 0 else Phase.BEFORE, alive)]
+                if lands and behind_reads == 0 and point.backward:
+                    alive_in.append((Phase.LANDING, total(self.alive.passing(point), given)))
+                for phase, alive in ((phase, total(alive, unkept)) for phase, alive in alive_in):
+                    self._note(pieces.setdefault((phase, begin), []), current, alive)
+                    if brought and behind:
+                        self._note(pieces_behind.setdefault((phase, begin), []), total(current, brought), alive)
+            if given:
+                current = self.chain(current, given)
+        for member in stage.ops:  # in `start` as well
+            current = total(current, {v: -c for v, c in shared.get(member, {}).items()})
+        return pieces, pieces_behind, current, begin
+
+    def _before_layers(self, stage: Stage, data: StageBytes) -> Expression:
+        """What a block keeps before its first op that reads a parameter: it lives while the bucket is reduced."""
+        region = self.problem.grouping.region(self.problem.ops[stage.ops[0]].node)
+        first, found = self.problem.grouping.first_reader(region), Expression()
+        for member in stage.ops:
+            if self.lifetimes.position[self.problem.ops[member].node] >= first:
+                return found
+            found = total(found, data.block.get(member, {}))
+        return Expression()
+
+    def by_level(self, number: int, pieces: Pieces, bound: Largest) -> list[dict[Phase, int | None]]:
+        """W of each phase by level, from what is there at the points of each piece of a block that is kept."""
+        most = self._most(number, pieces, bound)
+        return [self._fullest_at(self.stages[number], most, bound, counting) for counting in self._levels(number)]
+
+    def _most(self, number: int, pieces: Pieces, bound: Largest) -> dict[tuple[Phase, int | None], int | None]:
+        return {key: bound(f"fullest.{number}", some) for key, some in pieces.items()}
+
+    def _levels(self, number: int) -> list[Counting]:
+        """How bytes count at each level that a stage's W has."""
+        if (stage := self.problem.stages[number]).count == 1 and stage.depth > 1:
+            return [OwnLevel(self.model, number)]
+        return [partial(_of_level, level) for level in range(max(1, stage.depth))]
+
+    def begins(self, stage: Stage) -> dict[int, int]:
+        """By op, with which the piece begins that it is in, as an offset in the block."""
+        found: dict[int, int] = {}
+        piece, begin = self._piece(stage, -1), -1
+        for member in stage.ops:
+            offset = self.problem.ops[member].again.offset
+            if offset >= 0 and self._piece(stage, offset) != piece:
+                piece, begin = self._piece(stage, offset), offset
+            found[member] = begin
+        return found
+
+    def _left_to_do(self, stage: Stage) -> list[Expression]:
+        """Gradients of activations that live when the backward of a stage's first, second and last block is through but
+        for ops before the first that reads a parameter."""
+        first = self.problem.grouping.first_reader(self.problem.grouping.region(self.problem.ops[stage.ops[0]].node))
+        period = stage.repeat.period if stage.repeat is not None else 0
+        blocks = sorted({0, min(1, stage.count - 1), stage.count - 1})
+        points = [self.lifetimes.left_to_do(first + block * period) for block in blocks]
+        found = [self.alive.passing(point) if point is not None else {} for point in points]
+        return [one for i, one in enumerate(found) if one not in found[:i]]
+
+    def _piece(self, stage: Stage, offset: int) -> tuple[object, ...]:
+        """Equal for ops between which no inner segment of any level begins or ends."""
+        levels = stage.levels
+        spans = [span for level in range(1, stage.depth) for span in levels.spans(level)] if levels else []
+        return tuple((first <= offset, last < offset) for first, last in spans)
+
+    def _fullest_at(
+        self,
+        data: StageBytes,
+        most: Mapping[tuple[Phase, int | None], int | None],
+        bound: Largest,
+        counting: Counting,
+        least: Mapping[Phase, int | None] = MappingProxyType({}),
+    ) -> dict[Phase, int | None]:
+        """W at a level, from what is there in each piece of a block that is kept: without what segments before it have
+        freed, with what they and its own keep besides. `counting`: what counts of these, by level; `least`: of W."""
+        found: dict[Phase, int | None] = {}
+        for phase in dict.fromkeys(phase for phase, _ in most):
+            floor = least.get(phase)
+            rows: list[tuple[Expression, float, float]] = []
+            if floor is not None:
+                rows.append(({floor: UNIT}, 0.0, float("inf")))
+            for (its_phase, begin), variable in most.items():
+                if variable is None or its_phase is not phase:
+                    continue
+                terms: Expression = {variable: UNIT}
+                for spans, sign, behind in ((data.freed, -1.0, 1), (data.besides, 1.0, 0)):
+                    for (its, span), some in spans.items():
+                        if begin is not None and span[behind] < begin + 1 - behind:
+                            for one, size in some.items():
+                                for part, many in counting(its, one, sign).items():
+                                    add(terms, part, sign * many * size)
+                rows.append((terms, 0.0, float("inf")))
+            alone = len(rows) == 1 and len(rows[0][0]) == 1
+            found[phase] = next(iter(rows[0][0])) if alone else bound("fullest.level", rows)
+        return found
+
+    def chain(self, before: Expression, change: Expression) -> Expression:
+        """A variable, in bytes, equal to a sum."""
+        if len(before) + len(change) <= 4:
+            found = dict(before)
+            for variable, size in change.items():
+                add(found, variable, size)
+            return found
+        one = self.model.program.variable("live", upper=None, whole=False)
+        terms = [(v, -c / UNIT) for some in (before, change) for v, c in some.items()]
+        self.model.program.equal("live", [(one, 1.0), *terms], 0.0)
+        return {one: UNIT}
+
+    def _note(self, rows: list[tuple[Expression, float, float]], current: Expression, alive: Expression) -> None:
+        terms = dict(current)
+        for variable, size in alive.items():
+            add(terms, variable, size)
+        if terms and not any(terms == other for other, _, _ in rows):
+            rows.append((terms, 0.0, float("inf")))
+
+    def _op(self, ref: TensorRef) -> tuple[int, int]:
+        """The op that stands for a node, with the number beside it."""
+        return self.problem.op_of[ref.node], ref.index
+
+    def _cases(self, member: int, count: int) -> Iterable[tuple[Point, str, bool]]:
+        """The points of an op in a stage's first, second and last block, equal ones once; whether the block reads what
+        stands before the stage ("first") or a block before it ("next"); and whether any but the first has the point."""
+        op, found = self.problem.ops[member], dict[tuple[object, ...], tuple[Point, str, bool]]()
+        repeat = self.problem.stages[op.stage].repeat
+        period = repeat.period if repeat is not None else 0
+        crosses = any(flows[0].tensor.kind == "next" for flows in self.alive.into.get(member, ()))
+        for instance in sorted({0, min(1, count - 1), count - 1}):
+            for point in self.lifetimes.points(self.nodes[self.lifetimes.position[op.node] + instance * period]):
+                passing = tuple(map(self._op, point.passing))
+                reads = (*point.awaited, *(read for reads in point.apart for read in (None, *reads)))
+                read = tuple(tuple(map(self._op, one)) if one is not None else () for one in reads)
+                key = (point.backward, passing, read, point.made, crosses and instance > 0)
+                first, kind, _ = found.get(key, (point, "next" if instance else "first", False))
+                found[key] = first, kind, instance > 0
+        return found.values()
+
+
+def _of_level(level: int, its: int, variable: int, _: float) -> Expression:
+    return {variable: 1.0} if its == level else {}

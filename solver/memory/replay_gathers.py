@@ -1,0 +1,50 @@
+"""Parameters that replays read: these gather them, also where the plan does not gather them again.
+
+For the flows F of such a parameter to an op that blocks recompute at some level, of those alike in what moves for them,
+where q tells if any block does::
+
+    again >= sum of F + q - 1
+
+Where it is 1, what moves for the parameter in the backward of the stage's blocks is what does for one that is gathered
+again, but for the copies: these count with the ops that keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.cost.memory.moving import Moving, replayed
+from autopar.solver.model import Model
+from autopar.solver.seconds.replays import Flow
+
+
+def replay_gathers(
+    model: Model, flows: Mapping[tuple[int, int], Sequence[Flow]]
+) -> dict[int, list[list[tuple[Moving, int]]]]:
+    """By stage, what moves for parameters in replays, by read, with the variables that say whether it does."""
+    problem, program, found = model.problem, model.program, dict[int, list[list[tuple[Moving, int]]]]()
+    for (source, reader), some in flows.items():
+        op = problem.ops[reader]
+        if not op.again.dropped or not problem.memory.is_parameter(problem.ops[source].node):
+            continue
+        whether = model.any_recomputed[op.stage][op.again.dropped - 1]
+        for flow in some:
+            read = list[tuple[Moving, int]]()
+            for one, alike in _alike(model, flow).items():
+                again = program.variable("again", whole=False)
+                program.at_least("again", [(again, 1.0), (whether, -1.0), *((v, -1.0) for v in alike)], -1.0)
+                read.append((one, again))
+            if read:
+                found.setdefault(op.stage, []).append(read)
+    return found
+
+
+def _alike(model: Model, flow: Flow) -> dict[Moving, list[int]]:
+    """The flows of what is not gathered again, by what moves in backward for a replay."""
+    problem, ref, found = model.problem, model.problem.ref(flow.tensor), dict[Moving, list[int]]()
+    for ((storage, regather), wanted), variable in flow.pairs.items():
+        if not regather:  # else, it is among what moves in backward anyway
+            one = replayed(problem.memory, problem.grouping, ref, storage, wanted)
+            if one.arriving:
+                found.setdefault(one, []).append(variable)
+    return found

@@ -1,0 +1,81 @@
+"""What the caller holds of a call's outputs, as expressions of the program's variables.
+
+What nobody keeps for backward counts always. What is kept is among what a block keeps, and stays when the backward of
+the block is through, as its gradients do. With these it counts, where each block of a stage returns one such tensor
+(keys and values of a cache, say); where that is not so, or several micro-batches leave the gradients of several blocks
+elsewhere, it counts always too. `solver.memory.held_by_caller` has what is kept in another layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.cost.memory.formulas import Copy, Cuts
+from autopar.graph import TensorRef
+from autopar.solver.linear.terms import Array
+from autopar.solver.memory.stage_bytes import add
+from autopar.solver.model import Model
+from autopar.solver.seconds.replays import Expression
+
+ByChoice = tuple[Copy, ...]  # a storage as each choice of the output has it
+
+
+@dataclass
+class Kept:
+    """A tensor that each block of a stage returns and keeps: the storage behind it as the first block has it, its bytes
+    by choice of the output (a variable), and the copies of each block."""
+
+    root: TensorRef
+    sizes: Expression
+    copies: list[ByChoice]
+
+
+@dataclass
+class Returned:
+    """Bytes that count `always`; `once` all activations are gone; and of one block, by stage: all, and each tensor's
+    with the choices that it depends on. `kept`: the tensors of the latter, by stage."""
+
+    always: Expression = field(default_factory=dict)
+    once: Expression = field(default_factory=dict)
+    by_stage: dict[int, tuple[Expression, list[tuple[Array, Expression]]]] = field(default_factory=dict)
+    kept: dict[int, list[Kept]] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, model: Model, output: int) -> Returned:
+        """What the graph's output, the op of that number, returns."""
+        problem, found, op, choices = model.problem, cls(), model.problem.ops[output], model.x[output]
+        memory = problem.memory
+        held = [memory.savings.held_copies(op.node, choice.strategy) for choice in op.choices]
+        for variable, sizes in zip(choices, held, strict=True):
+            add(found.always, variable, sum(size for copy, size in sizes.items() if not memory.is_kept(copy[0])))
+        by_place: dict[tuple[int, int, tuple[Cuts, ...]], dict[TensorRef, ByChoice]] = {}  # of views, by block
+        for i, ref in enumerate(memory.inputs[op.node]):
+            root = memory.roots[ref]
+            copies = tuple(memory.copy(ref, choice.strategy.inputs[i]) for choice in op.choices)
+            if memory.is_kept(root) and any(copy in sizes for copy, sizes in zip(copies, held, strict=True)):
+                key = problem.op_of[root.node], root.index, tuple(cuts for _, cuts in copies)
+                by_place.setdefault(key, {})[root] = copies
+        for (maker, index, _), blocks in by_place.items():
+            stage = problem.ops[maker].stage
+            count = problem.stages[stage].count
+            by_choice = [
+                (variable, [sizes.get(copies[i], 0) for copies in blocks.values()])
+                for i, (variable, sizes) in enumerate(zip(choices, held, strict=True))
+            ]
+            if len(blocks) != count or (memory.micro_batches > 1 and count > 1):
+                for variable, of_each in by_choice:
+                    add(found.always, variable, sum(of_each))
+                continue
+            mine: Expression = {}
+            a_block, each_of_it = found.by_stage.setdefault(stage, ({}, []))
+            for variable, of_each in by_choice:
+                add(found.once, variable, sum(of_each))
+                add(mine, variable, max(of_each))
+                add(a_block, variable, max(of_each))
+            each_of_it.append((np.array(choices), mine))
+            sizes_of_it = {variable: float(max(of_each)) for variable, of_each in by_choice}
+            one = Kept(TensorRef(problem.ops[maker].node, index), sizes_of_it, list(blocks.values()))
+            found.kept.setdefault(stage, []).append(one)
+        return found

@@ -1,0 +1,271 @@
+"""Memory rows: at every moment where the peak can be, what lives is at most the budget.
+
+Those of a pass without backward are in `solver.memory.forward_rows`, of a step's forward in `forward_part`.
+
+The moments are those of `cost.memory.moments`. Of a stage of m equal blocks the first r_l recompute at level l or a
+higher one (r_0 = m). A block of level l keeps F_l bytes for backward, G are its gradients, and H_l is what all blocks
+of at least level l keep; in the backward of one of them W_l is there at most::
+
+    W_0 >= K(v) + gradients(v) + workspace(v)     for every point v of the stage's ops (`solver.memory.points`)
+    W_l >= the same without what segments that are through have freed, with what segments keep besides
+
+    last block of level l:  always + H(before) + H_l - F_l + W_l + (m - r_l) G     + gradients(after) + moving <= budget
+    the one behind it:      always + H(before) + H_l - F_l + N_l + (m - r_l - 1) G + gradients(after) + moving <= budget
+    first block of level l: always + H(before)             + W_l + (m - 1) G       + gradients(after) + moving <= budget
+    next to last of all:    always + H(before) + H_0 - 2 F_0 + W_0 + G             + gradients(after) + moving <= budget
+
+There is a W for each phase of a backward, with what is `moving` in it (`cost.memory.on_the_way`). Blocks that share
+their buckets reduce them behind the first of them; where recompute may divide these, behind any. N_l: what a block of
+level l keeps, while the one behind it, which is of a lower level, is through with all but its reduction.
+
+What is moving behind the last block of all is less than behind others. Where all blocks are of level l, other cases of
+moving count in the row of its last block without as much as the one before it has less, D_l::
+
+    D_l <= most left behind * (1 - k_l),  D_l <= least F_l - G + most G * k_l,  m k_l >= m - r_l,  k_l in {0,1}
+
+From one block of a level to the one before, F_l leaves and G comes, so that the last and the first of a level bound all
+between, and the first of one level is below the last of the next. Rows of levels that no block has say less than those
+of the next level that some block has, since F_l - W_l falls with l; where they do not, they are switched off.
+
+K(v) is what the block keeps as far as v. Products of counts and choices are the z and g of `solver.model`.
+Variables that count copies are bounded from below alone: no row may subtract one. What differs from the prediction is
+never less: inputs of a block recomputed as a whole count beside their copies in its replay, what replays gather in the
+backward of every block of a stage, what all of these share beside each, some of what neighbours keep
+(`solver.memory.neighbours`), and gradients of a whole stage at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.cost.memory.moving import Moving, moving
+from autopar.cost.traffic import in_segment
+from autopar.solver.memory.forward_part import ForwardPeaks
+from autopar.solver.memory.forward_rows import ForwardRows
+from autopar.solver.memory.held_by_caller import HeldByCaller
+from autopar.solver.memory.on_the_way import OnTheWay
+from autopar.solver.memory.optimizer_step import all_temporaries, each_temporaries
+from autopar.solver.memory.parameter_copies import add_parameter_copies
+from autopar.solver.memory.peaks import Peaks
+from autopar.solver.memory.points import Points
+from autopar.solver.memory.replay_gathers import replay_gathers
+from autopar.solver.memory.returned import Returned
+from autopar.solver.memory.returned_again import returned_again
+from autopar.solver.memory.saved import Saved
+from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
+from autopar.solver.memory.sums import Sums
+from autopar.solver.memory.unreduced import unreduced
+from autopar.solver.model import Model
+from autopar.solver.problem import Stage
+from autopar.solver.seconds.replays import Expression, Flow, Pair
+
+
+class Rows:
+    """The rows of a model; `peak` is a variable that they bound from below."""
+
+    def __init__(self, model: Model, budget_bytes: float | None) -> None:
+        self.model, self.program, self.problem = model, model.program, model.problem
+        self.memory = model.problem.memory
+        depths = [max(1, stage.depth) if stage.count > 1 else 1 for stage in self.problem.stages]
+        self.stages = [StageBytes.of_depth(n) for n in depths]
+        self.always: Expression = {}
+        self.accumulated: Expression = {}  # what micro-batches before the last leave
+        self.handed_out: Expression = {}  # gradients, and what is returned, from the end of backward on
+        self.temporaries: Expression = {}  # of the optimizer's step
+        upper = None if budget_bytes is None else budget_bytes / UNIT
+        self.peak = self.program.variable("peak", upper=upper, whole=False)
+        self.sums = Sums(self.program, self.peak)
+        self.program.budget = None if upper is None else self.peak
+        self.flows: dict[tuple[int, int], list[Flow]] = {}  # by what is read and what reads it, the same block's
+        for flow in model.flows:
+            if flow.tensor.kind != "next":
+                self.flows.setdefault((flow.tensor.source, flow.use.op), []).append(flow)
+        self.returned: dict[int, Expression] = {}  # what a block keeps that the caller holds, by stage
+        self.held: HeldByCaller | None = None
+        self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
+        self.cast: dict[int, Expression] = {}  # what gradients are cast from, likewise
+        self.shared: dict[int, Expression] = {}  # of those that wait, of parameters that all blocks of a stage read
+        self._parameters()
+        self._gradients()
+        self._inputs_and_outputs()
+        if not self.memory.train:
+            points, grouping = Points(model, self.stages, {}, {}, {}), self.problem.grouping
+            forward = ForwardRows(model, self.flows, points, self.sums.bucket, self.memory, grouping)
+            forward.add(self.sums.at_most, self._always())
+            return
+        saved = Saved(model, self.stages)
+        if self.held is not None:
+            self.held.add_unkept(self.stages)
+            returned_again(model, self.stages, saved.copies, self.held.kept)
+        add_parameter_copies(model, self.stages)
+        if self.memory.micro_batches > 1:
+            for variable, size in unreduced(model).items():
+                add(self.accumulated, variable, size)
+        self._rows()
+
+    # -- always, and gradients ----------------------------------------------------------------------------------------
+
+    def _parameters(self) -> None:
+        for number, op in enumerate(self.problem.ops):
+            if not self.memory.is_parameter(op.node):
+                continue
+            count = self.model.costs.count(op)
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True):
+                storage = choice.strategy.outputs[0]
+                add(self.always, variable, count * sum(self.memory.parameter_bytes(op.node, storage).values()))
+                add(self.handed_out, variable, count * self.memory.gradient_bytes(op.node, storage))
+        if self.memory.optimizer_at_once:
+            for variable, size in all_temporaries(self.model).items():
+                add(self.temporaries, variable, size)
+        elif (largest := self.sums.largest("optimizer", each_temporaries(self.model))) is not None:
+            add(self.temporaries, largest, UNIT)
+
+    def _gradients(self) -> None:
+        """Gradients by the last reader of each parameter: as they wait in its region, and in the regions before."""
+        for number, op in enumerate(self.problem.ops):
+            reader = self.memory.lifetimes.last_use(op.node) if self.memory.is_trainable(op.node) else None
+            if reader is None or not in_segment(reader):
+                continue
+            last = self.problem.op_of[reader]
+            stage, shared = self.problem.ops[last].stage, self.problem.grouping.shared(op.node)
+            flows = self.flows.get((number, last), [])[:1]
+            mine: Expression = {}
+            by_all = stage != op.stage and self.problem.stages[stage].count > 1 and self.memory.micro_batches == 1
+            for one, variable in self._moving(flows):
+                waiting, cast = self.memory.lifetimes.waiting(op.node, one)
+                for target, size in ((self.waiting, waiting), (self.cast, cast)):
+                    add(target.setdefault(last, {}), variable, size)
+                if by_all:
+                    add(self.shared.setdefault(last, {}), variable, one.waiting)
+                later = one.waiting if shared else one.reduced
+                if self.memory.micro_batches > 1 and not one.reduction:
+                    left = one.accumulated + (later if shared else 0)
+                    add(self.accumulated, variable, self.model.costs.count(op) * left)
+                if stage == op.stage:
+                    add(self.stages[stage].gradients, variable, later)
+                    mine[variable] = float(later)
+                else:
+                    add(self.stages[stage].shared_gradients, variable, self.model.costs.count(op) * later)
+            if mine:
+                self.stages[stage].each_gradient.append((flows[0].all, mine))
+
+    def _moving(self, flows: Sequence[Flow]) -> list[tuple[Moving, int]]:
+        """What moves for parameters, by the flows that they take."""
+        found, grouping = [], self.problem.grouping
+        for flow in flows:
+            ref = self.problem.ref(flow.tensor)
+            if self.memory.is_parameter(ref.node) and in_segment(self.problem.ops[flow.use.op].node):
+                ways = self.model.costs.table(ref).ways([layout for layout, _ in flow.ports], flow.wanted)
+                for (layout, again), row, numbers in zip(flow.ports, ways, flow.numbers.tolist(), strict=True):
+                    for wanted, way, variable in zip(flow.wanted, row, numbers, strict=True):
+                        if variable >= 0:
+                            one = moving(self.memory, grouping, ref, layout, wanted, regather=again, way=way)
+                            found.append((one, variable))
+        return found
+
+    def _by_read(self, flows: Sequence[Flow]) -> list[list[tuple[Moving, int]]]:
+        """What moves for each read; what several ops read alike moves once."""
+        found, by_source = list[list[tuple[Moving, int]]](), dict[int, list[Flow]]()
+        for flow in flows:
+            by_source.setdefault(flow.tensor.source, []).append(flow)
+        for some in by_source.values():
+            if len(some) == 1:
+                found.append(self._moving(some))
+                continue
+            alike: dict[tuple[Pair, Moving], list[int]] = {}
+            for flow in some:
+                pairs = {variable: pair for pair, variable in flow.pairs.items()}
+                for one, variable in self._moving([flow]):
+                    alike.setdefault((pairs[variable], one), []).append(variable)
+            for (_, one), variables in alike.items():
+                any_ = variables[0]
+                if len(variables) > 1:
+                    any_ = self.program.variable("read", whole=False)
+                    for variable in variables:
+                        self.program.at_least("read", [(any_, 1.0), (variable, -1.0)], 0.0)
+                found.append([(one, any_)])
+        return found
+
+    def _inputs_and_outputs(self) -> None:
+        for number, op in enumerate(self.problem.ops):
+            given = op.node.op == "placeholder" or (op.node.op == "get_attr" and not self.memory.is_parameter(op.node))
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True) if given else ():
+                size = self.memory.input_bytes(op.node, choice.strategy.outputs[0])
+                add(self.always, variable, self.model.costs.count(op) * size)
+            if op.node.op == "output" and self.memory.train:  # else outputs live from their makers on
+                returned = Returned.by(self.model, number)
+                for part, target in ((returned.always, self.always), (returned.once, self.handed_out)):
+                    for one, its in part.items():
+                        add(target, one, its)
+                self.held = HeldByCaller(self.model, number, returned.kept)
+                self.held.add_alone(self.always)
+                for stage, (a_block, each) in returned.by_stage.items():
+                    self.returned[stage] = a_block
+                    for one, its in () if self.memory.micro_batches > 1 else a_block.items():
+                        add(self.stages[stage].gradients, one, its)
+                    self.stages[stage].each_gradient += each
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _always(self) -> int | None:
+        fixed = self.memory.fixed_bytes / UNIT
+        add(self.always, self.program.variable("fixed", lower=fixed, upper=fixed), UNIT)
+        return self.sums.sum("always", self.always)
+
+    def _rows(self) -> None:
+        """Each kind of bytes of a stage is a variable, so that rows are short."""
+        many, always = self.memory.micro_batches > 1, self._always()
+        left = self.sums.sum("accumulated", self.accumulated)
+        points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
+        again = replay_gathers(self.model, self.flows)
+        stages = list(enumerate(self.problem.stages))
+        kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
+        by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
+        reduced = [self._by_read(flows) for flows in by_stage]
+        way = OnTheWay(kept, reduced, self.sums.bucket, self.model)
+        peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
+        part, forward = self.problem.grouping.forward, None
+        if part is not None:
+            forward = ForwardPeaks(self.model, self.flows, points, peaks, self.sums, part)
+        behind: list[int | None] = [None]  # gradients of stages after, if not among what is left, and what they return
+        for i, (data, stage) in reversed(list(enumerate(zip(self.stages, self.problem.stages, strict=True)))):
+            whole = self.returned.get(i, {}) if many else dict(data.shared_gradients)
+            for variable, size in () if many else data.gradients.items():
+                add(whole, variable, stage.count * size)
+            behind.append(self.sums.sum("gradients", whole, behind[-1]))
+        behind.reverse()
+        before: int | None = None
+        for i, data in enumerate(self.stages):
+            data.most_left_behind = sum(self._most_left_behind(flow) for flow in by_stage[i])
+            given = i, self.returned.get(i, {}), self.sums.largest
+            fullest = of_last = points.fullest(*given, lands=way.lands(i))
+            if any(op in self.shared for op in stages[i][1].ops):
+                of_last = points.fullest(*given, lands=way.lands(i), last=True)
+            peaks.add(i, data, *fullest, of_last[1][0], [always, left, behind[i + 1]], before)
+            if forward is not None:
+                forward.add(i, data, [always, left], before)
+            before = self.sums.sum("held", data.held, before)
+        cast = [[always, one] for i, _ in stages if (one := way.cast(i)) is not None]
+        self.sums.at_most("gradients handed out", cast, self.handed_out)
+        self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
+
+    def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
+        """Flows of the parameters that a stage's ops read: that they keep, or whose gradients are reduced behind it."""
+        inside, grouping = set(stage.ops), self.problem.grouping
+        flows = [flow for (_, reader), some in self.flows.items() if reader in inside for flow in some]
+        if kept:
+            flows = [
+                flow for flow in flows if flow.use.index in self.memory.saved(self.problem.ops[flow.use.op].node)[0]
+            ]
+        if reduced:  # in the region that reads them first
+            nodes = [(self.problem.ops[f.tensor.source].node, self.problem.ops[f.use.op].node, f) for f in flows]
+            flows = [
+                flow
+                for parameter, reader, flow in nodes
+                if self.memory.is_parameter(parameter) and grouping.home(parameter) == grouping.region(reader)
+            ]
+        return flows
+
+    def _most_left_behind(self, flow: Flow) -> int:
+        """The most bytes of a parameter that can be left of its bucket while the next block's turn is."""
+        return max((one.left_behind + one.others for one, _ in self._moving([flow])), default=0)

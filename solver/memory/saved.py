@@ -1,0 +1,236 @@
+"""What backward needs, in bytes by stage: saved tensors as copies, statistics and masks.
+
+A copy is a storage and the axes that cut it (`cost.memory.formulas`). Of a storage that several ops keep in one layout
+there is one copy::
+
+    s_v >= sum of x[v,.] that keep it, s_v >= s_u         one block as far as op v, of those that keep it; u before v
+    k >= sum of (z_from - z_until)[v,.], for each op v    all blocks, after forward; z_0 = m x
+
+An op keeps what it saves until the level at which a segment makes that again; from its own level on, also what it reads
+from outside its segment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from autopar.cost.memory.local_workspace import kept_bytes
+from autopar.cost.traffic import in_segment
+from autopar.graph import TensorRef, is_cast_input
+from autopar.solver.memory.neighbours import Neighbours
+from autopar.solver.memory.savers import Copies, Saver
+from autopar.solver.memory.stage_bytes import Part, StageBytes, add, keep, total
+from autopar.solver.model import Model
+from autopar.solver.seconds.counts import Counts
+from autopar.solver.seconds.replays import Expression, counted
+
+
+class Saved:
+    """Adds what the ops of a model keep to its stages."""
+
+    def __init__(self, model: Model, stages: list[StageBytes]) -> None:
+        self.model, self.program, self.problem = model, model.program, model.problem
+        self.memory, self.stages = model.problem.memory, stages
+        self.counts = Counts(model, stages)
+        self.neighbours = Neighbours(self.counts)
+        self.copies = Copies(self.problem)
+        self._internal()
+        self._copies()
+        self._segment_inputs()
+
+    def _parts(self, number: int) -> Iterator[Part]:
+        """The inner segments that hold an op."""
+        op = self.problem.ops[number]
+        levels = self.problem.stages[op.stage].levels
+        if levels is None or not op.again.dropped:
+            return
+        for level in range(op.again.dropped, len(levels)):
+            span = levels.holding(op.again.offset, level)
+            assert span is not None
+            yield level, span
+
+    def _internal(self) -> None:
+        for number, op in enumerate(self.problem.ops):
+            internal = self.memory.saved(op.node)[2]
+            if not internal:
+                continue
+            saver, data = Saver(number, 0, op.again.dropped), self.stages[op.stage]
+            for i, choice in enumerate(op.choices):
+                size = kept_bytes(op.node, choice.strategy, self.memory.mesh_shape, internal)
+                keep(data.block, number, self.model.x[number][i], size)
+                for part in self._parts(number):
+                    add(data.freed.setdefault(part, {}), self.model.x[number][i], size)
+                for target, level, left_out in self.counts.held(op.stage):
+                    for variable, coefficient in self.counts.of_choice(saver, i, level, left_out).items():
+                        add(target, variable, coefficient * size)
+                for target in data.least[: op.again.dropped or None]:
+                    add(target, self.model.x[number][i], size)
+
+    def _copies(self) -> None:
+        """Saved tensors: one copy per storage and axes, however many ops keep it."""
+        copies, neighbours = self.copies, self.neighbours
+        for (stage, copy), found in copies.own.items():
+            savers, size, theirs = list(found.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
+            self._own_copy(stage, copy[0], size, savers, theirs)
+            if self.problem.stages[stage].repeat is None and self.problem.first_of_last(copy[0]) is not None:
+                neighbours.behind(stage, size, savers, copies.makers(copy))
+        for (stage, first, later), found in copies.read.items():
+            savers, size = list(found.values()), self.memory.copy_bytes(first)
+            makers = copies.before(stage, first)
+            self._own_copy(stage, first[0], max(size, self.memory.copy_bytes(later)), savers, (), makers)
+            neighbours.before(stage, size, savers, makers)
+        for copy, found in copies.shared.items():
+            self._shared_copy(self.memory.copy_bytes(copy), list(found.values()))
+
+    def _own_copy(
+        self,
+        stage: int,
+        root: TensorRef,
+        size: int,
+        savers: list[Saver],
+        behind: Sequence[Saver] = (),
+        before: Sequence[Saver] = (),
+    ) -> None:
+        """A storage that each block of a stage keeps for itself; some ops of the block `behind` it keep it too, or of
+        stages `before` the first block's."""
+        data = self.stages[stage]
+        savers.sort(key=lambda saver: saver.op)
+        readers = self.neighbours.brought(stage, size, savers, behind)
+        always = [saver for saver in savers if not saver.start]  # what is not recomputed keeps it
+        so_far: Expression = {}
+        for saver in always:
+            uses = self.counts.uses(saver)
+            one = uses
+            if len({saver.op for saver in always}) > 1:  # whether this op or one before it keeps the storage
+                one = {self.program.variable("saved"): 1.0}
+                self.counts.largest("saved", one, [uses, so_far])
+            for variable, coefficient in one.items():
+                keep(data.block, saver.op, variable, coefficient * size)
+            for variable, coefficient in so_far.items():
+                keep(data.block, saver.op, variable, -coefficient * size)
+            so_far = one
+        self._in_segments(stage, root, size, savers, so_far)
+        borders = sorted({border for saver in savers for border in (saver.start, saver.end)})
+        for start, end in itertools.pairwise(borders) if len(borders) > 1 else [(0, 0)]:
+            there = [Saver(s.op, start, end, s.choices) for s in savers if s.start <= start and s.end >= end]
+            self._least(stage, size, there[:1], [*behind, *before])
+            if readers:
+                self.neighbours.held(stage, size, there, readers)
+            else:
+                self._held_copy(stage, size, there)
+
+    def _least(self, stage: int, size: int, savers: Sequence[Saver], others: Sequence[Saver]) -> None:
+        """Where this op keeps a storage, and none of others that are not of the block, a block does."""
+        for saver in savers:
+            uses = self.counts.uses(saver)
+            if others:
+                alone = self.program.variable("alone")
+                self.program.at_most("alone", [(alone, 1.0), *((v, -1.0) for v in uses)], 0.0)
+                for other in others:
+                    self.program.at_most("alone", [(alone, 1.0), *self.counts.uses(other).items()], 1.0)
+                uses = {alone: 1.0}
+            for target in self.stages[stage].least[saver.start : saver.end or None]:
+                for variable in uses:
+                    add(target, variable, size)
+
+    def _held_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
+        """A storage that some ops keep between the same levels.
+
+        A variable that counts such blocks may be larger than they are, and so is nothing to subtract: all but two are
+        all but one, less one where some op keeps it.
+        """
+        but_one: Expression = {}
+        for held, level, left_out in self.counts.held(stage) if savers else ():
+            each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
+            if len(each) > 1 and left_out == 2:
+                each = [but_one if savers[0].start else {**but_one, self.counts.some(savers): -1.0}]
+            elif len(each) > 1:
+                many = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
+                self.counts.largest("kept", many, each)
+                each = [many]
+            if (level, left_out) == (0, 1) and each:
+                but_one = each[0]
+            for variable, coefficient in each[0].items() if each else ():
+                add(held, variable, coefficient * size)
+
+    def _in_segments(self, stage: int, root: TensorRef, size: int, savers: Sequence[Saver], kept: Expression) -> None:
+        """What inner segments free of a storage, of which `kept` tells if a block keeps it; what they keep besides."""
+        data, lifetimes = self.stages[stage], self.memory.lifetimes
+        levels, repeat = self.problem.stages[stage].levels, self.problem.stages[stage].repeat
+        if levels is None or repeat is None:
+            return
+        start = repeat.start + self.problem.stages[stage].first * repeat.period
+        for level in range(1, len(levels)):
+            for first, last in levels.spans(level):
+                if kept and lifetimes.stays_within(root, start + first, start + last):
+                    for variable, coefficient in kept.items():
+                        add(data.freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
+                offsets = [(saver, self.problem.ops[saver.op].again.offset) for saver in savers]
+                reads = [s for s, at in offsets if s.start and s.start <= level < s.end and first <= at <= last]
+                if not reads:
+                    continue
+                earlier: Expression = {}
+                for variable in (v for s, at in offsets if not s.start and at < first for v in self.counts.uses(s)):
+                    add(earlier, variable, -1.0)
+                one = {self.program.variable("besides"): 1.0}
+                self.counts.largest("besides", one, [total(self.counts.uses(s), earlier) for s in reads])
+                for variable in one:
+                    add(data.besides.setdefault((level, (first, last)), {}), variable, size)
+
+    def _shared_copy(self, size: int, savers: list[Saver]) -> None:
+        """A storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
+        first = min(self.problem.ops[saver.op].stage for saver in savers)
+        many = self.program.variable("kept")
+        for held, *_ in self.counts.held(first):
+            add(held, many, size)
+        before: dict[int, int] = {}  # by stage
+        for saver in sorted(savers, key=lambda saver: saver.op):
+            stage = self.problem.ops[saver.op].stage
+            uses, right = [(self.model.x[saver.op][i], -1.0) for i in saver.choices], 0.0
+            if saver.start:  # if any block is at such a level
+                uses, right = [*uses, (self.model.any_recomputed[stage][saver.start - 1], -1.0)], -1.0
+            if stage in self.model.recomputed:
+                self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], right - 1.0)
+            else:
+                self.program.at_least("kept", [(many, 1.0), *uses], right)
+            if stage == first or stage in self.model.recomputed:
+                one = self.program.variable("saved")
+                there = [(many, 1.0)] if stage != first else []  # since a stage before, which does not recompute
+                self.program.at_least("saved", [(one, 1.0), *there, *uses], right)
+                keep(self.stages[stage].block, saver.op, one, size)
+                if stage in before:
+                    self.program.at_least("saved", [(one, 1.0), (before[stage], -1.0)], 0.0)
+                    keep(self.stages[stage].block, saver.op, before[stage], -size)
+                before[stage] = one
+
+    def _segment_inputs(self) -> None:
+        """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
+        for tensor in self.problem.tensors:
+            stage, op = tensor.stage, self.problem.ops[tensor.source]
+            if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
+                continue
+            there = self.memory.is_parameter(op.node) or is_cast_input(op.node)
+            if there or not any(in_segment(self.problem.ops[u.op].node) for u in tensor.uses):
+                continue
+            copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
+            sizes = [self.memory.copy_bytes(copy) for copy in copies]
+            if not any(sizes):
+                continue
+            data, is_next = self.stages[stage], tensor.kind == "next"
+            r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
+            times: Expression = {r: 1.0, q: -1.0} if is_next else {q: 1.0}
+            most = self.problem.stages[stage].count - 1 if is_next else 1
+            ones = [[v] for v in self.model.x[tensor.source]]
+            counts = counted(self.program, ones, times, most).tolist()
+            found = [*zip(counts, sizes, strict=True)]
+            for copy in () if is_next else dict.fromkeys(copies):
+                some = [variable for variable, its in zip(counts, copies, strict=True) if its == copy]
+                one = self.neighbours.kept_before(some, self.copies.before(stage, copy))
+                if one is not None:
+                    found.append((one, -self.memory.copy_bytes(copy)))
+            for variable, size in found:
+                for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
+                    add(target, variable, size)
+                if not is_next:
+                    add(data.first_inputs, variable, size)

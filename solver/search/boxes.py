@@ -1,0 +1,108 @@
+"""Boxes of counts: what is open in them, and how they are cut.
+
+A box bounds each count of blocks that recompute from below and above; products of counts and choices are bounded by
+both, so that the parts of a box have them less wrong than the box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.program import Program
+from autopar.solver.linear.terms import Array
+
+
+class Boxes:
+    """The boxes of a program's counts."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def range(self, counts: Bounds, count: int) -> tuple[float, float]:
+        """The bounds of a count in a box, its own where the box has none."""
+        return counts.get(count, (self.program.lower[count], self.program.upper[count]))
+
+    def at(self, values: Mapping[int, float]) -> Bounds:
+        """The box in which counts have these values."""
+        found: dict[int, tuple[float, float]] = {}
+        for count, whether in self.program.counts:
+            found |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
+        return self._with_kept(found)
+
+    def are_possible(self, values: Mapping[int, float]) -> bool:
+        """Whether counts can have these values: each within its bounds, none larger than one that it is nested in."""
+        within = all(low <= values[count] <= high for count in values for low, high in [self.range({}, count)])
+        chains = [[values[count] for count, _ in chain] for chain in self.program.nested_counts]
+        return within and all(chain == sorted(chain, reverse=True) for chain in chains)
+
+    def is_fixed(self, counts: Bounds) -> bool:
+        """Whether every count has one value."""
+        ranges = [self.range(counts, count) for count, _ in self.program.counts]
+        return all(low == high for low, high in ranges)
+
+    def open(self, counts: Bounds) -> list[tuple[int, int]]:
+        """The counts that have several values, with the variables that tell if they are 0."""
+        return [pair for pair in self.program.counts if len(set(self.range(counts, pair[0]))) > 1]
+
+    def split(self, node: Outcome, fixed: float | None = None) -> Iterator[Bounds]:
+        """The count whose products the relaxation has most wrong, below and above its value there.
+
+        Whether a block recomputes at all is told first. A count that is whole already is also fixed: that is where
+        solutions come from. `fixed`: a count is fixed in any case, rounded up from so much above its value, and the
+        part with it is the first.
+        """
+        open_counts = self.open(node.counts)
+        if not open_counts:
+            return
+        wrong = self.program.wrong_products(node.values)
+
+        def gained(pair: tuple[int, int]) -> float:
+            """How wrong its products are; where only 0 is told apart, that says little of a count near its largest."""
+            low, high = self.range(node.counts, pair[0])
+            part = 1.0 if low or fixed is not None else 1 - node.values[pair[0]] / (1 + high)
+            return part * (wrong.get(pair[0], 0.0) + wrong.get(pair[1], 0.0))
+
+        count, whether = max(open_counts, key=gained)
+        low, high = self.range(node.counts, count)
+        value = min(max(node.values[count], low), high)
+        near = float(round(value))
+        if fixed is not None and abs(value - near) >= WHOLE:
+            near = min(high, float(math.ceil(value - fixed)))
+        if fixed is not None or abs(value - near) < WHOLE:
+            parts = [(near, near), (low, near - 1), (near + 1, high)]
+        elif low == 0:
+            parts = [(1.0, high), (0.0, 0.0)]
+        else:
+            parts = [(low, float(math.floor(value))), (float(math.ceil(value)), high)]
+        for part in parts:
+            if (found := self._with(node.counts, count, whether, part)) is not None:
+                yield found
+
+    def _with(self, counts: Bounds, count: int, whether: int, part: tuple[float, float]) -> Bounds | None:
+        """Bounds with those of one more count, and what follows for counts that are nested with it; None: empty."""
+        if part[0] > part[1]:
+            return None
+        found = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
+        for chain in self.program.nested_counts:
+            places = [i for i, (one, _) in enumerate(chain) if one == count]
+            for place in places:
+                for i, (other, its) in enumerate(chain):
+                    low, high = self.range(found, other)
+                    low, high = (max(low, part[0]), high) if i < place else (low, min(high, part[1]))
+                    if low > high:
+                        return None
+                    if (low, high) != self.range(found, other) or low == high:
+                        found |= {its: (min(low, 1.0), min(high, 1.0)), other: (low, high)}
+        return self._with_kept(found)
+
+    def _with_kept(self, counts: Bounds) -> Bounds:
+        """A box with what it says of whether any block is below a level of recompute."""
+        below = [k for _, one, k in self.program.rest_rows if self.range(counts, one)[1] < self.range({}, one)[1]]
+        return {**counts, **dict.fromkeys(below, (1.0, 1.0))}
+
+
+def holds(bounds: Bounds, values: Array) -> bool:
+    """Whether values of a program's variables lie within a box."""
+    return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())

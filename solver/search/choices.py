@@ -1,0 +1,91 @@
+"""Choices of a program: which op's the relaxation mixes most, and how they are cut in two.
+
+Of the choices of an op one is made: they sum to 1. Where a budget binds, a relaxation mixes choices that cost little
+with others that need little of what the budget gives. With the dual values y of its rows, a choice is worth what its
+entries are times these, and the more the mixed choices of an op differ in that, the more is won by telling them apart::
+
+    w[s] = sum_i a[i,s] y[i]      over all rows i but those of the choices' sum and of the flows that start or end there
+    mix  = sum_s x[s] |w[s] - sum_s x[s] w[s]|
+
+Without a budget it mixes choices whose collectives take longer than there is compute to hide them with others that have
+none. Then a choice is worth besides what its flows f are, at each of its ends e, as the relaxation has them::
+
+    W[s] = w[s] + sum_e (sum_f f[s,e] w[f] / sum_f f[s,e])
+
+The choices are put in order of that and cut where half of the op lies on either side (a special ordered set, Beale and
+Tomlin 1970), so that equivalent choices, as the same split over one axis or the other, stay together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.solver.linear.matrix import Matrix
+from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
+from autopar.solver.linear.terms import Array
+
+_SAME = 1e-9  # choices whose worth differs by less are alike, as a part of the largest worth
+
+
+class Choices:
+    """The groups of 0/1 variables of a program of which exactly one is 1."""
+
+    def __init__(self, matrix: Matrix, *, with_flows: bool = False) -> None:
+        self.matrix, self.with_flows = matrix, with_flows
+        one = (matrix.least == 1) & (matrix.most == 1)
+        of_choices = one.copy()
+        of_choices[matrix.row[one[matrix.row] & (~matrix.integer[matrix.column] | (matrix.value != 1))]] = False
+        at = np.flatnonzero(of_choices[matrix.row])
+        rows, self.owner = np.unique(matrix.row[at], return_inverse=True)
+        self.columns, self.groups = matrix.column[at], len(rows)
+        self._priced = np.ones(matrix.lines, dtype=bool)
+        self._priced[rows] = False
+        self._priced[matrix.flows[:, 1:]] = False
+
+    def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
+        """A relaxation's box in two, the likelier part first; None where no choice is made in part."""
+        values = node.values[self.columns]
+        mixed = (values > WHOLE) & (values < 1 - WHOLE)
+        if not mixed.any():
+            return None
+        worth = self._worth(node)[self.columns]
+        mean = np.bincount(self.owner, values * worth, minlength=self.groups)
+        mix = np.bincount(self.owner, values * np.abs(worth - mean[self.owner]), minlength=self.groups)
+        half = np.bincount(self.owner, np.minimum(values, 1 - values), minlength=self.groups)
+        mix = mix + _SAME * half  # where all are worth the same
+        mix[np.setdiff1d(np.arange(self.groups), self.owner[mixed])] = -1.0
+        mine = np.flatnonzero(self.owner == int(mix.argmax()))
+        mine = mine[np.argsort(worth[mine], kind="stable")]
+        at = self._cut(worth[mine], values[mine])
+        parts = mine[:at], mine[at:]
+        likely, other = parts if values[parts[0]].sum() > values[parts[1]].sum() else parts[::-1]
+        return self._without(node, other), self._without(node, likely)
+
+    def _cut(self, worth: Array, values: Array) -> int:
+        """Before which of these, in order of worth, the other half begins."""
+        below = np.cumsum(values)[:-1]
+        apart = (below > WHOLE) & (below < values.sum() - WHOLE)
+        unlike = apart & (np.diff(worth) > _SAME * np.abs(worth).max())
+        places = np.flatnonzero(unlike if unlike.any() else apart)
+        return int(places[np.abs(below[places] - 0.5).argmin()]) + 1
+
+    def _worth(self, node: Outcome) -> Array:
+        matrix = self.matrix
+        if not len(node.duals):  # CBC tells none
+            return np.zeros(matrix.columns)
+        priced = np.where(self._priced, node.duals, 0.0)
+        worth: Array = np.bincount(matrix.column, priced[matrix.row] * matrix.value, minlength=matrix.columns)
+        return worth + self._of_flows(worth, node.values) if self.with_flows else worth
+
+    def _of_flows(self, worth: Array, values: Array) -> Array:
+        """What the flows of each choice are worth, on average, at all of its ends."""
+        matrix, (flows, *ends) = self.matrix, self.matrix.flows.T
+        moved, all_moved = np.zeros(matrix.lines), np.zeros(matrix.lines)
+        for rows in ends:
+            np.add.at(moved, rows, values[flows])
+            np.add.at(all_moved, rows, values[flows] * worth[flows])
+        mean = np.divide(all_moved, moved, out=np.zeros(matrix.lines), where=moved > WHOLE)
+        return np.bincount(matrix.end_choices, mean[matrix.end_rows], minlength=matrix.columns)
+
+    def _without(self, node: Outcome, gone: Array) -> Bounds:
+        return {**node.counts, **dict.fromkeys(self.columns[gone].tolist(), (0.0, 0.0))}

@@ -1,0 +1,66 @@
+"""Which ops of a problem's blocks make the choice of another: that of one like them in a layer like theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import fx
+
+from autopar.cost.structure.blocks import Repeat, labels_of
+from autopar.cost.structure.layers import Layer, layers_of, pairs
+from autopar.solver.problem import Choice, Op
+
+
+@dataclass
+class EqualOps:
+    """Finds them stage by stage, in the order of a graph's `nodes`; `ops`: those that there are so far."""
+
+    nodes: Sequence[fx.Node]
+    ops: Sequence[Op]
+    op_of: Mapping[fx.Node, int]
+    _known: dict[Repeat, list[Layer]] = field(default_factory=dict)  # unlike layers of blocks that share decisions
+
+    @cached_property
+    def _labels(self) -> Sequence[Hashable]:
+        return labels_of(self.nodes)
+
+    def deciding(
+        self, repeat: Repeat, block: int, count: int, choices: Mapping[fx.Node, tuple[Choice, ...]]
+    ) -> dict[fx.Node, fx.Node]:
+        """For nodes of a stage's first block, the one whose choice is theirs; ops that make it come before them.
+
+        That one is in this block or, where nearly all of a layer has its like there, in one of an earlier repeat. The
+        first layer of a block that decides for itself, as it reads what no other does, is like none.
+        """
+        start = repeat.instance(block).start
+        layers = [[start + i for i in layer] for layer in layers_of(self.nodes[start : start + repeat.period])]
+        others = [layer for of, some in self._known.items() if of != repeat for layer in some]
+        unlike: list[Layer] = []
+        found: dict[fx.Node, fx.Node] = {}
+        for layer in layers[count == 1 and block == 0 :]:
+            same = next((one for one in unlike if self._equal(one, layer)), None)
+            if same is not None:
+                best = list(zip(same, layer, strict=True))
+            else:
+                inside = [self._pairs(one, layer) for one in unlike]
+                outside = [self._pairs(one, layer, nearly_all=True) for one in others]
+                best = max([*outside, *inside], key=len, default=[])
+                unlike.append(layer)
+            for one, other in ((self.nodes[i], self.nodes[j]) for i, j in best):
+                decides = found.get(one, one)
+                mine = self.ops[self.op_of[decides]].choices if decides in self.op_of else choices.get(decides)
+                if mine is not None and choices.get(other) == mine:
+                    found[other] = decides
+        if count > 1:
+            self._known[repeat] = unlike
+        return found
+
+    def _equal(self, one: Layer, other: Layer) -> bool:
+        return [self._labels[i] for i in one] == [self._labels[i] for i in other]
+
+    def _pairs(self, one: Layer, other: Layer, *, nearly_all: bool = False) -> list[tuple[int, int]]:
+        """Positions of nodes of two layers that are like each other."""
+        some, others = ([self._labels[i] for i in layer] for layer in (one, other))
+        return [(one[i], other[j]) for i, j in pairs(some, others, nearly_all=nearly_all)]

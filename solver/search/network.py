@@ -1,0 +1,240 @@
+"""What each way to run an op costs a plan at least, found without a program.
+
+Without a budget and recompute, the cost of a plan is a sum of functions: of each op's choice, and of each tensor's ends
+(`solver.seconds.stars`). Messages m between them move cost, so that what is left of each function can be minimised on
+its own, and the sum of these minima is a bound::
+
+    sum_ops min_i (c_op(i) + sum_ends m(i))  +  sum_stars min (c_star - sum_ends m)
+
+It is a dual of the program's relaxation, and climbed op by op, in the graph's order and back: each op takes what its
+tensors know, and hands what its choices differ in on to those that come later (sequential reweighted message passing:
+Kolmogorov 2006, 2015). A round takes as long as there are pairs of layouts, of which nothing is stored but prices, and
+mostly few are enough. The bound may stay below the relaxation, as coordinates in turn do not climb every ridge.
+
+A plan that makes a choice costs at least the bound and what the op's sum is above its least one there.
+
+Of conversions of parameters a part hides behind compute, which is in no function of one tensor. So each of their
+seconds counts by a weight (`Weights`), and each second of compute by a bit less than one where it limits what can hide:
+any dual values of the rows of `solver.seconds.overlap` make a bound, and at first they are as if compute never did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.cost.traffic import gradient_enters
+from autopar.layout import Layout
+from autopar.solver.linear.terms import Array
+from autopar.solver.problem import Problem, Tensor, Use
+from autopar.solver.seconds.costs import Costs, Tables
+from autopar.solver.seconds.overlap import Key
+from autopar.solver.seconds.stars import MOST, Arm, Star
+
+_ROUNDS = 40  # there and back
+_STILL = 3e-4  # of the bound: a round that raises it by less is the last
+_SWEEPS = 4  # of a plan that is read from the messages, at most
+
+Readers = Sequence[tuple[Tensor, Use]]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a second counts: of collectives of parameters `moved`, 1 - `part` of those that are not named; of compute so
+    much `less` than 1."""
+
+    part: float
+    moved: Mapping[Key, float] = field(default_factory=dict)
+    less: Mapping[Key, float] = field(default_factory=dict)
+
+    def of(self, key: Key) -> float:
+        return self.moved.get(key, 1.0 - self.part)
+
+
+class Network:
+    """The functions that a problem's cost is the sum of, and the messages between them.
+
+    `bound`: what a plan costs at least; `least`: by op and choice, what one that makes this choice costs; in seconds.
+    """
+
+    def __init__(self, problem: Problem, tables: Tables | None = None) -> None:
+        self.problem, self.costs = problem, Costs(problem, Tables() if tables is None else tables)
+        self.least = [np.zeros(len(op.choices)) for op in problem.ops]
+        self.bound = 0.0
+        self._every: list[Star] = []
+        self._alike: dict[tuple[object, ...], Star] = {}
+        self.weigh(Weights(problem.cluster.device.overlap))
+
+    def weigh(self, weights: Weights) -> None:
+        """Let seconds count otherwise; messages and what is known of choices stay."""
+        self.weights, before = weights, self._every
+        self._own = [self._of_op(number) for number in range(len(self.problem.ops))]
+        self._every = list(self._stars())
+        for old, new in zip(before, self._every, strict=False):
+            for known, arm in zip(old.arms, new.arms, strict=True):
+                arm.message = known.message
+        self._some = [star for star in self._every if star.says]
+        self._ends: list[list[tuple[Star, int]]] = [[] for _ in self.problem.ops]
+        for star in self._some:
+            for end, arm in enumerate(star.arms):
+                self._ends[arm.op].append((star, end))
+        self._hands = {step: [_hands(number, ends, step) for number, ends in enumerate(self._ends)] for step in (1, -1)}
+        self._bound = self._evaluate()
+
+    def climb(self) -> None:
+        """Raise the bound, until a round raises it little."""
+        for _ in range(_ROUNDS):
+            before = self._bound
+            for order in (range(len(self._own)), range(len(self._own) - 1, -1, -1)):
+                self._pass(order)
+            self._bound = self._evaluate()
+            self.bound = max(self.bound, self._bound, *(float(some.min()) for some in self.least))
+            if self._bound - before <= _STILL * abs(self._bound):
+                break
+        self._together()
+
+    def decoded(self) -> list[Array]:
+        """One plan, by op whether it makes each choice: of ops in order each the one that costs least with those that
+        are made, as far as the messages tell of those that are not; then with its neighbours', until none changes."""
+        messages = [[arm.message for arm in star.arms] for star in self._some]
+        made, groups = [-1] * len(self._own), {op.like for op in self.problem.ops}
+        forward = range(len(made))
+        for sweep in range(_SWEEPS):
+            before = list(made)
+            for number in reversed(forward) if sweep % 2 else forward:
+                decides = self.problem.decides(number)
+                if sweep and (decides != number or number in groups):
+                    continue
+                made[number] = made[decides] if decides != number else self._best(number)
+                for star, end in self._ends[number]:
+                    star.arms[end].fix(made[number])
+            if made == before:
+                break
+        for star, known in zip(self._some, messages, strict=True):
+            for arm, message in zip(star.arms, known, strict=True):
+                arm.message = message
+        return [np.arange(len(own)) == choice for own, choice in zip(self._own, made, strict=True)]
+
+    def _best(self, number: int) -> int:
+        """The choice that costs an op least, with what its tensors know of their other ends."""
+        total = self._own[number].copy()
+        for star, end in self._ends[number]:
+            total += star.arms[end].costs(star.least(end))
+        return int(total.argmin())
+
+    def _together(self) -> None:
+        """Ops that make one choice cost at least what the dearest of them does with it."""
+        alike: dict[int, list[int]] = {}
+        for number, op in enumerate(self.problem.ops):
+            if op.like is not None:
+                alike.setdefault(op.like, [op.like]).append(number)
+        for group in alike.values():
+            least = np.max([self.least[number] for number in group], axis=0)
+            for number in group:
+                self.least[number] = least
+
+    def _pass(self, order: range) -> None:
+        for number in order:
+            total, ends = self._own[number].copy(), self._ends[number]
+            for star, end in ends:
+                total += star.arms[end].give(star.least(end))
+            more = total - total.min()
+            self.least[number] = np.maximum(self.least[number], self._bound + more)
+            ahead, share = self._hands[order.step][number]
+            for arm in ahead:
+                arm.take(share * more)
+
+    def _evaluate(self) -> float:
+        found = sum(star.bound() for star in self._some)
+        for own, ends in zip(self._own, self._ends, strict=True):
+            found += (own + sum(star.arms[end].message[star.arms[end].of] for star, end in ends)).min()
+        return float(found)
+
+    # -- costs -------------------------------------------------------------------------------------------------------
+
+    def _of_op(self, number: int) -> Array:
+        op, less = self.problem.ops[number], self.weights.less
+        seconds, _ = self.costs.of_op(op)
+        stretch, count = self.problem.grouping.stretch(op.node), self.costs.count(op)
+        forward = np.array([choice.forward_seconds for choice in op.choices])
+        backward = np.array([choice.backward_seconds for choice in op.choices])
+        for kind, some in (("forward", forward), ("backward", backward)):
+            seconds = seconds - less.get((kind, stretch, -1), 0.0) * count * some
+        return seconds
+
+    def _stars(self) -> Iterator[Star]:
+        """As `solver.seconds.conversions` has uses pay together."""
+        for tensors in self.costs.by_source():
+            shared = self.costs.shared(tensors)
+            if shared:
+                yield from self._paid_once([(t, use) for t in shared for use in t.uses], 1)
+            for tensor in tensors:
+                if tensor.kind == "each":
+                    for use in tensor.uses:
+                        yield from self._paid_once([(tensor, use)], use.times)
+                elif tensor not in shared:
+                    yield from self._paid_once([(tensor, use) for use in tensor.uses], self.costs.conversions(tensor))
+
+    def _paid_once(self, uses: Readers, count: int) -> Iterator[Star]:
+        """Uses that share conversions, of which there are `count`: forward and backward apart where some uses give no
+        gradient back, and many uses as several stars, of which each has its part of the price."""
+        memory, ref = self.problem.memory, self.problem.ref(uses[0][0])
+        loud = [one for one in uses if gradient_enters(memory, self.problem.ops[one[1].op].node, ref)]
+        kinds = [("gathers", "reductions")] if len(loud) == len(uses) else [("gathers",), ("reductions",)]
+        for some in kinds:
+            mine = uses if "gathers" in some else loud
+            for first in range(0, len(mine), MOST):
+                part = mine[first : first + MOST]
+                yield self._star(part, some, count * len(part) / len(mine))
+
+    def _star(self, uses: Readers, kinds: tuple[str, ...], count: float) -> Star:
+        """Those of activations are worked out once where ops have the same choices, whatever a second counts."""
+        tensor, _ = uses[0]
+        if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node):
+            return self._made(uses, kinds, count)
+        ends = self.costs.ports(tensor), *(self.costs.wanted(one, use) for one, use in uses)
+        key = id(self.costs.table(self.problem.ref(tensor))), *map(id, ends), *kinds, count
+        if key not in self._alike:
+            self._alike[key] = self._made(uses, kinds, count)
+        like = self._alike[key]
+        ops = tensor.source, *(use.op for _, use in uses)
+        return Star(like.price, [replace(arm, op=op) for op, arm in zip(ops, like.arms, strict=True)])
+
+    def _made(self, uses: Readers, kinds: Sequence[str], count: float) -> Star:
+        tensor, ports = uses[0][0], self.costs.ports(uses[0][0])
+        wants = [self.costs.wanted(one, use) for one, use in uses]
+        columns: dict[Layout, int] = {}
+        for layout in (layout for some in wants for layout in some):
+            columns.setdefault(layout, len(columns))
+        prices = self.costs.table(self.problem.ref(tensor)).prices([layout for layout, _ in ports], list(columns))
+        grids = {"gathers": prices.forward, "reductions": prices.backward}
+        price = count * sum(self._weighed(tensor, kind, grids[kind]) for kind in kinds)
+        arms = [Arm.of_choices(tensor.source, list(ports.values()), range(len(ports)), len(ports))]
+        regathered = np.array([regather for _, regather in ports])
+        for (one, use), some in zip(uses, wants, strict=True):
+            arm = Arm.of_choices(use.op, list(some.values()), [columns[w] for w in some], len(columns))
+            saved = self.problem.memory.saved(self.problem.ops[use.op].node)[0]
+            if "gathers" in kinds and regathered.any() and use.index in saved:
+                again = self.costs.conversions(one) * self._weighed(one, "again", prices.forward)
+                arm.own = np.where(regathered[:, None], again, 0.0)
+            arms.append(arm)
+        return Star(np.where(prices.possible, price, np.inf), arms)
+
+    def _weighed(self, tensor: Tensor, kind: str, seconds: Array) -> Array:
+        """Seconds (by axis, as `Prices` has them) of one conversion in a step, as they count."""
+        memory, node = self.problem.memory, self.problem.ops[tensor.source].node
+        if not memory.is_parameter(node):
+            return memory.micro_batches * seconds.sum(axis=0)
+        stretch = self.problem.grouping.stretch(node)
+        once = sum(self.weights.of((kind, stretch, axis)) * grid for axis, grid in enumerate(seconds))
+        return once if kind == "reductions" else memory.micro_batches * once
+
+
+def _hands(number: int, ends: Sequence[tuple[Star, int]], step: int) -> tuple[list[Arm], float]:
+    """To which of its ends an op hands what its choices differ in, those with a later op in this direction; and how
+    much of it each is given."""
+    ahead = [star.arms[end] for star, end in ends if any((arm.op - number) * step > 0 for arm in star.arms)]
+    behind = sum(any((arm.op - number) * step < 0 for arm in star.arms) for star, _ in ends)
+    return ahead, 1 / max(1, len(ahead), behind)

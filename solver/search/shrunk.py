@@ -1,0 +1,159 @@
+"""A program without the variables that no solution up to a limit can use.
+
+From a relaxation with optimum L: a variable of reduced cost d that is 1 costs at least L + d. What goes for that reason
+takes others along: where a row says that a sum of choices is a sum of flows and all flows are gone, the choices go too,
+then the other flows of these choices, and so on. Few of the program's variables are left, so that its relaxations need
+no columns to be priced and are solved many times faster.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.solver.linear.highs import Basis
+from autopar.solver.linear.matrix import Matrix
+from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.program import Program
+from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator
+from autopar.solver.linear.terms import Array, Entries
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A part of a program, with the numbers that its columns and lines have there, in order."""
+
+    program: Program
+    columns: Array
+    lines: Array
+
+    def basis(self, whole: Basis) -> Basis:
+        """What a basis of the program says of the part."""
+        columns, of_columns, lines, of_lines = whole
+        mine, its = np.isin(columns, self.columns), np.isin(lines, self.lines)
+        places = np.searchsorted(self.columns, columns[mine]), np.searchsorted(self.lines, lines[its])
+        return places[0], of_columns[mine], places[1], of_lines[its]
+
+    def of_whole(self, basis: Basis) -> Basis:
+        """A basis of the part as one of the program."""
+        columns, of_columns, lines, of_lines = basis
+        return self.columns[columns], of_columns, self.lines[lines], of_lines
+
+
+def within(program: Program, root: Outcome, limit: float) -> Array:
+    """The variables, in order, that solutions of at most this cost can use; `root`: the program's relaxation."""
+    matrix = program.matrix()
+    matrix.bound({})
+    held = held_of(program)
+    kept = without_zeros(matrix, held | (root.objective + root.reduced <= limit), held)
+    return np.flatnonzero(matrix.with_company(kept))
+
+
+def held_of(program: Program) -> Array:
+    """Whether a variable is in every part of a program, whatever it costs; of the bounds that its matrix has."""
+    matrix = program.matrix()
+    held: Array = (matrix.lower != 0) | ~matrix.whole
+    held[[v for count in program.counts for v in count]] = True
+    held[[v for row in program.rest_rows for v in (row.blocks, row.indicator)]] = True
+    return held
+
+
+def part_of(program: Program, kept: Array) -> Shrunk:
+    """The program of these variables, numbered in their order; the others are 0.
+
+    They have to be kept together with what is there for their sake (`Matrix.with_company`).
+    """
+    inside = np.zeros(len(program.names), dtype=bool)
+    inside[kept] = True
+    place = np.cumsum(inside) - 1
+    matrix = program.matrix()
+    matrix.bound({})  # its values are then those that the rows were made with
+    some = np.flatnonzero(inside[matrix.column])
+    row, column, value = matrix.row[some], matrix.column[some], matrix.value[some]
+    needed = (matrix.least > 0) | (matrix.most < 0)
+    needed[row] = True
+    for one in program.implied_rows:
+        needed[one.rows[~inside[one.small]]] = False
+    for product in program.products:
+        gone = ~inside[product.z]
+        needed[product.rows[gone]] = needed[product.floors[gone]] = False
+    line = np.cumsum(needed) - 1
+    entries, there = Entries(), needed[row]
+    entries.many(line[row[there]], place[column[there]], value[there])
+    part = Program(
+        names=[program.names[v] for v in kept],
+        lower=array("d", matrix.lower[kept].tobytes()),
+        upper=array("d", matrix.upper[kept].tobytes()),
+        integer=bytearray(matrix.integer[kept].tobytes()),
+        whole=bytearray(matrix.whole[kept].tobytes()),
+        cost=program.cost[kept],
+        rows=[program.rows[i] for i in np.flatnonzero(needed)],
+        entries=entries,
+        budget=None if program.budget is None else int(place[program.budget]),
+        counts=_counts(program.counts, place),
+        nested_counts=[_counts(chain, place) for chain in program.nested_counts],
+        any_rows=_indicators(program.any_rows, place, line),
+        rest_rows=_indicators(program.rest_rows, place, line),
+        products=[_product(product, inside, place, line) for product in program.products],
+        flows=[_flows(flows, inside, place, line) for flows in program.flows],
+        implied_rows=[_implied(one, inside, place, line) for one in program.implied_rows],
+    )
+    return Shrunk(part, kept, np.flatnonzero(needed))
+
+
+# Records of the program as those of a part: `inside` says which columns it has, `place` and `line` are the numbers that
+# columns and rows have there.
+
+
+def _counts(counts: Sequence[Count], place: Array) -> list[Count]:
+    return [Count(int(place[r]), int(place[q])) for r, q in counts]
+
+
+def _indicators(rows: Sequence[Indicator], place: Array, line: Array) -> list[Indicator]:
+    return [Indicator(int(line[row]), int(place[count]), int(place[its])) for row, count, its in rows]
+
+
+def _flows(flows: Flows, inside: Array, place: Array, line: Array) -> Flows:
+    mine = inside[flows.variables]
+    return Flows(place[flows.variables[mine]], line[flows.source_rows[mine]], line[flows.target_rows[mine]])
+
+
+def _implied(one: Implied, inside: Array, place: Array, line: Array) -> Implied:
+    mine = inside[one.small]
+    return Implied(line[one.rows[mine]], place[one.small[mine]], place[one.big[mine]], one.is_bare)
+
+
+def _product(product: CountProducts, inside: Array, place: Array, line: Array) -> CountProducts:
+    mine = inside[product.z]
+    ones = inside[product.ones] & mine[product.owner]
+    return CountProducts(
+        line[product.rows[mine]],
+        line[product.floors[mine]],
+        place[product.z[mine]],
+        place[product.ones[ones]],
+        (np.cumsum(mine) - 1)[product.owner[ones]],
+        {int(place[v]): c for v, c in product.times.items()},
+        product.most,
+    )
+
+
+def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
+    """Without what rows of right side 0 leave no other value, but for what is `held`."""
+    kept = kept.copy()
+    some = np.flatnonzero(kept[matrix.column] & (matrix.value != 0))
+    row, column, positive = matrix.row[some], matrix.column[some], matrix.value[some] > 0
+    above, below = matrix.upper[column] > 0, matrix.lower[column] < 0
+    up, down = np.where(positive, above, below), np.where(positive, below, above)
+    while True:
+        rises = np.bincount(row, up, minlength=matrix.lines) > 0
+        falls = np.bincount(row, down, minlength=matrix.lines) > 0
+        none_up, none_down = (matrix.least >= 0) & ~rises, (matrix.most <= 0) & ~falls
+        gone = ~held[column] & ((down & none_up[row]) | (up & none_down[row]))
+        if not gone.any():
+            return kept
+        kept[column[gone]] = False
+        there = kept[column]
+        row, column, up, down = row[there], column[there], up[there], down[there]

@@ -1,0 +1,245 @@
+"""The fastest plan within a budget: among few ways to run ops first, then among all that a better plan can use.
+
+The program of few ways, with all storages of parameters, has a good plan; the program of all ways that a better plan
+can use proves how good it is, or finds that one, if its relaxation begins with the columns of the few. Where neither
+has a plan soon, few fit, or none: then one of little memory (`solver.search.smallest`) is known in a second or two. If
+it fits, the search goes on from there, else what is left of the limit is all that it may take.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from autopar.errors import InfeasibleError, TimeLimitError
+from autopar.solver.linear.clock import cpu_seconds
+from autopar.solver.linear.outcome import NONE, Outcome
+from autopar.solver.linear.terms import Array
+from autopar.solver.memory.rows import Rows
+from autopar.solver.model import Model
+from autopar.solver.problem import Problem
+from autopar.solver.search.pruning import EPSILON, SHORT, Found, Pruner
+from autopar.solver.search.ways import Kept, Ways, chosen, columns, few
+from autopar.solver.search.windows import SHARE
+from autopar.solver.seconds.objective import run, run_near
+
+# Pairs of layouts, a flow each, up to which
+PLAIN = 60_000  # a program has all ways at once
+_FEW = 15_000, 30_000  # one of few ways has few; the relaxation of all begins with the latter
+_MOST = 1_500_000  # all ways are looked at, after few: with more the program would be too large
+_PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
+_SECONDS = 15.0  # at least, or the limit, for a faster one than a plan of the least memory
+
+_NONE_FITS = Outcome("infeasible", NONE, math.inf, math.inf)
+
+
+class Small(Protocol):
+    """What is known of plans of little memory, found when it is asked."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether some plan is."""
+
+    def fitting(self, budget_bytes: float) -> Found | None:
+        """One that fits, if one is known."""
+
+    def is_too_small(self, budget_bytes: float) -> bool:
+        """Whether no plan at all is known to fit."""
+
+
+def fastest_within(
+    pruner: Pruner,
+    problem: Problem,
+    budget_bytes: float,
+    time_limit: float,
+    *,
+    bound: float = 0.0,
+    any_plan: bool = False,
+    small: Small | None = None,
+) -> tuple[Model, Outcome, bool]:
+    """The fastest plan within a budget, as `Fast.free`; and whether all ways were looked at: none fits where none is
+    found then. `bound`: what a plan without the budget costs at least. `any_plan`: one found among few ways will do,
+    and none after the limit.
+
+    Raises TimeLimitError where none is found in time.
+    """
+    asked = _Search(pruner, problem, budget_bytes, time_limit, any_plan, small, bound)
+    if asked.many <= PLAIN:
+        return asked.of_all_at_once()
+    return asked.of_few_before_all()
+
+
+def fastest_near(
+    pruner: Pruner, problem: Problem, budget_bytes: float, known: Found, seconds: float
+) -> tuple[Model, Outcome] | None:
+    """The best plan that some seconds find near one of some of a problem's choices, without a bound; None where the
+    rows do not let that one pass."""
+    model, best = _beside(pruner, problem, budget_bytes, known)
+    return (model, run_near(model, best, pruner.solver, pruner.gap, seconds)) if best is not None else None
+
+
+@dataclass
+class _Search:
+    """The search for one plan, and what it knows so far: the `best` plan, a `bound`, and the ways looked at."""
+
+    pruner: Pruner
+    problem: Problem
+    budget_bytes: float
+    time_limit: float
+    any_plan: bool
+    small: Small | None
+    bound: float
+    best: Found | None = None
+    late: TimeLimitError | None = None
+    end: float = field(init=False)
+    ways: Ways = field(init=False)
+    many: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.end = cpu_seconds() + self.time_limit
+        self.ways = self.pruner.ways(self.problem)
+        self.many = self.ways.pairs(self.ways.all)
+
+    @property
+    def left(self) -> float:
+        return max(self.end - cpu_seconds(), 0.0)
+
+    def patience(self) -> float | None:
+        """How long a first plan may take, where none is known that fits: no longer than the limit where one is known
+        that does not."""
+        if self.best is None and (self.any_plan or (self.small is not None and self.small.is_known)):
+            return self.left
+        return None
+
+    def _for_faster(self, seconds: float) -> float:
+        """How long one is looked for that is faster than a plan of the least memory, which may be ten times as slow."""
+        return max(seconds, min(_SECONDS, self.time_limit))
+
+    def of_all_at_once(self) -> tuple[Model, Outcome, bool]:
+        model = self._model(self.problem)
+        if self.small is None:
+            return model, self._run(model, self.left, patience=self.patience()), True
+        with suppress(TimeLimitError):
+            return model, self._run(model, self.left, patience=_PART * self.left), True
+        known = self.small.fitting(self.budget_bytes)
+        start = self.pruner.completed(model, known) if known is not None else None
+        if start is not None:
+            return model, self._run(model, self._for_faster(self.left), best=start), True
+        if self.small.is_too_small(self.budget_bytes):
+            return model, _NONE_FITS, True
+        return model, self._run(model, self.left, patience=self.patience()), True
+
+    def of_few_before_all(self) -> tuple[Model, Outcome, bool]:
+        least, known = self.pruner.least(self.problem), self.pruner.best_and_stored(self.problem)
+        self.bound, is_all = max(self.bound, self.pruner.bound(self.problem)), self.many <= _MOST
+        known = self._of_few(least, known, is_all)
+        if self.best is None and self.small is not None:
+            plan = self.small.fitting(self.budget_bytes)
+            self.best = self._faster(plan) if plan is not None else None
+            if self.best is not None and (not is_all or not self.left):
+                return self._judged(self.best, False)
+            if self.best is None and not is_all and self.small.is_too_small(self.budget_bytes):
+                return self._model(few(self.problem, known)), _NONE_FITS, True
+        if self.best is None and not is_all:
+            if self.late is not None:
+                raise self.late
+            return self._model(few(self.problem, known)), _NONE_FITS, False
+        return self._of_all(least, known)
+
+    def _of_few(self, least: Kept, known: Kept, is_all: bool) -> Kept:
+        """Look among few ways, and some more; the ways that are worth to be looked at again."""
+        for most in _FEW:
+            kept, limit = self.ways.up_to(least, known, most, math.inf)
+            is_last = not is_all and most == _FEW[-1]
+            seconds, gap = (self.left, self.pruner.gap) if is_last else (_PART * self.left, max(self.pruner.gap, _NEAR))
+            waits = self.patience() if is_last and self.small is None else seconds
+            self.late, before = None, self.best
+            with suppress(InfeasibleError, *(SHORT if before is not None else ())):
+                model = self._model(few(self.problem, kept))
+                start = self.pruner.completed(model, before) if before is not None else None
+                try:
+                    found = self._run(model, seconds, gap, patience=waits, best=start)
+                except TimeLimitError as error:
+                    if before is not None:
+                        raise
+                    self.late = error
+                    continue
+                if len(found.values):
+                    self.best = model, found
+                    self.bound = max(self.bound, min(found.bound, limit * (1 - EPSILON)))
+                    mine = chosen(model, found, self.problem)
+                    known = [one | other for one, other in zip(known, mine, strict=True)]
+                    if is_all or self.any_plan or self.pruner.is_near(found, self.bound):
+                        break
+        return known
+
+    def _of_all(self, least: Kept, known: Kept) -> tuple[Model, Outcome, bool]:
+        """Look among all ways that a better plan than the best one uses."""
+        best = self.best
+        limit = best[1].objective * (1 + EPSILON) if best is not None else math.inf
+        kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
+        if best is not None and (
+            self.any_plan or self.pruner.is_near(best[1], self.bound) or self.ways.pairs(kept) > _MOST
+        ):
+            return self._judged(best, False)
+        if self.patience() == 0.0:  # to state the program of all ways takes seconds, too
+            raise self.late or TimeLimitError("among few ways to run the ops the solver found no plan in time")
+        with suppress(*([MemoryError] if best is not None else [])):
+            model = self._model(few(self.problem, kept))
+            start = self.pruner.completed(model, best) if best is not None else None
+            some, _ = self.ways.up_to(least, known, _FEW[-1], limit)
+            first = columns(model, [mine[there] for mine, there in zip(some, kept, strict=True)])
+            outcome = self._run(model, self.left, patience=self.patience(), best=start, first=first)
+            self.bound = max(self.bound, min(outcome.bound, limit * (1 - EPSILON)))
+            return self._judged((model, outcome), True) if len(outcome.values) else (model, outcome, True)
+        assert best is not None
+        return self._judged(best, False)
+
+    def _faster(self, known: Found) -> Found | None:
+        """The fastest plan of few ways and those of a plan that may be far from fast, after some seconds; None where
+        the rows do not let that one pass."""
+        seconds = self._for_faster(_PART * self.left)
+        model, best = _beside(self.pruner, self.problem, self.budget_bytes, known)
+        if best is None:
+            return None
+        with suppress(TimeLimitError):
+            return model, self._run(model, seconds, max(self.pruner.gap, _NEAR), best=best)
+        return model, run_near(model, best, self.pruner.solver, self.pruner.gap, SHARE * seconds)
+
+    def _judged(self, found: Found, is_all: bool) -> tuple[Model, Outcome, bool]:
+        model, outcome = found
+        return model, self.pruner.judged(outcome, self.bound), is_all
+
+    def _model(self, problem: Problem) -> Model:
+        return _with_rows(self.pruner, problem, self.budget_bytes)
+
+    def _run(
+        self,
+        model: Model,
+        seconds: float,
+        gap: float | None = None,
+        *,
+        patience: float | None = None,
+        best: Outcome | None = None,
+        first: Array | None = None,
+    ) -> Outcome:
+        near = self.pruner.gap if gap is None else gap
+        return run(model, self.pruner.solver, seconds, near, patience=patience, best=best, first=first)
+
+
+def _beside(pruner: Pruner, problem: Problem, budget_bytes: float, known: Found) -> tuple[Model, Outcome | None]:
+    """A model of few ways and those of a plan, with that plan; None where the rows do not let it pass."""
+    ways = pruner.ways(problem)
+    kept = ways.all
+    if ways.pairs(kept) > PLAIN:
+        kept, _ = ways.up_to(pruner.least(problem), chosen(*known, problem), _FEW[-1], math.inf)
+    model = _with_rows(pruner, few(problem, kept), budget_bytes)
+    return model, pruner.completed(model, known)
+
+
+def _with_rows(pruner: Pruner, problem: Problem, budget_bytes: float) -> Model:
+    model = Model(problem, tables=pruner.tables)
+    Rows(model, budget_bytes)
+    return model

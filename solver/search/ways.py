@@ -1,0 +1,127 @@
+"""Some of the ways to run a problem's ops, and how many flows they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from autopar.solver.linear.outcome import Bounds, Outcome
+from autopar.solver.linear.terms import Array
+from autopar.solver.model import Model
+from autopar.solver.problem import Choice, Problem
+from autopar.solver.seconds.costs import Costs, Tables
+
+_STEPS = 30  # in which a limit is found
+
+Kept = Sequence[Array]  # by op, whether each choice is there
+
+
+@dataclass
+class Ways:
+    """The choices of a problem, and how many flows some of them make."""
+
+    problem: Problem
+    tables: Tables = field(default_factory=Tables)
+
+    def __post_init__(self) -> None:
+        costs, many = Costs(self.problem, self.tables), [len(op.choices) for op in self.problem.ops]
+        self._ends: dict[tuple[int, int, int, int], tuple[int, Array, int, Array]] = {}
+        places: dict[int, Array] = {}
+
+        def placed(choices: Mapping[Any, Sequence[int]], many: int) -> Array:
+            if id(choices) not in places:
+                places[id(choices)] = _places(choices.values(), many)
+            return places[id(choices)]
+
+        for tensor in self.problem.tensors:
+            ports = placed(costs.ports(tensor), many[tensor.source])
+            for use in tensor.uses:
+                wants = placed(costs.wanted(tensor, use), many[use.op])
+                ends = self.problem.decides(tensor.source), tensor.output, self.problem.decides(use.op), use.index
+                self._ends.setdefault(ends, (tensor.source, ports, use.op, wants))  # else a flow that is there already
+
+    @property
+    def all(self) -> Kept:
+        return [np.ones(len(op.choices), dtype=bool) for op in self.problem.ops]
+
+    def pairs(self, kept: Kept) -> int:
+        """How many flows there are."""
+        found = 0
+        for source, ports, reader, wants in self._ends.values():
+            found += _different(ports[kept[source]]) * _different(wants[kept[reader]])
+        return found
+
+    def up_to(self, least: Sequence[Array], known: Kept, most: int, limit: float) -> tuple[Kept, float]:
+        """The choices of plans up to a limit, the highest up to this one with so many flows; and those `known`."""
+
+        def of(limit: float) -> Kept:
+            return [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
+
+        if self.pairs(of(limit)) <= most:
+            return of(limit), limit
+        low, high = 0.0, min(limit, max(float(some.max()) for some in least))
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.pairs(of(middle)) <= most else (low, middle)
+        return of(low), low
+
+
+def few(problem: Problem, kept: Kept) -> Problem:
+    """The problem of these choices."""
+    found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # shared as before
+    ops = []
+    for op, some in zip(problem.ops, kept, strict=True):
+        key = id(op.choices), some.tobytes()
+        if key not in found:
+            found[key] = tuple(choice for choice, there in zip(op.choices, some.tolist(), strict=True) if there)
+        ops.append(replace(op, choices=found[key]))
+    return replace(problem, ops=tuple(ops))
+
+
+def chosen(model: Model, outcome: Outcome, problem: Problem) -> Kept:
+    """Which choices of a problem a plan makes that was found of all or some of them."""
+    found = []
+    for variables, mine, op in zip(model.x, model.problem.ops, problem.ops, strict=True):
+        one = mine.choices[int(np.argmax(outcome.values[variables]))]
+        found.append(np.array([choice is one for choice in op.choices]))
+    return found
+
+
+def counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
+    """How many blocks of an outcome recompute, as bounds of the counts of another model of the same stages."""
+    found: Bounds = {}
+    for stage, some in model.recomputed.items():
+        for r, its, q in zip(some, of.recomputed[stage], of.any_recomputed[stage], strict=True):
+            many = float(round(outcome.values[r]))
+            found = {**found, q: (min(many, 1.0),) * 2, its: (many, many)}
+    return found
+
+
+def columns(model: Model, kept: Kept) -> Array:
+    """Which variables of a problem's whole model are flows between choices that are kept."""
+    found = np.zeros(len(model.program.names), dtype=bool)
+    for flow in model.flows:
+        ports = _any(model.costs.ports(flow.tensor).values(), kept[flow.tensor.source])
+        wants = _any(model.costs.wanted(flow.tensor, flow.use).values(), kept[flow.use.op])
+        some = flow.numbers[np.ix_(ports, wants)]
+        found[some[some >= 0]] = True
+    return found
+
+
+def _any(choices: Iterable[Sequence[int]], kept: Array) -> Array:
+    return np.array([bool(kept[list(some)].any()) for some in choices])
+
+
+def _different(places: Array) -> int:
+    return int(np.count_nonzero(np.bincount(places)))
+
+
+def _places(choices: Iterable[Sequence[int]], many: int) -> Array:
+    """In which of the lists each choice is."""
+    found = np.zeros(many, dtype=np.int64)
+    for place, some in enumerate(choices):
+        found[list(some)] = place
+    return found

@@ -1,0 +1,1 @@
+"""The objective: seconds of ops, conversions and buckets, less what hides behind compute."""

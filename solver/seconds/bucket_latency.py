@@ -1,0 +1,98 @@
+"""What is missing of the latency of buckets: the rows of `cost.buckets.latency`, with its letters.
+
+For each block and way w, with flows f of the conversions m that move so::
+
+    c_w = sum_m p_m f_m                   the parts that are paid
+    e_w >= n f_m - c_w    for every m     buckets that are missing, each a latency
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.cost.buckets.latency import Phase, moves_of
+from autopar.cost.collectives import least_latency
+from autopar.solver.linear.terms import Array, Linear
+from autopar.solver.problem import Tensor
+from autopar.solver.seconds.shares import Shares
+
+if TYPE_CHECKING:
+    from autopar.solver.model import Model
+
+
+@dataclass
+class _Bucket:
+    """What may move in one way in a block: of each conversion that asks for the bucket the variables of which one may
+    be 1, the parts of all, and the most that these can be in sum."""
+
+    tensor: Tensor
+    asking: dict[bytes, Array] = field(default_factory=dict)
+    parts: Linear = field(default_factory=Linear)
+    most: float = 0.0
+
+
+class BucketLatency:
+    """The buckets that a model's parameters may be in."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._buckets: defaultdict[tuple[Phase, int], dict[int, _Bucket]] = defaultdict(dict)
+
+    def add(
+        self,
+        phase: Phase,
+        tensor: Tensor,
+        variables: Array,
+        shares: Shares | None,
+        at: Array,
+        seconds: Array,
+        *,
+        uses: int = 1,
+    ) -> None:
+        """Note a parameter's conversions in a phase: their variables, where they are among its shares, and the seconds
+        by axis of all of these, where they cost any; several `uses` may want it in as many layouts at once."""
+        node, grouping = self.model.problem.ops[tensor.source].node, self.model.problem.grouping
+        if shares is None or self.model.bare or not grouping.in_one_block(node):
+            return
+        numbers = shares.reductions if phase == "reductions" else shares.gathers
+        ways = np.where(seconds.any(axis=0), numbers, 0)[at]
+        parts, asks = shares.parts[at], shares.asks[at]
+        buckets = self._buckets[phase, grouping.home(node)]
+        for way in np.unique(ways[ways > 0]).tolist():
+            some = ways == way
+            one = buckets.setdefault(way, _Bucket(tensor))
+            one.parts.add(variables[some], parts[some])
+            one.most += float(parts[some].sum())
+            for asking in _apart(some & asks, np.nonzero(at)[1], uses):
+                one.asking[variables[asking].tobytes()] = variables[asking]
+
+    def pay(self) -> None:
+        """State what is missing, and charge for it."""
+        program, problem = self.model.program, self.model.problem
+        axes = problem.cluster.axes
+        for (phase, region), ways in self._buckets.items():
+            full = problem.grouping.buckets(region)
+            for way, bucket in ways.items():
+                if not bucket.asking:
+                    continue
+                seconds: defaultdict[int, float] = defaultdict(float)
+                for kind, axis in moves_of(way, len(axes)):
+                    seconds[axis] += least_latency(kind, axes[axis])
+                paid = program.variable("paid", upper=bucket.most, whole=False)
+                program.equal_to_sum("paid", paid, bucket.parts.terms())
+                missing = program.variable("missing", upper=full, whole=False)
+                for asking in bucket.asking.values():
+                    program.at_least(
+                        "missing", [(missing, 1.0), (paid, 1.0), *((v, -full) for v in asking.tolist())], 0.0
+                    )
+                self.model.pay_missing(phase, bucket.tensor, missing, seconds)
+
+
+def _apart(asks: Array, wanted: Array, uses: int) -> list[Array]:
+    """The conversions that ask, as sets of which one may run: all where one use wants one layout, or those to each."""
+    sets = [asks] if uses == 1 else [asks & (wanted == layout) for layout in np.unique(wanted).tolist()]
+    return [one for one in sets if one.any()]

@@ -1,0 +1,76 @@
+"""What each op of a problem chooses from: its strategies, with the seconds that they take.
+
+Deep graphs have many calls that are written alike, of the same strategies and equal costs. Their choices are
+one tuple, so that what is worked out of it (`solver.seconds.costs`) is worked out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.seconds import split_biases_of
+from autopar.cost.step import seconds_of
+from autopar.cost.traffic import in_segment
+from autopar.graph import BIAS_OF, COST, readers_of, tensor_of
+from autopar.solver.constraints.restricted import Restricted
+from autopar.solver.problem import Choice
+
+
+class OpChoices:
+    """The choices of a graph's nodes on one cluster."""
+
+    def __init__(self, memory: StepMemory, restricted: Restricted, cluster: Cluster) -> None:
+        self.memory, self.restricted, self.cluster = memory, restricted, cluster
+        self._known: dict[Hashable, tuple[Choice, ...]] = {}
+
+    def of(self, node: fx.Node) -> tuple[Choice, ...]:
+        """Of strategies that differ in nothing but what they take, the fastest; of a parameter whose copy may be
+        dropped and made again, each with and without."""
+        asked = self.restricted.regather.get(node)
+        regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
+        key = (self._form(node), regather)
+        if key not in self._known:
+            self._known[key] = self._made(node, regather)
+        return self._known[key]
+
+    def _form(self, node: fx.Node) -> Hashable:
+        """What the seconds of a node's strategies depend on (`cost.step.seconds_of`)."""
+        strategies = id(self.restricted.strategies[node])
+        if not in_segment(node) or COST not in node.meta:
+            return strategies
+        inputs = self.memory.inputs[node]
+        trained = tuple(
+            (i, tensor_of(ref).shape, tensor_of(ref).dtype)
+            for i, ref in enumerate(inputs)
+            if self.memory.is_trainable(ref.node)
+        )
+        biases = tuple(split_biases_of(node))
+        return strategies, node.meta[COST], BIAS_OF in node.meta, biases, trained
+
+    def _made(self, node: fx.Node, regather: tuple[bool, ...]) -> tuple[Choice, ...]:
+        found: dict[tuple[object, ...], Choice] = {}
+        for strategy in self.restricted.strategies[node]:
+            forward, backward = seconds_of(self.memory, node, strategy, self.cluster)
+            backward = backward if self.memory.train else 0.0
+            for flag in regather:
+                choice = Choice(strategy, forward, backward, flag)
+                key = (strategy.inputs, strategy.outputs, strategy.local, flag)
+                if key not in found or forward + backward < found[key].forward_seconds + found[key].backward_seconds:
+                    found[key] = choice
+        return tuple(found.values())
+
+    def _may_regather(self, node: fx.Node) -> bool:
+        """Whether some op keeps the parameter for backward, so that its copy could be dropped and made again."""
+        memory = self.memory
+        return (
+            memory.train
+            and memory.is_parameter(node)
+            and any(
+                any(memory.inputs[reader][i].node is node for i in memory.saved(reader)[0])
+                for reader in readers_of(node)
+            )
+        )

@@ -1,0 +1,125 @@
+"""What hides behind compute, as savings in the objective: the rows of `cost.overlap`, with its letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autopar.cost.overlap import Movable, hidden_seconds
+from autopar.solver.linear.terms import Array, Linear
+
+if TYPE_CHECKING:
+    from autopar.solver.model import Model
+
+Key = tuple[str, int, int]  # kind, stretch, mesh axis; of compute -1
+
+
+class Overlap:
+    """Savings of a model; `unit` seconds are one in its variables, so that the solver sees numbers near those of it."""
+
+    def __init__(self, model: Model, unit: float) -> None:
+        self.model, self.program, self.unit = model, model.program, unit
+        self.stretches = model.problem.grouping.stretches
+        self.micro_batches = model.problem.memory.micro_batches
+        self.part = model.problem.cluster.device.overlap
+        self.forward = [Linear() for _ in self.stretches]
+        self.backward = [Linear() for _ in self.stretches]
+        self.rows: dict[Key, int] = {}  # where these seconds are summed
+        self._compute()
+        self.hidden = self._sum(self._rows())
+        model.seconds.add(self.hidden, -unit)
+
+    def seconds(self, values: Array) -> float:
+        """What is hidden where the program's variables have these values, at its largest."""
+        movable = {axis: Movable(len(self.stretches)) for _, _, axis in self.model.movable}
+        for (kind, c, axis), terms in self.model.movable.items():
+            getattr(movable[axis], kind)[c] = _value(terms, values)
+        forward, backward = ([_value(terms, values) for terms in some] for some in (self.forward, self.backward))
+        return hidden_seconds(self.stretches, list(movable.values()), forward, backward, self.micro_batches, self.part)
+
+    def _compute(self) -> None:
+        problem = self.model.problem
+        for number, op in enumerate(problem.ops):
+            c, count = problem.grouping.stretch(op.node), self.model.costs.count(op)
+            for variable, choice in zip(self.model.x[number], op.choices, strict=True):
+                for target, seconds in (
+                    (self.forward[c], choice.forward_seconds),
+                    (self.backward[c], choice.backward_seconds),
+                ):
+                    target.add(variable, count * seconds)
+
+    def _rows(self) -> list[int]:
+        """Variables g_c and b of every axis, whose sum is hidden."""
+        pairs = enumerate(zip(self.forward, self.backward, strict=True))
+        compute = [
+            (self._of(forward, ("forward", c, -1)), self._of(backward, ("backward", c, -1)))
+            for c, (forward, backward) in pairs
+        ]
+        axes = sorted({axis for _, _, axis in self.model.movable})
+        return [variable for axis in axes for variable in self._rows_of(axis, compute)]
+
+    def _rows_of(self, axis: int, compute: Sequence[tuple[int | None, int | None]]) -> list[int]:
+        hidden: list[int] = []
+        again: list[int] = []
+        reduced: int | None = None
+        before: list[int] = []
+        for c, (stretch, (forward, backward)) in enumerate(zip(self.stretches, compute, strict=True)):
+            own = 1 - 1 / (stretch.count * stretch.buckets)
+            for kind, behind, found in (("gathers", forward, hidden), ("again", backward, again)):
+                moved = self._saving(kind, c, axis)
+                if moved is not None and behind is not None and own:
+                    limits = [[(moved, 1.0)], [(behind, self.micro_batches * own)]]
+                    found.append(self._least(limits))
+            moved = self._saving("reductions", c, axis)
+            if moved is not None:
+                sooner = [(b, 1.0) for b in before]
+                late = [(backward, own)] if backward is not None else []
+                first = [(backward, (1 - 1 / stretch.buckets) / stretch.count)] if backward is not None else []
+                reduced = self._least(
+                    [
+                        [(moved, 1.0), *([(reduced, 1.0)] if reduced is not None else [])],
+                        [*sooner, *late],
+                        [*sooner, *first, (moved, 1 - 1 / stretch.count)],
+                    ]
+                )
+            if backward is not None:
+                before.append(backward)
+        both = [*again, *([reduced] if reduced is not None else [])]
+        if both:
+            hidden.append(self._least([[(v, 1.0) for v in both], [(b, float(self.micro_batches)) for b in before]]))
+        return hidden
+
+    def _saving(self, kind: str, c: int, axis: int) -> int | None:
+        """What the collectives of one kind of a stretch over one axis save at most."""
+        key = kind, c, axis
+        terms = self.model.movable.get(key)
+        return self._of(terms, key, self.part) if terms is not None else None
+
+    def _of(self, expression: Linear, key: Key, part: float = 1.0) -> int | None:
+        """A variable equal to a part of seconds, in units; None where there are none."""
+        terms = expression.terms(part / self.unit)
+        if not len(terms[0]):
+            return None
+        found = self._variable()
+        self.rows[key] = self.program.equal_to_sum("seconds", found, terms)
+        return found
+
+    def _least(self, limits: Sequence[Sequence[tuple[int, float]]]) -> int:
+        """A variable that is at most each of `limits`."""
+        found = self._variable()
+        for limit in limits:
+            self.program.at_most("hidden", [(found, 1.0)] + [(v, -s) for v, s in limit], 0.0)
+        return found
+
+    def _sum(self, parts: Sequence[int]) -> int:
+        found = self._variable()
+        self.program.equal("hidden", [(found, 1.0)] + [(v, -1.0) for v in parts], 0.0)
+        return found
+
+    def _variable(self) -> int:
+        return self.program.variable("hidden", upper=None, whole=False)
+
+
+def _value(expression: Linear, values: Array) -> float:
+    variables, seconds = expression.terms()
+    return float(seconds @ values[variables])

@@ -1,0 +1,210 @@
+"""What converting a tensor from one layout into another costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.all_paths import KnownRoutes, Paths, all_paths
+from autopar.cluster import Axis, Cluster
+from autopar.cost.buckets.grouping import Grouping
+from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
+from autopar.cost.memory.moving import RESULT, Way
+from autopar.graph import TensorRef, tensor_of
+from autopar.layout import Layout
+from autopar.path_edges import KINDS, Sends
+from autopar.reshard import CollectiveKind
+from autopar.solver.linear.terms import Array
+from autopar.solver.seconds.shares import Shares, shares_of
+from autopar.solver.seconds.staged import staged_of_paths
+from autopar.staging import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Of conversions from each of some layouts (rows) into each of others (columns).
+
+    Seconds forward and backward (of a parameter by mesh axis, else one row for all), and how many collectives these
+    are; `possible`: whether there is a way; `shares`: of a parameter, what they share with others.
+    """
+
+    forward: Array
+    backward: Array
+    forward_collectives: Array
+    backward_collectives: Array
+    possible: Array
+    shares: Shares | None = None
+
+    def at(self, rows: Array, columns: Array) -> Prices:
+        """Those of some layouts."""
+        at = rows[:, None], columns
+        return Prices(
+            self.forward[(slice(None), *at)],
+            self.backward[(slice(None), *at)],
+            self.forward_collectives[at],
+            self.backward_collectives[at],
+            self.possible[at],
+            None if self.shares is None else self.shares.at(rows, columns),
+        )
+
+
+@dataclass
+class PriceTable:
+    """What conversions of tensors of one form cost, worked out together for all layouts that they have.
+
+    `grouping`: given for a parameter, which shares collectives with others. `order`: of the dims in memory. `routes`:
+    those known from other tables.
+    """
+
+    ref: TensorRef
+    cluster: Cluster
+    itemsize: int
+    gradient_itemsize: int
+    needs_grad: bool
+    grouping: Grouping | None = None
+    order: Order = ()
+    routes: KnownRoutes = field(default_factory=dict)
+    sources: dict[Layout, int] = field(default_factory=dict)
+    wanted: dict[Layout, int] = field(default_factory=dict)
+    _prices: Prices | None = None
+    _paths: Paths | None = None
+    _ways: tuple[Array, ...] | None = None
+    _staged: tuple[tuple[Array, Array], tuple[Array, Array]] | None = None
+
+    def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
+        """Say which prices will be asked for: those that are said before the first question are cheapest."""
+        for known, some in ((self.sources, sources), (self.wanted, wanted)):
+            for layout in some:
+                if layout not in known:
+                    known[layout] = len(known)
+                    self._prices = None
+
+    def prices(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
+        """The prices from each of some layouts into each of others."""
+        self.expect(sources, wanted)
+        if self._prices is None:
+            self._prices = self._all(list(self.sources), list(self.wanted))
+        rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
+        return self._prices.at(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
+
+    def ways(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[list[Way]]:
+        """Which collectives these conversions are, by source and by what is wanted."""
+        self.prices(sources, wanted)
+        assert self._paths is not None
+        if self._ways is None:
+            self._ways = self._all_ways(self._paths)
+        rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
+        at = np.ix_(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
+        grids = zip(*(grid[at].tolist() for grid in self._ways), strict=True)
+        return [[Way(*one) for one in zip(*row, strict=True)] for row in grids]
+
+    def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
+        """What these conversions of an activation stage (`autopar.staging`), by source and by what is wanted."""
+        return self._stage(sources, wanted, backward=backward)[0] * self.itemsize
+
+    def makes_another(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
+        """Whether these conversions leave another tensor than they are given, by source and by what is wanted."""
+        return self._stage(sources, wanted, backward=backward)[1]
+
+    def _stage(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> tuple[Array, Array]:
+        self.prices(sources, wanted)
+        assert self._paths is not None
+        if self._staged is None:
+            shape = tuple(tensor_of(self.ref).shape)
+            self._staged = staged_of_paths(self._paths, shape, self.cluster.shape, self.order)
+        rows = np.array([self.sources[layout] for layout in sources], dtype=np.int64)
+        at = rows[:, None], np.array([self.wanted[layout] for layout in wanted], dtype=np.int64)
+        elements, another = self._staged[backward]
+        return elements[at], another[at]
+
+    def _all(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
+        shape = tuple(tensor_of(self.ref).shape)
+        mesh, grad = self.cluster.shape, self.needs_grad
+        paths = all_paths(sources, wanted, shape, mesh, needs_grad=grad, known=self.routes)
+        calls = np.array([1.0 if self.grouping is None else self.grouping.calls(self.ref, w) for w in wanted])
+        parts = {count: self._totals(paths, count) for count in np.unique(calls).tolist()}
+        forward, forward_live, backward, back_live = (
+            np.stack([parts[count][kind][..., column] for column, count in enumerate(calls.tolist())], axis=-1)
+            for kind in range(4)
+        )
+        self._paths, self._ways, self._staged = paths, None, None
+        return Prices(
+            forward,
+            backward,
+            forward_live.sum(axis=0).astype(np.int64),
+            back_live.sum(axis=0).astype(np.int64),
+            paths.found,
+            None if self.grouping is None else shares_of(paths, self.ref, wanted, self.grouping, mesh),
+        )
+
+    def _totals(self, paths: Paths, calls: float) -> list[Array]:
+        """Seconds forward, how many collectives these are, and both backward, where each collective counts as so many
+        `calls`: by axis, source and what is wanted."""
+        each = np.zeros((len(paths.axis) + 1, 4))  # the last at -1: no step
+        each[:-1, :2] = self._parts(paths.axis, paths.forward, self.itemsize, calls)
+        each[:-1, 2:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize, calls)
+        by_axis = self._by_axis(paths.axis, each)
+        return [np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(4)]
+
+    def _by_axis(self, axes: Array, each: Array) -> list[Array]:
+        """What each step has, by axis for parameters, whose collectives are on their way at once on several."""
+        if self.grouping is None:
+            return [each]
+        of = np.append(axes, -1)[:, None]
+        return [np.where(of == axis, each, 0.0) for axis in range(len(self.cluster.axes))]
+
+    def _all_ways(self, paths: Paths) -> tuple[Array, ...]:
+        """The fields of `Way` for each pair."""
+        ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
+        several = ranks > 1
+        handed, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(2))
+        reduces, scatters = (np.zeros(len(paths.axis) + 1, dtype=bool) for _ in range(2))
+        handed[:-1] = np.where(several & (paths.forward.kind >= 0), paths.forward.elements, 0)
+        reduces[:-1] = several & (paths.backward.kind >= 0)
+        scatters[:-1] = reduces[:-1] & (paths.backward.kind != KINDS.index("all_reduce"))
+        for number, kind in enumerate(KINDS):
+            at = np.flatnonzero(reduces[:-1] & (paths.backward.kind == number))
+            results[at] = RESULT[kind](paths.backward.elements[at], ranks[at])
+        each = handed[paths.numbers]
+        first, last = _first(each, each > 0), _first(each[:, :, ::-1], each[:, :, ::-1] > 0)
+        reducing, scattering = reduces[paths.numbers], scatters[paths.numbers]
+        result = _first(results[paths.numbers][:, :, ::-1], reducing[:, :, ::-1])  # backward takes the steps in reverse
+        runs_before = reducing[:, :, ::-1].cumsum(axis=2)[:, :, ::-1] > reducing
+        later = (scattering & runs_before).any(axis=2)
+        return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later
+
+    def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
+        """Of each step: its seconds, and whether there is a collective."""
+        found = np.zeros((len(axes), 2))
+        several = np.array([axis.size > 1 for axis in self.cluster.axes])
+        at = np.flatnonzero((sends.kind >= 0) & several[axes])
+        steps = np.stack([sends.kind[at], axes[at], sends.elements[at]])
+        steps, places = np.unique(steps, axis=1, return_inverse=True)
+        found[at, 1] = 1.0
+        each = [
+            self._collective(KINDS[kind], self.cluster.axes[a], n * itemsize, calls) for kind, a, n in steps.T.tolist()
+        ]
+        if each:
+            found[at, 0] = np.array(each)[places.reshape(-1)]
+        return found
+
+    def _collective(self, kind: CollectiveKind, axis: Axis, size: int, calls: float) -> float:
+        if self.grouping is None:
+            return collective_seconds(kind, size, axis)
+        return member_seconds(kind, size, calls, axis) + copies_seconds(kind, size, axis, self.cluster.device)
+
+
+def _summed(each: Array, numbers: Array) -> Array:
+    """Of each pair, the sum over its steps; the last of `each` is of no step."""
+    total = np.zeros(numbers.shape[:2])
+    if each.any():
+        for step in np.moveaxis(numbers, 2, 0):
+            total += each[step]
+    return total
+
+
+def _first(values: Array, where: Array) -> Array:
+    """Of values along the last axis the first one at which `where` holds; that of the first place without any."""
+    return np.take_along_axis(values, np.argmax(where, axis=2)[:, :, None], axis=2)[:, :, 0]

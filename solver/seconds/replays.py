@@ -1,0 +1,186 @@
+"""Counts of recomputed blocks times choices and flows, exactly, and what replays pay for conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.layout import Layout
+from autopar.solver.linear.program import Program
+from autopar.solver.linear.terms import Array
+from autopar.solver.problem import Tensor, Use
+from autopar.solver.seconds.costs import Port
+from autopar.solver.seconds.prices import Prices
+
+if TYPE_CHECKING:
+    from autopar.solver.model import Model
+    from autopar.solver.seconds.conversions import Paid
+
+Pair = tuple[Port, Layout]
+Expression = dict[int, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The flows of one tensor to one use: variables `numbers[port, wanted]`, -1 for none, with their prices."""
+
+    tensor: Tensor
+    use: Use
+    ports: Sequence[Port]
+    wanted: Sequence[Layout]
+    numbers: Array
+    prices: Prices
+
+    @cached_property
+    def all(self) -> Array:
+        """Its variables."""
+        return self.numbers[self.numbers >= 0]
+
+    @cached_property
+    def pairs(self) -> dict[Pair, int]:
+        """The same with their layouts."""
+        return {
+            (port, layout): number
+            for port, row in zip(self.ports, self.numbers.tolist(), strict=True)
+            for layout, number in zip(self.wanted, row, strict=True)
+            if number >= 0
+        }
+
+
+def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapping[int, float], most: int) -> Array:
+    """Variables equal to `times` (an expression, a count up to `most`) times each sum of `ones`, which are one-hot."""
+    ones = [np.asarray(some) for some in ones]
+    return program.once(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
+
+
+def _counted(program: Program, ones: Sequence[Array], times: Mapping[int, float], most: int) -> Array:
+    found = program.variables("count", len(ones), upper=float(most))
+    program.multiple("count", found, ones, times, float(most))
+    row = program.equal("counts", [(v, -c) for v, c in times.items()], 0.0)
+    program.entries.many(row, found, 1.0)
+    return found
+
+
+def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Array:
+    """How many blocks that recompute at a level or a higher one have a flow of each group, variables: r f (of what
+    crosses a stage's border q f, (r - q) f)."""
+    stage, kind = flow.tensor.stage, flow.tensor.kind
+    r, q = model.recomputed[stage][level - 1], model.any_recomputed[stage][level - 1]
+    times = {q: 1.0} if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else {r: 1.0}
+    most = 1 if kind == "first" else max(1, model.costs.conversions(flow.tensor))
+    rest = np.setdiff1d(flow.all, np.concatenate(groups))
+    return counted(model.program, [*groups, rest] if len(rest) else groups, times, most)[: len(groups)]
+
+
+class OwnLevel:
+    """Of a stage that is one block: variables times whether the block is at a level, 0 or 1."""
+
+    def __init__(self, model: Model, stage: int) -> None:
+        self.model, self.recomputed = model, model.recomputed[stage]
+        ops = model.problem.stages[stage].ops
+        self.choices = {variable: (number, i) for number in ops for i, variable in enumerate(model.x[number])}
+        self.others: dict[tuple[int, int, bool], int] = {}
+
+    def __call__(self, level: int, variable: int, sign: float) -> Expression:
+        """The product, of a choice exactly; of any other variable, which is bounded from below alone, at least as much
+        where it is added (`sign` above 0), and at most where it is subtracted."""
+        if variable in self.choices:
+            number, i = self.choices[variable]
+            here, above = (int(self.model.z(number, one)[i]) for one in (level, level + 1))
+            return {here: 1.0, above: -1.0}
+        key = level, variable, sign > 0
+        if key not in self.others:
+            program, at = self.model.program, [(self.recomputed[level - 1], -1.0), (self.recomputed[level], 1.0)]
+            one = self.others[key] = program.variable("at level", whole=False)
+            if sign > 0:
+                program.at_least("at level", [(one, 1.0), (variable, -1.0), *at], -1.0)
+            else:
+                program.at_most("at level", [(one, 1.0), (variable, -1.0)], 0.0)
+                program.at_most("at level", [(one, 1.0), *at], 0.0)
+        return {self.others[key]: 1.0}
+
+
+def replay_level(model: Model, flow: Flow) -> int:
+    """The level from which on a replay converts a tensor for one use, 0 where none does.
+
+    Inner segments are given what comes from outside converted, but for parameters.
+    """
+    problem = model.problem
+    again, ref = problem.ops[flow.use.op].again, problem.ref(flow.tensor)
+    if not again.replayed or (problem.memory.is_parameter(ref.node) and flow.tensor.kind == "inner"):
+        return again.replayed
+    return max(again.replayed, problem.together(ref, flow.use.op))
+
+
+def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> None:
+    """Conversions that replays repeat, and (`again`) those that recomputed blocks do not share outside.
+
+    A recomputed block gathers parameters in its replay and not again.
+    """
+    if tensor.kind in ("plain", "each") or tensor.stage not in model.recomputed:
+        return
+    many = model.problem.memory.micro_batches
+    repeated: list[Array] = []
+    fresh: list[Array] = []
+    for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
+        op, level = model.problem.ops[flow.use.op], replay_level(model, flow)
+        drops = flow.use.index in model.problem.memory.saved(op.node)[0]  # its regathers, if it has any
+        dropped = paid.regathers[:, None] & drops
+        wanted = (numbers >= 0) & paid.costly
+        if not again:
+            wanted &= (paid.forward > 0).any(axis=0) & (bool(level) | dropped)
+        if not wanted.any():
+            continue
+        if len(paid.flows) == 1 and not again:
+            _pay_by_price(model, flow, numbers, paid.forward * (1.0 * bool(level) - dropped), wanted, level)
+            continue
+        counts = np.full(numbers.shape, -1)
+        counts[wanted] = replays(model, flow, list(numbers[wanted][:, None]), level or model.depth(tensor.stage))
+        less = wanted & dropped
+        model.pay_again(tensor, counts[less], -many * paid.forward[:, less])
+        if level:
+            repeated.append(counts)
+        if again:
+            fresh.append(counts)
+    if repeated:
+        at, variables = largest(model.program, repeated)
+        model.pay_again(tensor, variables, many * paid.forward[:, at])
+    if fresh:
+        at, variables = largest(model.program, fresh)
+        model.pay_conversion(tensor, variables, paid.forward[:, at], paid.backward[:, at], 1.0)
+
+
+def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array, level: int) -> None:
+    """Replays of a tensor with one use: pairs of equal prices share a count."""
+    wanted = wanted & (seconds != 0).any(axis=0)
+    if not wanted.any():
+        return
+    order = np.lexsort(seconds[:, wanted])
+    each, variables = seconds[:, wanted][:, order], numbers[wanted][order]
+    new = (np.abs(np.diff(each)) > 1e-12 * np.abs(each[:, 1:])).any(axis=0)  # equal but for the order of their sums
+    starts = np.concatenate([[0], np.flatnonzero(new) + 1])
+    counts = replays(model, flow, np.split(variables, starts[1:]), level)
+    model.pay_again(flow.tensor, counts, model.problem.memory.micro_batches * each[:, starts])
+
+
+def largest(
+    program: Program, grids: Sequence[Array], name: str = "most", *, upper: float | None = None
+) -> tuple[Array, Array]:
+    """Where any of some grids of variables (-1 for none) has one, and there one that is at least each of them."""
+    some = program.once((name, upper), grids, lambda: _largest(program, grids, name, upper))
+    return some >= 0, some[some >= 0]
+
+
+def _largest(program: Program, grids: Sequence[Array], name: str, upper: float | None) -> Array:
+    many = sum((grid >= 0).astype(np.int64) for grid in grids)
+    found = np.max(grids, axis=0)
+    shared = many > 1
+    found[shared] = program.variables(name, int(shared.sum()), upper=upper)
+    for grid in grids:
+        at = shared & (grid >= 0)
+        program.implies(name, grid[at], found[at])
+    return found

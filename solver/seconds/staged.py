@@ -1,0 +1,45 @@
+"""What conversions stage, for many pairs of layouts at once: `autopar.staging.staged_elements` for each of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.all_paths import Paths
+from autopar.path_edges import KINDS, Sends
+from autopar.reshard import CollectiveKind, Shape
+from autopar.solver.linear.terms import Array
+from autopar.staging import Order, held
+
+
+def staged_of_paths(
+    paths: Paths, shape: Shape, mesh_shape: Shape, order: Order
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Forward and backward, by source and by wanted layout: elements, and whether another tensor is made."""
+    ends = paths.edges.ends(paths.used)
+    found = []
+    for backward, sends in enumerate((paths.forward, paths.backward)):
+        each = np.zeros((len(ends) + 1, 4), dtype=np.int64)  # the last at -1: no step
+        for i, ((axis, *layouts), kind) in enumerate(zip(ends, _kinds(sends), strict=True)):
+            each[i] = held(
+                *layouts[:: -1 if backward else 1], axis, kind, shape, mesh_shape, order, backward=bool(backward)
+            )
+        steps = np.moveaxis(paths.numbers, 2, 0)
+        found.append(_most_beside(each, steps[::-1] if backward else steps))
+    return found[0], found[1]
+
+
+def _kinds(sends: Sends) -> list[CollectiveKind | None]:
+    return [KINDS[kind] if kind >= 0 else None for kind in sends.kind.tolist()]
+
+
+def _most_beside(each: Array, steps: Array) -> tuple[Array, Array]:
+    """The most that any step of a path has, without what it begins with and what it ends with; whether any is one."""
+    most, last = (np.zeros(steps.shape[1:], dtype=np.int64) for _ in range(2))
+    begun = np.zeros(steps.shape[1:], dtype=bool)
+    for step in steps:
+        given, staged, made, is_other = np.moveaxis(each[step], -1, 0)
+        changes = is_other > 0
+        np.maximum(most, np.where(changes, begun * given + staged + made, 0), out=most)
+        last[changes] = made[changes]
+        begun |= changes
+    return np.maximum(0, most - last), begun
