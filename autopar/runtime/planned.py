@@ -145,7 +145,7 @@ class Planned:
         random = (self.random.next_key(),) if lowered.takes_key and self.random is not None else ()
         watched = lowered.route.again and torch.is_grad_enabled()
         what = self.user_class.__name__ if entry == FORWARD else str(entry)
-        with named(f"call of {what}"), transit.watching() if transit and watched else nullcontext():
+        with named(f"call of {what}"), transit.gathers.watching() if transit and watched else nullcontext():
             outputs = lowered.module(*inputs, *state, transit, *random)
         if not torch.compiler.is_compiling():
             prepare_backward(outputs, inputs, held)

@@ -1,9 +1,10 @@
 """Buckets: parameters that one rank gathers together and whose gradients it reduces together.
 
 A bucket is one node of the local graph and one of the autograd graph: its backward runs once the gradients of all
-its members are there. Both directions are in the background (`communication.transit`): a gather begins while
-the bucket before computes, and a reduction is waited for where the parameter's own gradient is handed out, after all
-other nodes of the backward pass. Compiled graphs have plain conversions in place of that, for the compiler to order.
+its members are there. Both directions are in the background: a gather begins while the bucket before computes
+(`communication.gathers`), and a reduction is waited for where the parameter's own gradient is handed out, after all
+other nodes of the backward pass (`communication.reductions`). Compiled graphs have plain conversions in place of that,
+for the compiler to order.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Bucket:
             return self._converted(shards)
         if not self.gathers and not self.reduces:
             alone = self._converted(shards)
-            transit.keep_places(self, alone, shards)
+            transit.gathers.keep_places(self, alone, shards)
             return alone
         made: tuple[torch.Tensor, ...] = _Exchange.apply(self, transit, *shards)
         return made
@@ -107,10 +108,10 @@ class _Exchange(torch.autograd.Function):
         ctx.bucket, ctx.transit = bucket, transit
         ctx.set_materialize_grads(False)
         if bucket.gathers:
-            values = transit.gather(bucket)
+            values = transit.gathers.gather(bucket)
         else:
             values = Flight(shards, [stage.forward for stage in bucket.stages], bucket.stages[0].dtype).finish()
-            transit.keep_places(bucket, values, shards)
+            transit.gathers.keep_places(bucket, values, shards)
         return tuple(v.view_as(v) if v is shard else v for v, shard in zip(values, shards, strict=True))
 
     @staticmethod
@@ -125,6 +126,6 @@ class _Exchange(torch.autograd.Function):
         given = [gradient if takes else None for gradient, takes in pairs]
         for place, stage, takes in zip(ctx.bucket.places, ctx.bucket.stages, taken, strict=True):
             if not takes:
-                ctx.transit.sums.take(place, stage, None)
-        ctx.transit.reduce(ctx.bucket, given, fills=fills_gradients(ctx))
+                ctx.transit.reductions.drop(place, stage)
+        ctx.transit.reductions.reduce(ctx.bucket, given, fills=fills_gradients(ctx))
         return (None, None, *(None for _ in gradients))

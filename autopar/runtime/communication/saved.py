@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autopar.runtime.communication.buckets import Bucket
 
 if TYPE_CHECKING:
-    from autopar.runtime.communication.transit import Transit
+    from autopar.runtime.communication.gathers import Gathers
 
 
 class Gathered(NamedTuple):
@@ -24,7 +24,7 @@ class Gathered(NamedTuple):
 class Kept(NamedTuple):
     """What else is saved, and its version then: torch compares versions of that alone which no hook packs."""
 
-    transit: Transit
+    gathers: Gathers
     tensor: torch.Tensor
     version: int
 
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 class Saved(NamedTuple):
     """What is kept in place of a saved view of a gathered copy."""
 
-    transit: Transit
+    gathers: Gathers
     bucket: Bucket
     member: int
     version: int

@@ -85,5 +85,5 @@ class _Sum(torch.autograd.Function):
         summed, transit = ctx.given
         if gradient is None or gradient.layout is not torch.strided or are_differentiated():
             return None, None, gradient
-        transit.add_up(summed.place, summed.stage, gradient, fills=fills_gradients(ctx))
+        transit.reductions.add_up(summed.place, summed.stage, gradient, fills=fills_gradients(ctx))
         return None, None, None

@@ -131,10 +131,10 @@ class _Local(torch.autograd.Function):
         spec, transit, place, name = ctx.given
         is_again = gradient is not None and are_differentiated()
         gradient = gradient if gradient is None or is_again else own(gradient)
-        for arrived in transit.arrived(place, name, fills=fills_gradients(ctx)):
+        for arrived in transit.reductions.arrived(place, name, fills=fills_gradients(ctx)):
             gradient = arrived if gradient is None else gradient + arrived
         if gradient is None:
-            comes_without_gradient(transit.parameter(place))
+            comes_without_gradient(transit.reductions.parameter(place))
             return None, None, None, None
         if gradient.dtype != spec.tensor_meta.dtype:
             gradient = gradient.to(spec.tensor_meta.dtype)
@@ -161,7 +161,7 @@ def local_of(tensor: torch.Tensor, transit: Transit | None, place: int, name: st
     if transit is None or not (tensor.requires_grad and torch.is_grad_enabled()):
         return tensor.to_local()
     local: torch.Tensor = _local(tensor, transit, place, name)
-    if not transit.brings(place):
+    if not transit.reductions.brings(place):
         # its gradient is what ops give: handed out at once, it does not wait beside those of the micro-batches before
         assert local.grad_fn is not None
         local.grad_fn._set_sequence_nr(_FIRST)  # type: ignore[attr-defined]

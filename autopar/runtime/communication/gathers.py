@@ -1,0 +1,198 @@
+"""Gathers of one call: ahead of use in forward, and again in backward.
+
+A gather begins while the buckets before it in the order of the pass are read (`cost.buckets.ahead`). Outside recomputed
+segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy (the copy itself, or a view
+of it such as its transpose) is replaced by its place in the bucket, and the copy is freed after its use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autopar.cost.buckets.ahead import due_ahead
+from autopar.graph import storage_of
+from autopar.runtime.communication.buckets import Bucket
+from autopar.runtime.communication.flights import Flight
+from autopar.runtime.communication.route import Route
+from autopar.runtime.communication.saved import Gathered, Kept, Saved
+from autopar.runtime.communication.unwanted import leave
+from autopar.runtime.ranges import named
+
+
+class _Gather(NamedTuple):
+    """A bucket that is gathered, as `cost.buckets.ahead` asks for it."""
+
+    bucket: Bucket
+    gathers: int
+    read_bytes: int
+
+
+class Gathers:
+    """Those of one call. `shards`: local tensors of the state by place, without history."""
+
+    def __init__(self, route: Route, shards: Sequence[torch.Tensor]) -> None:
+        self._thread = threading.get_ident()
+        self._route, self._shards = route, shards
+        self._begun: dict[Bucket, Flight] = {}
+        self._live: dict[int, Gathered] | None = None
+        self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
+        self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
+        self._unread: dict[Bucket, dict[int, int]] = {}  # how often each of these is still to be read
+        self._read: dict[Bucket, int] = {}  # in which backward pass all of it was
+
+    def __del__(self) -> None:
+        """A pass that ended early (gradients of some parameters alone, an error) leaves gathers under way."""
+        if dist.is_initialized():
+            self._abandon()
+
+    def _abandon(self) -> None:
+        leave(self._begun.values(), self._thread)
+        self._begun = {}
+
+    def gather(self, bucket: Bucket) -> list[torch.Tensor]:
+        """All members, whole; the next bucket's gather is under way then."""
+        whole = self._arrived(bucket, range(len(bucket.places)))
+        self.keep_places(bucket, whole, [self._shards[place] for place in bucket.places])
+        self._go_ahead(bucket, read=True)
+        return whole
+
+    def keep_places(self, bucket: Bucket, made: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> None:
+        """Save what autograd saves of the members as their places, where they are copies to be made again."""
+        if self._live is None or not bucket.again:
+            return
+        for member, (tensor, shard) in enumerate(zip(made, shards, strict=True)):
+            storage = StorageWeakRef(tensor.untyped_storage())
+            if storage.cdata != shard.untyped_storage()._cdata:
+                self._live[storage.cdata] = Gathered(storage, bucket, member)
+
+    def gathered_again(self, bucket: Bucket, member: int) -> torch.Tensor:
+        """A member that backward needs; kept for as long as others that saved it have not read it. Those that come with
+        it may be read much later: a tied head comes with the norm behind its embedding."""
+        if member not in self._whole.get(bucket, ()):
+            packed = self._packed[bucket]
+            members = sorted(packed)  # in one order on all ranks
+            self._whole[bucket] = dict(zip(members, self._arrived(bucket, members), strict=True))
+            self._unread[bucket] = packed.copy()
+            self._go_ahead(bucket, read=True)
+        there, unread = self._whole[bucket], self._unread[bucket]
+        whole = there[member]
+        unread[member] -= 1
+        if not unread[member]:
+            del there[member]
+        if not there:
+            del self._whole[bucket]
+            self._read[bucket] = torch._C._current_graph_task_id()
+        return whole
+
+    def _arrived(self, bucket: Bucket, members: Sequence[int]) -> list[torch.Tensor]:
+        flight = self._begun.pop(bucket, None) or self._begin(bucket, members)
+        self._go_ahead(bucket, read=False)  # at the start of a pass: behind its first collective, not the last
+        return flight.finish()
+
+    def _begin(self, bucket: Bucket, members: Sequence[int]) -> Flight:
+        stages = [bucket.stages[i] for i in members]
+        shards = [self._shards[bucket.places[i]] for i in members]
+        with torch.no_grad(), named(f"gather {bucket.title}"):
+            return Flight(shards, [stage.forward for stage in stages], stages[0].dtype)
+
+    def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
+        """Of the buckets behind one, begin what is due by now. Waits for such alone as began at a bucket before."""
+        backward = torch._C._current_graph_task_id() != -1
+        here, behind = self._gather(bucket), self._behind(bucket, backward=backward)
+        for (after, *_), collectives in due_ahead(here, behind, self._route.longest, read=read):
+            flight = self._begun.get(after)
+            if flight is not None:
+                while flight.launched < collectives:
+                    flight.advance()
+            else:
+                members = (
+                    sorted(self._packed[after]) if backward and after in self._packed else range(len(after.places))
+                )
+                self._begun[after] = self._begin(after, members)
+
+    def _behind(self, bucket: Bucket, *, backward: bool) -> Iterator[_Gather]:
+        """The buckets behind one in the order of the pass, up to one that is there already; behind one that comes out
+        of turn in backward, as that of a tied head does, those that are wanted before it."""
+        missing = self._route.missing(bucket, lambda one: self._wanted(one) and one not in self._whole)
+        early = missing if backward else None
+        after = early or self._following(bucket, backward=backward)
+        while after is not None and after not in self._whole:
+            yield self._gather(after)
+            after = self._following(after, backward=backward)
+
+    def _following(self, bucket: Bucket, *, backward: bool) -> Bucket | None:
+        following = self._route.backward if backward else self._route.forward
+        after = following.get(bucket)
+        while backward and after is not None and not after.in_segment and not self._wanted(after):
+            after = following.get(after)
+        return after
+
+    def _gather(self, bucket: Bucket) -> _Gather:
+        read_bytes = self._route.read_bytes.get(bucket)
+        if read_bytes is None:
+            pairs = zip(bucket.places, bucket.stages, strict=True)
+            read_bytes = sum(stage.gathered_bytes(self._shards[place]) for place, stage in pairs)
+            self._route.read_bytes[bucket] = read_bytes
+        return _Gather(bucket, bucket.gathers, read_bytes)
+
+    def _wanted(self, bucket: Bucket) -> bool:
+        """Whether the backward pass that is running still has to read what was saved of a bucket."""
+        return bucket in self._packed and self._read.get(bucket) != torch._C._current_graph_task_id()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """For the duration of one forward: gathered copies that autograd saves are saved as their places.
+
+        A collective keeps the hooks that were there when it began, and so this call, until somebody waits for it.
+        """
+        self._live = {}
+        try:
+            with saved_tensors_hooks(self._pack, _unpack):
+                yield
+        except Exception:  # a loop may catch it, and nobody would wait
+            self._abandon()
+            raise
+        finally:
+            self._live = None
+
+    def _pack(self, tensor: torch.Tensor) -> Kept | Saved:
+        storage = storage_of(tensor) if self._live else None
+        found = None if storage is None or self._live is None else self._live.get(storage)
+        if found is None:  # an op that saved its own result would hold itself: a call without backward would stay
+            return Kept(self, tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
+        _, bucket, member = found
+        packed = self._packed.setdefault(bucket, {})
+        packed[member] = packed.get(member, 0) + 1
+        version = self._shards[bucket.places[member]]._version
+        size, offset = tuple(tensor.shape), int(tensor.storage_offset())
+        looks = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        return Saved(self, bucket, member, version, size, tensor.stride(), offset, *looks)
+
+    def unpack(self, saved: Kept | Saved) -> torch.Tensor:
+        """What was saved; or, of a copy to be gathered again, from that copy."""
+        held = saved.tensor if isinstance(saved, Kept) else self._shards[saved.bucket.places[saved.member]]
+        if held._version != saved.version:
+            raise RuntimeError(  # as torch raises where it sees it
+                f"{self._named(held)} was written in place (by optimizer.step(), say) between forward and backward, "
+                "and this backward pass needs it as it was: make the pass before the write, or call the model again "
+                "behind it"
+            )
+        return held if isinstance(saved, Kept) else saved.of(self.gathered_again(saved.bucket, saved.member))
+
+    def _named(self, tensor: torch.Tensor) -> str:
+        address = tensor.untyped_storage()._cdata
+        places = (place for place, shard in enumerate(self._shards) if shard.untyped_storage()._cdata == address)
+        place = next(places, None)
+        return f"a tensor of shape {tuple(tensor.shape)}" if place is None else f"'{self._route.names[place]}'"
+
+
+def _unpack(saved: Kept | Saved) -> torch.Tensor:
+    return saved.gathers.unpack(saved)
