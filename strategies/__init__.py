@@ -3,9 +3,10 @@
 if __name__ != "autopar.strategies":
     raise ImportError("import this package as autopar.strategies (pip install -e . from the project's root)")
 
-from autopar.strategies.derive import NoRuleWarning, only_replicated, strategies_for
+from autopar.strategies.derive import only_replicated, strategies_for
 from autopar.strategies.registering import register_rule
 from autopar.strategies.rule import ShardingRule
+from autopar.strategies.ruled import NoRuleWarning
 from autopar.strategies.strategy import InnerCollective, Strategy
 
 __all__ = [

@@ -15,9 +15,10 @@ from torch import fx
 from autopar.graph import VAL, TensorRef
 from autopar.strategies.bind import Spot
 from autopar.strategies.constant import constants
-from autopar.strategies.derive import positions_of, unruled
+from autopar.strategies.derive import positions_of
 from autopar.strategies.members import RuledOp
 from autopar.strategies.positions import position_at
+from autopar.strategies.ruled import unruled
 from autopar.strategies.table import bound_rule_or_none
 
 Source = Literal["rule", "discovered", "none"]
