@@ -18,7 +18,7 @@ from autopar.strategies import strategies_for
 from autopar.strategies.check import check
 from autopar.strategies.examples import example
 from autopar.tracing import trace
-from autopar.tracing.leaves.which import experts
+from autopar.tracing.leaves import experts
 
 TINY = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, vocab_size=32)
 MODELS: dict[str, Any] = {
