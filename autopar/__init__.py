@@ -23,7 +23,7 @@ from autopar.tracing import known
 from autopar.user_warnings import AutoparWarning
 
 if TYPE_CHECKING:
-    from autopar.leaf_requests import LeafWarning
+    from autopar.planning.leaf_requests import LeafWarning
     from autopar.pretrained import from_pretrained
     from autopar.runtime.calling.batches import local_batch, sampler
     from autopar.runtime.calling.entered import register_forward_method
@@ -84,7 +84,7 @@ _WHERE = {
     "Adafactor": "runtime.dtensors.adafactor",
     "Checkpoint": "runtime.checkpoints",
     "ConstraintWarning": "solver.constraints.idle_constraints",
-    "LeafWarning": "leaf_requests",
+    "LeafWarning": "planning.leaf_requests",
     "latest_checkpoint": "runtime.checkpoints",
     "load_checkpoint": "runtime.checkpoints",
     "save_checkpoint": "runtime.checkpoints",

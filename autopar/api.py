@@ -14,18 +14,19 @@ from autopar.argument_checks import check_names, count_of, module_of
 from autopar.cluster import Cluster
 from autopar.code_version import code_version
 from autopar.collecting import collection_paused
-from autopar.comparison import alternatives, check_asked
-from autopar.comparison import tradeoff as budget_ladder
 from autopar.entries import Entry
 from autopar.errors import InputError
 from autopar.fingerprint import check_fingerprints, fingerprints
-from autopar.later_calls import plan_that_does, request_beside, trace_first, trace_later
 from autopar.layout import Layout
-from autopar.leaf_requests import warn_of_leaves
-from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
-from autopar.micro_batches import fastest, prepared_for
 from autopar.plan_checks import check_given, check_on_graph
-from autopar.planning import (
+from autopar.planning.comparison import alternatives, check_asked
+from autopar.planning.comparison import tradeoff as budget_ladder
+from autopar.planning.later_calls import plan_that_does, request_beside, trace_first, trace_later
+from autopar.planning.leaf_requests import warn_of_leaves
+from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked
+from autopar.planning.micro_batches import fastest, prepared_for
+from autopar.planning.simulation import simulated, streams
+from autopar.planning.stages import (
     CommonOptions,
     LossFunction,
     Stopwatch,
@@ -36,7 +37,6 @@ from autopar.planning import (
 )
 from autopar.plans import Plan
 from autopar.precision import Precision
-from autopar.simulation import simulated, streams
 from autopar.tracing import Traced
 
 if TYPE_CHECKING:

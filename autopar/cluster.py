@@ -12,9 +12,9 @@ from typing import Any
 from autopar.argument_checks import count_of
 from autopar.environment import number_in
 from autopar.errors import InputError
-from autopar.figure_checks import check_spreads
-from autopar.hardware import Axis, Device, Node
-from autopar.presets import ALIASES, PRESETS, network, preset_of_device_name
+from autopar.hardware.devices import Axis, Device, Node
+from autopar.hardware.figure_checks import check_spreads
+from autopar.hardware.presets import ALIASES, PRESETS, network, preset_of_device_name
 from autopar.text_files import path_of, write_text
 
 __all__ = ["Axis", "Cluster", "Device", "Node"]
@@ -65,7 +65,7 @@ class Cluster:
         """A known device on a mesh of `shape`, with consecutive ranks filling one node after another.
 
         `between_nodes` are the cards of one node, where they are not the preset's: "8xndr", "4xroce100", "ethernet25"
-        (`autopar.presets.NETWORKS`).
+        (`autopar.hardware.presets.NETWORKS`).
 
         >>> cluster = Cluster.preset("h100", shape=(4, 8), axis_names=("dp", "tp"))
         >>> cluster.devices, cluster.device.name, cluster.axes[0].bytes_per_s < cluster.axes[1].bytes_per_s

@@ -108,6 +108,6 @@ def _with_fewest_rows(solution: Solution, problem: Problem) -> float:
 
 
 def _rows(memory: StepMemory) -> int:
-    """Of the batch that the graph takes: as `autopar.micro_batches.part` would divide it."""
+    """Of the batch that the graph takes: as `autopar.planning.micro_batches.part` would divide it."""
     inputs = (t for node in memory.graph.nodes if node.op == "placeholder" for t in output_tensors(node))
     return next((tensor.shape[0] for tensor in inputs if tensor.dim() and tensor.shape[0] > 1), 1)

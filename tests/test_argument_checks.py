@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.planning import request_of
+from autopar.planning.stages import request_of
 from autopar.precision import Precision
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopar import Cluster, plan
-from autopar.call_arguments import sorted_arguments
+from autopar.planning.call_arguments import sorted_arguments
 
 X, Y = torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)
 

@@ -46,7 +46,7 @@ def profile(
     shape, names = mesh_shape(mesh), axis_words(axis_names)
     Cluster.preset("cpu", shape, names)  # raises for what is no mesh
     if under_torchrun:
-        from autopar.calibrate import measure_as_rank  # which imports what runs plans, after DTensor
+        from autopar.profiling.calibrate import measure_as_rank  # which imports what runs plans, after DTensor
 
         measured = measure_as_rank(shape, names, seconds, _announce)
         if number_in("RANK", least=0) == 0:

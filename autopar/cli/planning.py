@@ -11,19 +11,19 @@ import typer
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
 from autopar.cli.question import MeshQuestion, PlanQuestion, Question, answered_by, asks, each_prepared, traced_source
 from autopar.cluster import Cluster
-from autopar.comparison import alternatives, check_asked
-from autopar.comparison import tradeoff as budget_ladder
 from autopar.errors import InfeasibleError, InputError, budget_bounds
 from autopar.fingerprint import check_fingerprints, fingerprints
-from autopar.mesh_search import MeshResult, factorisations, planned_meshes, ranked
-from autopar.micro_batches import fastest
 from autopar.plan_checks import check_on_graph
-from autopar.planning import Stopwatch
+from autopar.planning.comparison import alternatives, check_asked
+from autopar.planning.comparison import tradeoff as budget_ladder
+from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked
+from autopar.planning.micro_batches import fastest
+from autopar.planning.simulation import streams
+from autopar.planning.stages import Stopwatch
 from autopar.plans import Plan
 from autopar.report.figures import alternative_figures, device_notes, limit_bytes, summary
 from autopar.report.tables import show_seconds, table
 from autopar.report.text import comparison_table, tradeoff_table
-from autopar.simulation import streams
 from autopar.sizes import show_bytes, show_bytes_up
 
 DOES_NOT_FIT = 3

@@ -14,8 +14,8 @@ from rich.status import Status
 
 from autopar.cluster import Cluster
 from autopar.errors import InputError
-from autopar.micro_batches import prepared_for
-from autopar.planning import Prepared, Request, Stopwatch, request_of, trace_for
+from autopar.planning.micro_batches import prepared_for
+from autopar.planning.stages import Prepared, Request, Stopwatch, request_of, trace_for
 from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes

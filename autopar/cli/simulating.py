@@ -10,10 +10,10 @@ import typer
 from autopar.cli.output import check_folder, load_plan, progress, say, say_json, write
 from autopar.cli.question import PlanQuestion, answered_by, asks, prepared
 from autopar.errors import InputError
+from autopar.planning.simulation import simulated
 from autopar.report.pictures import pyplot
 from autopar.report.streams import chrome_trace, save_streams
 from autopar.report.tables import show_seconds, table, wrap
-from autopar.simulation import simulated
 
 _PICTURES = (".png", ".svg", ".pdf")
 _LEGEND = (

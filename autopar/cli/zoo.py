@@ -11,7 +11,7 @@ import typer
 from autopar.cli.output import progress, say, say_json
 from autopar.cli.question import Question, Training, asks, cluster_of, prepared
 from autopar.errors import AutoparError, InputError, budget_bounds
-from autopar.planning import Request
+from autopar.planning.stages import Request
 from autopar.plans import Plan
 from autopar.report.figures import summary
 from autopar.report.tables import show_seconds, table

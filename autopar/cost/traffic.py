@@ -28,7 +28,7 @@ from autopar.cost.overlap import Movable
 from autopar.graph import COST, TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket, Collective, ParameterPlan, Segment
-from autopar.reshard import Move, steps
+from autopar.resharding.reshard import Move, steps
 
 if TYPE_CHECKING:
     from autopar.cost.memory.planned_bytes import PlannedBytes

@@ -24,7 +24,7 @@ from typing_extensions import Unpack
 
 from autopar.api import autoparallelize
 from autopar.errors import InputError
-from autopar.planning import RequestOptions
+from autopar.planning.stages import RequestOptions
 from autopar.runtime.stored.carried import planned_of
 from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.runtime.weights.materialising import materialise

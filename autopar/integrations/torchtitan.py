@@ -42,7 +42,7 @@ from autopar.integrations.torchtitan_tables import (
     TrainingTable,
     read_tables,
 )
-from autopar.planning import RequestOptions
+from autopar.planning.stages import RequestOptions
 from autopar.zoo import ZOO
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.hardware import usable_bytes
+from autopar.hardware.devices import usable_bytes
 from autopar.plans import Alternative, Moment, Plan, Prediction, Segment
 from autopar.report.folding import ranges
 from autopar.report.tables import show_seconds

@@ -34,11 +34,11 @@ from autopar.cost.collectives import collective_seconds
 from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.traffic import conversion_moves, gradient_enters, needs_grad, replay_end
 from autopar.graph import tensor_of
-from autopar.micro_batches import part
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.micro_batches import part
+from autopar.planning.simulation import chosen_strategies, predicted_on
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction
 from autopar.precision import Precision
-from autopar.simulation import chosen_strategies, predicted_on
 
 NO_RECOMPUTE = "recompute:* = never"
 MICRO_BATCHES = (1, 2, 4)

@@ -36,11 +36,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from peak_memory import PeakMemory
 
 from autopar import Cluster, Plan, autoparallelize
-from autopar.calibrate import measure_host
 from autopar.errors import InfeasibleError
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.simulation import predicted_on
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.profiling.calibrate import measure_host
 from autopar.report.tables import table
-from autopar.simulation import predicted_on
 from autopar.sizes import show_bytes
 
 Batch = dict[str, torch.Tensor]

@@ -19,10 +19,10 @@ import transformers
 from plan_speed import LLAMA_3_70B, on_meta
 
 from autopar import Cluster
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.simulation import Restated
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.report.tables import table
-from autopar.simulation import Restated
 from autopar.sizes import show_bytes
 
 T = TypeVar("T")

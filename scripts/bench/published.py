@@ -24,7 +24,7 @@ from torch import nn
 
 from autopar.cluster import Cluster
 from autopar.cost.collectives import collective_seconds
-from autopar.hardware import Node
+from autopar.hardware.devices import Node
 from autopar.report.tables import table
 
 Row = dict[str, str]

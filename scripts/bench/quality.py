@@ -21,9 +21,9 @@ import transformers
 from plan_speed import LLAMA_3_8B, LLAMA_3_70B, on_meta
 
 from autopar import AutoparError, Cluster, InputError, Plan
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.simulation import simulated
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.report.tables import show_seconds, table
-from autopar.simulation import simulated
 from autopar.sizes import show_bytes
 
 BUDGET = "70GiB"

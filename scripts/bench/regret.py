@@ -24,7 +24,7 @@ from timing_ranks import start_rank, timing_options
 from torch.distributed.device_mesh import init_device_mesh
 
 from autopar import Cluster, Plan
-from autopar.calibrate import measure_host
+from autopar.profiling.calibrate import measure_host
 from autopar.report.tables import table
 
 OWN = "own choice"

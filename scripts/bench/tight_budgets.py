@@ -20,7 +20,7 @@ from plan_speed import on_meta
 from quality import MODELS, inputs_of
 
 from autopar import Cluster, InfeasibleError, Plan
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.report.tables import table
 from autopar.sizes import show_bytes
 

@@ -15,7 +15,7 @@ from zoo_models import build
 from zoo_worker import REAL_PARAMETERS, parts_of
 
 from autopar.leaf_calls import LeafCall
-from autopar.leaf_splits import find_splits
+from autopar.planning.leaf_splits import find_splits
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
 

@@ -1,6 +1,6 @@
 """What the user asks of a plan, as restrictions on strategies: schemes for mesh axes (`solver.constraints.schemes`),
 and layouts and recompute by name (`solver.constraints.pins`). `leaf:pattern`, which asks for leaves of the trace, never
-comes here: `autopar.leaf_requests`.
+comes here: `autopar.planning.leaf_requests`.
 """
 
 from __future__ import annotations

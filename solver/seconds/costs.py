@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.all_paths import KnownRoutes
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.traffic import needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
+from autopar.resharding.all_paths import KnownRoutes
+from autopar.resharding.staging import memory_order
 from autopar.solver.linear.terms import Array
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.seconds.prices import PriceTable
-from autopar.staging import memory_order
 
 Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.all_paths import KnownRoutes, Paths, all_paths
 from autopar.cluster import Axis, Cluster
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.collectives import collective_seconds, copies_seconds, member_seconds
 from autopar.cost.memory.moving import RESULT, Way
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.path_edges import KINDS, Sends
-from autopar.reshard import CollectiveKind
+from autopar.resharding.all_paths import KnownRoutes, Paths, all_paths
+from autopar.resharding.path_edges import KINDS, Sends
+from autopar.resharding.reshard import CollectiveKind
+from autopar.resharding.staging import Order
 from autopar.solver.linear.terms import Array
 from autopar.solver.seconds.shares import Shares, shares_of
 from autopar.solver.seconds.staged import staged_of_paths
-from autopar.staging import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class PriceTable:
         return [[Way(*one) for one in zip(*row, strict=True)] for row in grids]
 
     def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
-        """What these conversions of an activation stage (`autopar.staging`), by source and by what is wanted."""
+        """What these conversions of an activation stage (`resharding.staging`), by source and by what is wanted."""
         return self._stage(sources, wanted, backward=backward)[0] * self.itemsize
 
     def makes_another(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:

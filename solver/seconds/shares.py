@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.all_paths import Paths
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.buckets.latency import base_of, move_number
 from autopar.graph import TensorRef
 from autopar.layout import Layout
-from autopar.path_edges import Sends
+from autopar.resharding.all_paths import Paths
+from autopar.resharding.path_edges import Sends
 from autopar.solver.linear.terms import Array
 
 

@@ -1,14 +1,14 @@
-"""What conversions stage, for many pairs of layouts at once: `autopar.staging.staged_elements` for each of them."""
+"""What conversions stage, for many pairs of layouts at once: `resharding.staging.staged_elements` for each of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from autopar.all_paths import Paths
-from autopar.path_edges import KINDS, Sends
-from autopar.reshard import CollectiveKind, Shape
+from autopar.resharding.all_paths import Paths
+from autopar.resharding.path_edges import KINDS, Sends
+from autopar.resharding.reshard import CollectiveKind, Shape
+from autopar.resharding.staging import Order, held
 from autopar.solver.linear.terms import Array
-from autopar.staging import Order, held
 
 
 def staged_of_paths(

@@ -14,7 +14,7 @@ from commands import run
 import autopar.cli.app
 import autopar.cli.reading
 from autopar.errors import InputError
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 
 
 def test_the_documentation_names_every_option() -> None:

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import Any
 
-from autopar import calibrate
 from autopar.cli import main
 from autopar.cluster import Cluster
+from autopar.profiling import calibrate
 
 measure = calibrate.measure_host
 

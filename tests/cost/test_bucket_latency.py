@@ -7,9 +7,9 @@ from torch import nn
 from autopar import Cluster, Plan, plan
 from autopar.cost.buckets.latency import moves_of, way_number
 from autopar.cost.collectives import collective_seconds, copies_seconds, least_latency
-from autopar.path_edges import KINDS
 from autopar.plans import Collective
-from autopar.reshard import Move
+from autopar.resharding.path_edges import KINDS
+from autopar.resharding.reshard import Move
 
 CLUSTER = Cluster.preset("h100", (16, 8))
 DATA = ["activation:* = S0, S0", "recompute:* = never"]

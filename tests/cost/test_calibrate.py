@@ -14,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar import calibrate, probes
-from autopar.calibrate import measure_as_rank, measure_host
 from autopar.cluster import Axis, Cluster
 from autopar.cost import collective_seconds
 from autopar.cost.collectives import KINDS
 from autopar.cost.fitting import Sample, fit_axis
 from autopar.errors import InputError
+from autopar.profiling import calibrate, probes
+from autopar.profiling.calibrate import measure_as_rank, measure_host
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 TRUE = [

@@ -13,7 +13,7 @@ import torch
 
 from autopar.cluster import Axis, Cluster, Device, Node
 from autopar.errors import InputError
-from autopar.presets import PRESETS
+from autopar.hardware.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "a100", "h100"])

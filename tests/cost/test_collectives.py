@@ -10,7 +10,7 @@ import pytest
 from autopar.cluster import Axis, Cluster, Node
 from autopar.cost.collectives import KINDS, collective_seconds, copies_seconds, member_seconds
 from autopar.errors import InputError
-from autopar.presets import PRESETS
+from autopar.hardware.presets import PRESETS
 
 MEASURED = Axis("x", 4, 1e-5, 2e9, 5e-4, 1.3e9, gather_bytes_per_s=1.1e9, scatter_bytes_per_s=1e9)
 AXES = [axis for name in PRESETS for axis in Cluster.preset(name, (4, 2, 8)).axes] + [MEASURED]

@@ -18,7 +18,7 @@ from promotion import Promotion
 import autopar
 import autopar.cluster
 from autopar import Precision
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
 GAP = 0.05  # these plans need not be the best ones

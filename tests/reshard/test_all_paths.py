@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from autopar.all_paths import KnownRoutes, Paths, all_paths
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard
-from autopar.path_edges import KINDS
-from autopar.reshard import Move, Step, steps
+from autopar.resharding.all_paths import KnownRoutes, Paths, all_paths
+from autopar.resharding.path_edges import KINDS
+from autopar.resharding.reshard import Move, Step, steps
 
 VALUES = [R, P, shard(0), shard(1), shard(0, 2), Placement("partial", join="max")]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard, take_shard
-from autopar.reshard import Step, steps
+from autopar.resharding.reshard import Step, steps
 from autopar.runtime.communication.convert import convert, recipe
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (2, 2, 2)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import LayoutError
 from autopar.layout import R_PLUS, Layout, P, Placement, R, shard
-from autopar.reshard import Step, edge, is_legal, steps, traffic
+from autopar.resharding.reshard import Step, edge, is_legal, steps, traffic
 
 SHAPES = [(24, 12), (8, 8, 8), (7, 16), (50257, 8)]
 PLACEMENTS = [R, R_PLUS, P, *(shard(d, o) for d in range(3) for o in (1, 2, 3, 4))]

@@ -11,7 +11,7 @@ from random_plans import random_plan
 from torch import fx, nn
 
 from autopar import Cluster
-from autopar.planning import Stopwatch, prepare, request_of
+from autopar.planning.stages import Stopwatch, prepare, request_of
 from autopar.plans import Plan
 from autopar.tracing import Traced
 

@@ -17,11 +17,11 @@ from torch.distributed.device_mesh import init_device_mesh
 import autopar
 from autopar.errors import LayoutError
 from autopar.layout import Layout
-from autopar.reshard import steps
+from autopar.resharding.reshard import steps
+from autopar.resharding.staging import memory_order, staged_elements
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.communication.convert import convert, recipe
 from autopar.runtime.live_storages import LiveStorages
-from autopar.staging import memory_order, staged_elements
 
 WORDS, LENGTH = 64, 64
 MESHES: dict[int, tuple[int, ...]] = {2: (2,), 4: (2, 2)}

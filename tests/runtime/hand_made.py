@@ -18,7 +18,7 @@ from autopar.fingerprint import fingerprint
 from autopar.graph import BIAS_OF, VAL, output_tensors, target_name, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
-from autopar.reshard import steps
+from autopar.resharding.reshard import steps
 from autopar.states import State
 from autopar.tracing.model_state.plain_reads import PlainValues
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import autopar
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 
 
 class Gate(nn.Module):

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from local_cases import Case, cases, numbers
 
 from autopar.layout import Layout, take_shard
-from autopar.reshard import steps
+from autopar.resharding.reshard import steps
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.communication.convert import convert, recipe
 from autopar.runtime.local import LocalContext, run_local

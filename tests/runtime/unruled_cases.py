@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.strategies import NoRuleWarning
 

@@ -12,7 +12,7 @@ from toys import Toy
 from autopar import Cluster
 from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.structure.blocks import find_repeats
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.solver.constraints.restricted import Restricted
 
 TOKENS = 512

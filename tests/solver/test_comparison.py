@@ -12,10 +12,10 @@ from torch import nn
 
 import autopar
 from autopar import Cluster, InfeasibleError, InputError, Plan, TimeLimitError
-from autopar.comparison import tradeoff
-from autopar.mesh_search import factorisations
-from autopar.micro_batches import prepared_for
-from autopar.planning import Prepared, request_of
+from autopar.planning.comparison import tradeoff
+from autopar.planning.mesh_search import factorisations
+from autopar.planning.micro_batches import prepared_for
+from autopar.planning.stages import Prepared, request_of
 
 PRESETS = ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp")
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_planned(monkeypat
     def never(*_: object, **__: object) -> Plan:
         raise AssertionError("it was planned")
 
-    monkeypatch.setattr("autopar.planning.Prepared.solve", never)
+    monkeypatch.setattr("autopar.planning.stages.Prepared.solve", never)
     for options in ({"tradeoff": 1}, {"tradeoff": -2}, {"against": "zero9"}, {"against": [3]}):
         with pytest.raises(InputError, match=r"2 or more|'zero9' is no preset|against is \[3\]"):
             autopar.compare(*_problem(), _cluster(2), **options)  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from toys import Stack, cluster, on_meta
 import autopar
 from autopar import InfeasibleError, InputError
 from autopar.errors import TimeLimitError
-from autopar.micro_batches import part
-from autopar.planning import Prepared
+from autopar.planning.micro_batches import part
+from autopar.planning.stages import Prepared
 
 ROWS = 64
 

@@ -14,8 +14,8 @@ from toys import Stack, Toy, cluster, on_meta, planned, stack, toy
 from autopar.cluster import Cluster
 from autopar.cost.structure.blocks import repeats_under, unparted
 from autopar.errors import InfeasibleError
-from autopar.planning import Stopwatch, prepare, request_of, trace_for
-from autopar.simulation import predicted_on, simulated
+from autopar.planning.simulation import predicted_on, simulated
+from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.solution import read_solution
 

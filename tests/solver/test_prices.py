@@ -9,14 +9,14 @@ import torch
 from test_branches import Normed
 from toys import cluster, on_meta, toy
 
-from autopar.all_paths import all_paths
 from autopar.cost.memory.moving import way_between
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import R_PLUS, Layout, P, R, shard
-from autopar.reshard import steps
+from autopar.resharding.all_paths import all_paths
+from autopar.resharding.reshard import steps
+from autopar.resharding.staging import makes_another, staged_elements
 from autopar.solver.model import Model
 from autopar.solver.seconds.staged import staged_of_paths
-from autopar.staging import makes_another, staged_elements
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 4), (1, 4, 2)], ids=str)

@@ -14,7 +14,7 @@ from autopar import Cluster, InfeasibleError, Plan, plan
 from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.cost.structure.blocks import find_repeats
-from autopar.planning import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Prediction
 from autopar.solver.building import build_problem
 from autopar.solver.constraints.constraints import restrict

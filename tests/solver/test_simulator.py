@@ -14,10 +14,10 @@ import transformers
 
 from autopar import Cluster, simulate
 from autopar.cost.simulated import COMPUTE, Simulated
-from autopar.planning import Prepared, Stopwatch, prepare, request_of, trace_for
+from autopar.planning.simulation import simulated
+from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 from autopar.report.streams import chrome_trace, plot_streams
-from autopar.simulation import simulated
 
 mpl.use("Agg")
 from matplotlib import pyplot

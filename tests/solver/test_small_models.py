@@ -18,7 +18,7 @@ from unfolded import EXACT, Unfolded
 from autopar import InfeasibleError, Plan
 from autopar.cost.structure.blocks import find_repeats
 from autopar.layout import Layout
-from autopar.planning import Prepared
+from autopar.planning.stages import Prepared
 from autopar.solver import solving
 from autopar.solver.search import smallest as smallest_budgets
 from autopar.strategies.strategy import Strategy

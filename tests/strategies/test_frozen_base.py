@@ -12,7 +12,7 @@ from torch import nn
 
 from autopar import Cluster
 from autopar.graph import tensor_inputs, tensor_of
-from autopar.planning import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it

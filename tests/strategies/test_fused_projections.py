@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from autopar import Cluster
 from autopar.graph import TensorRef, target_name, tensor_inputs, tensor_of
-from autopar.planning import Stopwatch, prepare, request_of, trace_for
+from autopar.planning.stages import Stopwatch, prepare, request_of, trace_for
 from autopar.plans import NodePlan
 
 PRODUCTS = ("linear", "mm")

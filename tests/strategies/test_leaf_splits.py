@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autopar.leaf_calls import LeafCall
-from autopar.leaf_splits import find_splits
+from autopar.planning.leaf_splits import find_splits
 from autopar.tracing import trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
 

@@ -10,7 +10,7 @@ from autopar import Cluster
 from autopar.errors import UntraceableError
 from autopar.fingerprint import fingerprint
 from autopar.graph import target_name
-from autopar.planning import Stopwatch, request_of, trace_for
+from autopar.planning.stages import Stopwatch, request_of, trace_for
 from autopar.tracing import trace
 
 X = torch.zeros(2, 4)

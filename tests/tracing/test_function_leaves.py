@@ -12,7 +12,7 @@ from torch import nn
 
 from autopar import Cluster, UntraceableError, plan
 from autopar.leaf_calls import LeafCall
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 from autopar.tracing import TraceError, trace
 from autopar.tracing.leaves.functions import function_around
 from autopar.tracing.leaves.tensors import show_leaf_tensors

@@ -11,7 +11,7 @@ from autopar import Cluster, InputError, Plan, UntraceableError, plan
 from autopar.cost import annotate
 from autopar.graph import COST, TRIAL_FLOPS, output_tensors
 from autopar.leaf_calls import LeafCall
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 from autopar.tracing import trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
 

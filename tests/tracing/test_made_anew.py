@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autopar import Cluster, UntraceableError, plan
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 
 TWO = Cluster.preset("cpu", shape=(2,))
 

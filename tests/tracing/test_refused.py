@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from autopar import Cluster, plan
 from autopar.errors import UntraceableError
-from autopar.leaf_requests import LeafWarning
+from autopar.planning.leaf_requests import LeafWarning
 
 X, IDS = torch.ones(8, 4, 16), torch.zeros(8, 4, dtype=torch.long)
 
@@ -84,7 +84,7 @@ def hooked(net: Net, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-@pytest.mark.filterwarnings("error::autopar.leaf_requests.LeafWarning")
+@pytest.mark.filterwarnings("error::autopar.planning.leaf_requests.LeafWarning")
 @pytest.mark.parametrize(
     ("way", "words"),
     [

@@ -29,7 +29,7 @@ from autopar.cost.memory.formulas import StepMemory
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket
-from autopar.reshard import Move
+from autopar.resharding.reshard import Move
 
 
 @dataclass

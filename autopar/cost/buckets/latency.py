@@ -20,8 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from autopar.path_edges import KINDS
-from autopar.reshard import CollectiveKind, Move
+from autopar.resharding.path_edges import KINDS
+from autopar.resharding.reshard import CollectiveKind, Move
 
 if TYPE_CHECKING:
     from autopar.cost.buckets.buckets import Conversion

@@ -1,8 +1,8 @@
 """What one op has alive for a moment at its points (`cost.memory.point`), in bytes.
 
 The op's own tensors; what it reads as its maker has it, where another tensor is made of it that lies as the op wants;
-and, while it is, what collectives stage (`autopar.staging`). Then the op's results are not there yet, and in backward
-those gradients are gone that it was the last to need; so of a point there lives
+and, while it is, what collectives stage (`resharding.staging`). Then the op's results are not there yet, and in
+backward those gradients are gone that it was the last to need; so of a point there lives
 
     own + passing + conversions + max(0, the largest that is staged - what is not there meanwhile).
 """
@@ -21,8 +21,8 @@ from autopar.cost.memory.point import Point, Read
 from autopar.cost.traffic import needs_grad
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.reshard import steps
-from autopar.staging import makes_another, memory_order, staged_elements
+from autopar.resharding.reshard import steps
+from autopar.resharding.staging import makes_another, memory_order, staged_elements
 
 if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy

@@ -35,7 +35,7 @@ from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.traffic import conversion_moves, needs_grad, reduction_dtype
 from autopar.graph import TensorRef, tensor_of
 from autopar.layout import Layout
-from autopar.reshard import CollectiveKind
+from autopar.resharding.reshard import CollectiveKind
 
 RESULT: dict[CollectiveKind, Callable[[Any, Any], Any]] = {
     "all_reduce": lambda handed, ranks: 0,  # in place

@@ -1,6 +1,6 @@
 """Moving a local tensor from one layout to another, and its gradient back: `convert(tensor, recipe)`.
 
-A recipe is made once, from `autopar.reshard.steps`, for the calling rank; it holds numbers and group names
+A recipe is made once, from `resharding.reshard.steps`, for the calling rank; it holds numbers and group names
 only. `convert` is an autograd function: forward does the moves of the steps, backward their conjugates.
 """
 
@@ -16,13 +16,13 @@ from typing import Any, Literal
 import torch
 
 from autopar.layout import Layout
-from autopar.reshard import Step, steps
+from autopar.resharding.reshard import Step, steps
+from autopar.resharding.staging import memory_order, without_gaps
 from autopar.runtime.communication import collectives, sparse
 from autopar.runtime.communication.collectives import LocalMesh, ReduceOp
 from autopar.runtime.communication.compiled_outputs import as_output
 from autopar.runtime.communication.cuts import Cut, Regrouping
 from autopar.runtime.gradients.second_derivatives import are_differentiated
-from autopar.staging import memory_order, without_gaps
 
 ActionKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "slice", "pad", "keep_on_first", "divide"
@@ -199,7 +199,7 @@ def _actions(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple
 
 
 def _of_step(step: Step, shape: tuple[int, ...], mesh: LocalMesh) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-    """As the table of `autopar.reshard` says."""
+    """As the table of `resharding.reshard` says."""
     axis, src, dst = step.axis, step.src, step.dst
     if mesh.shape[axis] == 1:
         return (), ()

@@ -1,8 +1,9 @@
 """Backward passes whose gradients are differentiated again (`create_graph=True`): penalties on gradients, Hessians.
 
 What an exchange does to a gradient is linear, and its conjugate is what the exchange does to the value: the gradient of
-a gradient goes the way of the value (`autopar.reshard`, read twice). So the backward of an exchange is, there, another
-exchange that autograd knows; that of parameters too, which elsewhere move beside autograd (`communication.transit`).
+a gradient goes the way of the value (`resharding.reshard`, read twice). So the backward of an exchange is, there,
+another exchange that autograd knows; that of parameters too, which elsewhere move beside autograd
+(`communication.transit`).
 """
 
 from __future__ import annotations

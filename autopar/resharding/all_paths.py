@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.layout import R_PLUS, Layout, Placement, R
-from autopar.path_edges import Array, Edges, Sends
-from autopar.reshard import Shape, is_legal
+from autopar.resharding.path_edges import Array, Edges, Sends
+from autopar.resharding.reshard import Shape, is_legal
 
 _AT_ONCE = 4_000  # pairs that are looked at together: what is known of them stays in the caches
 

@@ -15,15 +15,15 @@ from autopar.argument_checks import count_of, flag_of, loss_of, module_of, secon
 from autopar.claimed_device import claimed_device
 from autopar.cluster import Cluster
 from autopar.collecting import collection_paused
-from autopar.data_numbers import check_numbers
 from autopar.entries import FORWARD, Entry
 from autopar.errors import AutoparError, InputError
-from autopar.failed_forward import as_untraceable
 from autopar.fingerprint import fingerprints
 from autopar.layout import Layout
-from autopar.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
-from autopar.leaf_splits import find_splits
-from autopar.mask_notes import mask_notes
+from autopar.planning.data_numbers import check_numbers
+from autopar.planning.failed_forward import as_untraceable
+from autopar.planning.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
+from autopar.planning.leaf_splits import find_splits
+from autopar.planning.mask_notes import mask_notes
 from autopar.plans import GAP, Plan
 from autopar.precision import Precision
 from autopar.sizes import parse_bytes

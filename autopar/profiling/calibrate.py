@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autopar import probes
-from autopar.among_ranks import gathered, mean_over_ranks, together
 from autopar.cluster import Cluster
 from autopar.cost.fitting import Sample, fit_axis
 from autopar.environment import number_in
 from autopar.errors import InputError
-from autopar.hardware import Axis, Device
-from autopar.presets import gpu_overlap
-from autopar.probes import Probe
+from autopar.hardware.devices import Axis, Device
+from autopar.hardware.presets import gpu_overlap
+from autopar.profiling import probes
+from autopar.profiling.among_ranks import gathered, mean_over_ranks, together
+from autopar.profiling.probes import Probe
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.ranks.leaving import leave_quietly
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from autopar.call_arguments import is_without_loss, sorted_arguments
 from autopar.entries import FORWARD, Entry
-from autopar.leaf_requests import split_requests
 from autopar.looks import repeated
-from autopar.planning import Request, Stopwatch, trace_for
+from autopar.planning.call_arguments import is_without_loss, sorted_arguments
+from autopar.planning.leaf_requests import split_requests
+from autopar.planning.stages import Request, Stopwatch, trace_for
 from autopar.plans import Plan
 from autopar.state_rows import note_rows
 from autopar.states import states_in, without_states

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.argument_checks import count_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
-from autopar.planning import Prepared, Request, Stopwatch, prepare, trace_for
+from autopar.planning.stages import Prepared, Request, Stopwatch, prepare, trace_for
 from autopar.plans import GAP, Certificate, Plan
 from autopar.user_warnings import warn
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.errors import InputError
-from autopar.hardware import Device, Node
+from autopar.hardware.devices import Device, Node
 
 GIB = 1024**3
 COLLECTIVE_PROCESSORS = 16

@@ -7,7 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.figure_checks import check_counts, check_device, check_flag, check_rates, check_seconds, check_text
+from autopar.hardware.figure_checks import (
+    check_counts,
+    check_device,
+    check_flag,
+    check_rates,
+    check_seconds,
+    check_text,
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autopar.argument_checks import texts_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
-from autopar.planning import Prepared
+from autopar.planning.stages import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint
 from autopar.sizes import show_bytes
 from autopar.user_warnings import warn

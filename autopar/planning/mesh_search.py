@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InputError, budget_bounds
-from autopar.micro_batches import fastest
-from autopar.planning import Prepared
+from autopar.planning.micro_batches import fastest
+from autopar.planning.stages import Prepared
 from autopar.plans import Plan
 
 

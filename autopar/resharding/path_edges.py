@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from autopar.layout import Layout, Placement, R, shard
-from autopar.reshard import CollectiveKind, Sent, Shape, change, is_legal, local_elements, ring_share, slower, whole_of
+from autopar.resharding.reshard import (
+    CollectiveKind,
+    Sent,
+    Shape,
+    change,
+    is_legal,
+    local_elements,
+    ring_share,
+    slower,
+    whole_of,
+)
 
 Array = Any  # of numpy
 
@@ -64,7 +74,7 @@ class Edges:
 
     @functools.cached_property
     def cost(self) -> Array:
-        """What a change costs that is possible, as `autopar.reshard.edge`; by code, axis and next placement."""
+        """What a change costs that is possible, as `resharding.reshard.edge`; by code, axis and next placement."""
         cost = np.full(self.shape, math.inf)
         for axis, changes in enumerate(self._changes):
             for (i, j), sends in changes.items():

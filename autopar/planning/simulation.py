@@ -25,7 +25,7 @@ from autopar.cost.traffic import announced
 from autopar.errors import PlanMismatchError
 from autopar.fingerprint import check_fingerprints, fingerprints
 from autopar.plan_checks import check_on_graph
-from autopar.planning import Prepared
+from autopar.planning.stages import Prepared
 from autopar.plans import Collective, ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
 from autopar.strategies.strategy import Strategy

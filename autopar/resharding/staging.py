@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from autopar.layout import Layout, R
-from autopar.reshard import CollectiveKind, Shape, Step, local_elements
+from autopar.resharding.reshard import CollectiveKind, Shape, Step, local_elements
 
 Order = tuple[int, ...]
 
@@ -57,7 +57,7 @@ def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order
     """What the first rank holds at most beyond a tensor of global `shape` as a path begins and as it ends, forward and
     backward: what is staged, and what lies between two steps.
 
-    >>> from autopar.reshard import steps
+    >>> from autopar.resharding.reshard import steps
     >>> path = steps(Layout.parse("S1"), Layout.parse("R+"), (8, 4), (2,), needs_grad=True)
     >>> staged_elements(path, (8, 4), (2,), (0, 1)), staged_elements(path, (8, 4), (2,), (1, 0))
     ((32, 32), (0, 0))
@@ -73,7 +73,7 @@ def staged_elements(path: Sequence[Step], shape: Shape, mesh_shape: Shape, order
 def makes_another(path: Sequence[Step], shape: Shape, mesh_shape: Shape) -> tuple[bool, bool]:
     """Whether a path leaves another tensor than it is given, forward and backward.
 
-    >>> from autopar.reshard import steps
+    >>> from autopar.resharding.reshard import steps
     >>> makes_another(steps(Layout.parse("P"), Layout.parse("R"), (8, 4), (2,), needs_grad=True), (8, 4), (2,))
     (True, False)
     """

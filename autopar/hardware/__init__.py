@@ -1,0 +1,1 @@
+"""Devices, nodes and networks: their figures, and those that are known by name."""
