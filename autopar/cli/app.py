@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("AUTOPAR_DEBUG"):
             raise
-        print(f"error: unforeseen {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
+        print(f"error: unexpected {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
         sys.exit(1)
     sys.exit(code or 0)
 

@@ -266,7 +266,7 @@ def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = Fals
     for name, differs in other.items():
         if differs and getattr(question, name) != default[name]:
             raise InputError(
-                f"--{name.replace('_', '-')} asks for something else than the plan was made for: leave it out, or plan "
+                f"--{name.replace('_', '-')} differs from what the plan was made for: leave it out, or plan "
                 "again with it"
             )
     request = replace(

@@ -147,8 +147,8 @@ def device_notes(plan: Plan) -> tuple[str, ...]:
         own, others = (rates.get(dtype, rates["float32"]) for dtype in (compute, other))
         if own <= rates["float32"] < others:
             notes.append(
-                f"{name} has no units for {compute} products: it does {own / 1e12:.3g} TFLOP/s of them, and "
-                f'{others / 1e12:.3g} of {other}, which precision="{asked}" computes in'
+                f"{name} has no fast {compute} matrix products: {own / 1e12:.3g} TFLOP/s, against "
+                f'{others / 1e12:.3g} TFLOP/s in {other} (precision="{asked}")'
             )
     return tuple(notes)
 

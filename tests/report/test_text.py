@@ -80,7 +80,7 @@ def test_notes_name_what_the_device_does_not_have(plan: Plan) -> None:
     )
     in_bf16 = replace(plan, cluster=cluster, precision=Precision.of("bf16").to_dict())
     [note] = device_notes(in_bf16)
-    assert "no units for bfloat16 products: it does 15.7 TFLOP/s of them, and 125 of float16" in note
+    assert "no fast bfloat16 matrix products: 15.7 TFLOP/s, against 125 TFLOP/s in float16" in note
     assert note in " ".join(in_bf16.explain().split())
     assert not device_notes(replace(in_bf16, precision=Precision.of("fp16").to_dict()))
     assert not device_notes(replace(in_bf16, cluster=Cluster.preset("h100", (2, 2), ("dp", "tp")).to_dict()))
