@@ -67,7 +67,7 @@ def test_what_is_changed_in_place_is_told(ranks: list[dict[str, Any]]) -> None:
 def test_a_state_of_other_rows_is_refused(ranks: list[dict[str, Any]]) -> None:
     for told in values(ranks, "whole_rows_refused"):
         assert told.startswith("with inputs=\"local\" each rank has its own rows of the state 'model.cells.0.h', which")
-        assert told.endswith("it has 8 on dim 0, where this rank passes 4. Set it to this rank's rows, or None")
+        assert told.endswith("it has 8 on dim 0, but this rank passes 4 rows. Set it to this rank's rows, or to None")
 
 
 def test_ranks_that_set_a_state_otherwise_are_told(ranks: list[dict[str, Any]]) -> None:
