@@ -113,7 +113,7 @@ def compare(
     concrete_args: Mapping[str, Any] | None = None,
     **options: Unpack[CommonOptions],
 ) -> Plan:
-    """The plan of `plan`, with known schemes beside it in `comparison`, at the same prices under the same budget.
+    """The plan of `plan`, with known schemes in `comparison`, planned for the same cluster under the same budget.
 
     `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all that the mesh has axes for), or pins:
     what the best plan in which a pin holds costs says why the plan is otherwise.

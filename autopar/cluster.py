@@ -190,7 +190,7 @@ def _preset_of_device(kind: str) -> str:
     preset = preset_of_device_name(name)
     if preset is None:
         raise InputError(
-            f"no preset knows the device {name!r}: measure it with `autopar profile` under torchrun, "
+            f"there is no preset for the device {name!r}: measure it with `autopar profile` under torchrun, "
             "and give Cluster.load(path) as the mesh when planning"
         )
     return preset

@@ -89,8 +89,8 @@ def _answer(name: str, before: FunctionType, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse(name: str, where: str) -> Any:
     raise ExchangeError(
-        f"forward calls torch.distributed.{name}(), and a planned forward is that of one process with the whole batch, "
-        "which has nothing to exchange: build the model as for one process (its option for it off, or before "
-        "init_process_group), or call it where torch.distributed.is_initialized(), which is False in a planned forward",
+        f"forward calls torch.distributed.{name}(), but a planned forward is that of one process with the whole batch, "
+        "which has nothing to exchange: build the model for one process (turn the option off, or build it before "
+        "init_process_group), or guard the call by torch.distributed.is_initialized(), False in a planned forward",
         where=where,
     )

@@ -133,7 +133,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A known scheme on the same mesh at the same prices, to hold a plan against.
+    """The best plan of a known scheme on the same cluster, to compare with.
 
     `predicted` (without moments) is its best plan within the budget; where none `fits`, its fastest whatever the
     memory, with the bounds of its `InfeasibleError`. None where the scheme has no plan at all: `note` says why.

@@ -60,7 +60,7 @@ def load_source(
         return _hugging_face(text, known.architecture, batch, sequence, dict(known.config), f"the config of {text}")
     if not colon or not kind or not name:
         raise InputError(
-            f"{text!r} names no model: write a name that `autopar zoo` lists, hf:ARCHITECTURE (hf:GPT2LMHeadModel) or "
+            f"{text!r} is not a model: write a name that `autopar zoo` lists, hf:ARCHITECTURE (hf:GPT2LMHeadModel) or "
             f"module:function{_close(text, list(ZOO))}"
         )
     return _own(kind, name, batch, sequence)

@@ -32,8 +32,8 @@ def refusal(budget: int, least: LeastMemory, constraints: Sequence[str]) -> Infe
         smallest = least.smallest(too_small=budget)
     except TimeLimitError:
         return InfeasibleError(
-            f"no plan fits {show_bytes(budget, digits=2)} per device; which budget has one was not found in time: try "
-            "a larger one, or a longer time_limit",
+            f"no plan fits {show_bytes(budget, digits=2)} per device; the smallest budget that has a plan was not "
+            "found in time: try a larger one, or a longer time_limit",
             budget_lower_bound_bytes=budget,
         )
     return too_small(budget, smallest, least.problem, constraints)
@@ -51,7 +51,7 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     bound = min(math.floor(smallest.bound_bytes), enough)
     known = "the smallest budget that the planner finds one for is"
     if bound < 0.99 * smallest.budget_bytes:
-        known = f"the planner finds none for less than {show_bytes_down(bound)}, one for"
+        known = f"no plan fits less than {show_bytes_down(bound)}, and the planner finds one for"
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
     if asked == named:  # they differ by less than is shown
         asked, named = f"{budget} B", f"{enough} B"
@@ -59,12 +59,12 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     if bound < budget:  # not all ways to run the ops were looked at
         least = show_bytes_down(bound)
         message = (
-            f"no plan is found that fits {asked} per device: none fits less than {least}, one is found for {named} "
-            f"(at '{moment.name}': {parts})"
+            f"no plan was found that fits {asked} per device: none fits less than {least}, and the smallest one that "
+            f"was found needs {named} (at '{moment.name}': {parts})"
         )
     hints = list(_hints(budget, moment, solution, problem, constraints))
     if _CLOSE * smallest.budget_bytes <= budget <= bound:
-        hints.insert(0, "its count of memory may be a little too high")
+        hints.insert(0, "the planner may overestimate the memory a little: a plan just below this budget may exist")
     return InfeasibleError(
         message + "".join(f"; {hint}" for hint in hints),
         smallest_budget_bytes=enough,
@@ -78,9 +78,13 @@ def _hints(
     """Only what can help: nothing is promised of how much."""
     memory, fixed = problem.memory, problem.memory.fixed_bytes
     if fixed >= budget:
-        others = ", and states of what other calls train" if memory.fixed.get("optimizer state") else ""
-        taken = f"what the allocator takes, and weights that are not read{others}"
-        yield f"{show_bytes(fixed)} of this no plan saves: {taken}"
+        others = (
+            ", and the optimizer state of parameters that other calls train"
+            if memory.fixed.get("optimizer state")
+            else ""
+        )
+        taken = f"the allocator's overhead, and weights that the call does not read{others}"
+        yield f"no plan can save {show_bytes(fixed)} of this: {taken}"
     of_rows = any(moment.parts.get(name) for name in _OF_ROWS)
     ways = []
     if of_rows or any(not parameter.storage.is_replicated for parameter in solution.parameters.values()):
@@ -92,7 +96,7 @@ def _hints(
     if ways:
         yield f"{' or '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))} may need less"
     if constraints:
-        yield "without the constraints a smaller budget may do"
+        yield "without the constraints a smaller budget may be enough"
 
 
 def _with_fewest_rows(solution: Solution, problem: Problem) -> float:

@@ -53,7 +53,7 @@ def _asked() -> tuple[nn.Module, dict[str, torch.Tensor]]:
         ({"constraints": "axis:pp = dp"}, "matches nothing: the mesh's axes are called dp, 0"),
         (
             {"constraints": ["ddp", "axis:0 = fsdp"]},
-            "'ddp' and 'axis:0 = fsdp' both say what axis 'dp' is for: name one",
+            "'ddp' and 'axis:0 = fsdp' both give axis 'dp' a role: keep one",
         ),
         ({"constraints": "fsdp recompute=full"}, r"is no preset .*options in brackets, 'fsdp\(zero=2\)'"),
         ({"constraints": "FSDP + TP"}, r"is no preset .* Did you mean 'fsdp\+tp'\?"),

@@ -30,8 +30,8 @@ from autopar.user_warnings import AutoparWarning
 app = typer.Typer(
     name="autopar",
     help="Plans distributed training of a PyTorch model: sharding and recompute, under a memory budget.",
-    epilog="Exit codes: 0 done; 2 something that you can mend, told in one line; 3 check: it does not fit; "
-    "1 something that nobody foresaw. NO_COLOR turns colours off.",
+    epilog="Exit codes: 0 done; 2 wrong input or no plan, told in one line; 3 check: it does not fit; "
+    "1 a bug in autopar. NO_COLOR turns colours off.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("AUTOPAR_DEBUG"):
             raise
-        print(f"error: unforeseen {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
+        print(f"error: unexpected {told(error)} (AUTOPAR_DEBUG=1 shows the traceback)", file=sys.stderr)
         sys.exit(1)
     sys.exit(code or 0)
 

@@ -33,7 +33,7 @@ def profile(
     seconds: Annotated[float, typer.Option(min=0.5, help="Time to spend, about.")] = 20.0,
     json: Annotated[bool, typer.Option("--json", help="Print the cluster as JSON.")] = False,
 ) -> None:
-    """Measure this machine: what a process computes and moves, and what every mesh axis sends.
+    """Measure this machine, for --cluster: the speed of compute, of memory and of every collective on each mesh axis.
 
     On one machine this starts the processes of the mesh by itself. For several, start it on each under torchrun:
     torchrun --nnodes 2 --nproc-per-node 8 ... -m autopar.cli profile --mesh 2x8

@@ -34,7 +34,7 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan he
 
 @asks
 def plan(question: MeshQuestion, out: Out = None, json: Json = False) -> None:
-    """Plan the training of MODEL and print what the plan does. Needs no GPU and no memory for weights."""
+    """Plan the training of MODEL and print the plan. Needs no GPU and no memory for weights."""
     check_folder("--out", out)
     request = question.request()
     with progress("...") as status:
@@ -50,7 +50,7 @@ def compare(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Plan MODEL and hold the plan against ddp, fsdp, tp, fsdp+tp and hsdp at the same prices."""
+    """Compare the plan of MODEL with the best plans of ddp, fsdp, tp, fsdp+tp and hsdp, on the same cluster."""
     check_folder("--out", out)
     names = check_asked(against or None, tradeoff)
     request = question.request()
@@ -93,7 +93,7 @@ def search(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the best plan here, as JSON.")] = None,
     json: Json = False,
 ) -> None:
-    """Find the mesh: plan MODEL on every factorisation of DEVICES into axes, fastest first."""
+    """Choose the mesh: plan MODEL on every factorisation of DEVICES into axes, fastest first."""
     check_folder("--out", out)
     if question.cluster.endswith(".json"):
         raise InputError(
@@ -169,7 +169,7 @@ def check(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Say whether the training of MODEL fits. Exit code 0 if it does, 3 if it does not."""
+    """Check whether the training of MODEL fits the memory. Exit code 0 if it does, 3 if it does not."""
     loaded = load_plan(plan) if plan is not None else None
     question = asked.on_mesh(loaded)
     if loaded is not None:

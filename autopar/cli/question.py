@@ -30,15 +30,15 @@ _CONSTRAINT = (
     "ddp, fsdp, tp, fsdp+tp, hsdp, with options as in 'fsdp(zero=2)'; a role of an axis ('axis:tp = tp'); or a layout "
     "by name ('param:*.weight = S0,R'; != forbids, ~ prefers it). May be repeated."
 )
-_BATCH = "Sequences or pictures of one optimizer step, all devices together; for models that bring no examples."
+_BATCH = "Sequences or images of one optimizer step, over all devices; for models without examples of their own."
 _MICRO_BATCHES = (
     "Backward passes of one optimizer step. Of several (1,2,4) the fastest is taken; examples are then of a whole step."
 )
 _TIME_LIMIT = (
-    "Seconds for the solver: CPU time between its steps, by the clock within one. A plan that reaches it may differ "
-    "from run to run; one that is proven well before does not."
+    "Seconds for the solver: CPU time between its steps, wall-clock time within one. A plan that reaches the limit may "
+    "differ from run to run; one that is proven optimal well before does not."
 )
-_CLUSTER = "What the mesh is made of: a preset (a100, h100, h200, b200, mi300x, cpu, ...) or a profile (cluster.json)."
+_CLUSTER = "The hardware: a preset (a100, h100, h200, b200, mi300x, cpu, ...) or a profile (cluster.json)."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +266,7 @@ def answered_by(question: MeshQuestion, loaded: Plan, *, memory_too: bool = Fals
     for name, differs in other.items():
         if differs and getattr(question, name) != default[name]:
             raise InputError(
-                f"--{name.replace('_', '-')} asks for something else than the plan was made for: leave it out, or plan "
+                f"--{name.replace('_', '-')} differs from what the plan was made for: leave it out, or plan "
                 "again with it"
             )
     request = replace(

@@ -19,7 +19,7 @@ def explain(
     path: PlanFile,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Tell what a plan does: layouts by layer, collectives, memory, recompute, seconds, certificate."""
+    """Print a saved plan: layouts by layer, collectives, memory, recompute, seconds, certificate."""
     loaded = load_plan(path)
     if json:
         say_json(summary(loaded))

@@ -32,7 +32,7 @@ def simulate(
     picture: Annotated[Path | None, typer.Option(help="Draw the streams here: .png, .svg or .pdf.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Run a planned step of MODEL on simulated streams: what communication is hidden, and what is waited for."""
+    """Simulate the timeline of one planned step of MODEL: which communication is hidden, and where compute waits."""
     check_folder("--trace", trace)
     check_folder("--picture", picture)
     if picture is not None and picture.suffix not in _PICTURES:

@@ -43,13 +43,13 @@ def zoo(
     axis_names: Annotated[str | None, typer.Option(help="Names of the mesh axes: dp,tp.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """List the models that go by name; with --mesh, plan each of them and print one table."""
+    """List the models that have a name; with --mesh, plan each of them and print one table."""
     chosen = _chosen(names)
     if mesh is None:
         _list(chosen, json)
         return
     if training.batch is None:
-        raise InputError("zoo plans models that bring no examples: give --batch (and --seq for text)")
+        raise InputError("the models of the zoo have no examples of their own: give --batch (and --seq for text)")
     request = training.on(cluster_of(training.cluster, mesh, axis_names))
     entries = list(_planned(training, request, chosen))
     if json:

@@ -110,12 +110,12 @@ class PlannedStrategy(ModelParallelStrategy):
         self.accelerator.setup(trainer)
         if type(self.precision_plugin) is not Precision or self.precision_plugin.precision != "32-true":
             given = self.precision_plugin.precision
-            raise InputError(f"the Trainer has precision={given!r}: give PlannedStrategy the precision, it is planned")
+            raise InputError(f"the Trainer has precision={given!r}: pass it to PlannedStrategy, as part of the plan")
         for callback in trainer.callbacks:
             if isinstance(callback, _AVERAGING):
                 raise InputError(
-                    f"{type(callback).__name__} copies the module before it is planned, so that its averages lie "
-                    "otherwise: average in a callback of your own, with a torch.optim.swa_utils.AveragedModel of the "
+                    f"{type(callback).__name__} copies the module before it is planned, so that its averages are "
+                    "not sharded: average in a callback of your own, with a torch.optim.swa_utils.AveragedModel of the "
                     "planned submodule that on_train_start makes"
                 )
         if not hasattr(self.planned, ATTRIBUTE):

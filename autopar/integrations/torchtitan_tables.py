@@ -184,7 +184,7 @@ def read_tables(path: Path) -> dict[str, Any]:
     loose = [name for name, table in told.items() if not isinstance(table, dict)]
     unknown = [*loose, *(text for name, table in told.items() if name not in loose for text in _unknown(name, table))]
     if unknown:
-        raise InputError(f"{path}: unknown: {', '.join(unknown)}: remove what torchtitan 0.2 does not have either")
+        raise InputError(f"{path}: unknown: {', '.join(unknown)}: remove it, torchtitan 0.2 does not have it either")
     for name, table in told.items():
         for key, value in table.items():
             _check_off(path, f"{name}.{key}", value)

@@ -15,8 +15,8 @@ def check_numbers(graph: fx.Graph) -> None:
         if output_tensors(node):
             scope = [path for path, _ in node.meta.get(SCOPE, ())[-1:]]
             raise UntraceableError(
-                f"{target_name(node)} is given a number that is read of a tensor: what it makes hangs on data then, "
-                "which no plan knows. Give it the tensor where it takes one (leave out .item()), or compute the number "
-                "before the call and pass it as an argument",
+                f"{target_name(node)} is given a number read from a tensor, so its result depends on data that no plan "
+                "knows. Give it the tensor where it takes one (leave out .item()), or compute the number before the "
+                "call and pass it as an argument",
                 where=", ".join(filter(None, [*scope, node.meta.get(PLACE, "")])),
             )

@@ -84,11 +84,15 @@ def replayed_seconds(plan: Plan) -> float:
 
 
 def replay_text(plan: Plan) -> str:
+    """How much is recomputed and what that takes, in words."""
+    return f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops run again: {replay_cost(plan)}"
+
+
+def replay_cost(plan: Plan) -> str:
     """What recompute takes of a step, in words."""
     collectives = replayed_seconds(plan)
     own = show_seconds(plan.predicted.recompute_seconds - collectives)
-    beside = f", beside {show_seconds(collectives)} of repeated collectives" if collectives else ""
-    return f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops run again, {own} a step{beside}"
+    return f"{own} a step{f', plus {show_seconds(collectives)} of repeated collectives' if collectives else ''}"
 
 
 def limit_bytes(plan: Plan) -> int | None:
@@ -127,7 +131,7 @@ def all_notes(plan: Plan) -> tuple[str, ...]:
     """The planner's notes, those on the device, and one for each mesh axis over which nothing is split."""
     idle = (
         f"nothing is split over {name}: its {size} devices all do the same work. A split would take longer than it "
-        f"saves, or {size} does not divide what could be split, such as the batch (dims are cut into equal parts)"
+        f"saves, or the dims that could be split, such as the batch, do not divide by {size}"
         for axis, (name, size) in enumerate(zip(plan.axis_names, plan.mesh_shape, strict=True))
         if size > 1 and _is_idle(plan, axis)
     )
@@ -147,8 +151,8 @@ def device_notes(plan: Plan) -> tuple[str, ...]:
         own, others = (rates.get(dtype, rates["float32"]) for dtype in (compute, other))
         if own <= rates["float32"] < others:
             notes.append(
-                f"{name} has no units for {compute} products: it does {own / 1e12:.3g} TFLOP/s of them, and "
-                f'{others / 1e12:.3g} of {other}, which precision="{asked}" computes in'
+                f"{name} has no fast {compute} matrix products: {own / 1e12:.3g} TFLOP/s, against "
+                f'{others / 1e12:.3g} TFLOP/s in {other} (precision="{asked}")'
             )
     return tuple(notes)
 

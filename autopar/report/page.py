@@ -23,6 +23,7 @@ from autopar.report.figures import (
     peak_moment,
     recomputed_names,
     recomputed_ops,
+    replay_cost,
     replay_text,
     replayed_seconds,
     step_parts,
@@ -35,6 +36,7 @@ from autopar.report.timeline import curve, timeline
 from autopar.sizes import show_bytes, show_bytes_up
 
 _UNFOLDED_LINES = 80  # a tree of fewer lines is shown unfolded
+_SEGMENTS = 4  # kinds of recomputed parts that are named in an answer
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _facts(plan: Plan, title: str) -> dict[str, Any]:
         "lanes": lanes(plan),
         "lane_kinds": kinds(lanes(plan)),
         "recomputed": recomputed_names(plan.recompute),
-        "recomputed_ops": recomputed_ops(plan),
+        "replay": replay_text(plan),
         "layouts": layouts,
         "parameters": parameters,
         "unfold_layouts": _size(layouts) < _UNFOLDED_LINES,
@@ -163,13 +165,13 @@ def _fits(plan: Plan) -> tuple[str, str, str]:
     moment = peak_moment(plan)
     largest = max(plan.predicted.parts.items(), key=lambda item: item[1], default=None)
     more = f"The peak is in {moment.name}. " if moment else ""
-    more += f"Most of it: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
+    more += f"The largest part: {largest[0]}, {show_bytes(largest[1])}." if largest else ""
     if limit is None:
         return question, f"{show_bytes(peak)} per device", more
     whose = "budget" if plan.memory_budget_bytes else "usable memory"
-    free = f"{show_bytes(limit - peak)} free" if peak <= limit else f"{show_bytes(peak - limit)} too much"
-    answer = "Yes" if peak <= limit else "No"
-    return question, f"{answer}: {show_bytes(peak)} of {show_bytes(limit)}", f"{free} of the {whose}. {more}"
+    fits = peak <= limit
+    rest = f"{show_bytes(limit - peak)} of the {whose} are free" if fits else f"{show_bytes(peak - limit)} too much"
+    return question, f"{'Yes' if fits else 'No'}: {show_bytes(peak)} of {show_bytes(limit)}", f"{rest}. {more}"
 
 
 def _bottleneck(plan: Plan) -> tuple[str, str, str]:
@@ -184,11 +186,12 @@ def _bottleneck(plan: Plan) -> tuple[str, str, str]:
         more += f"The longest: {first.kind} {first.phase} over {first.axis}, {show_seconds(first.seconds)}. "
     elif sums:
         hidden = show_seconds(max(-step_parts(predicted).get("hidden", 0.0), 0.0))
-        more += f"Of {show_seconds(predicted.comm_seconds + replayed_seconds(plan))} communication {hidden} is hidden. "
+        whole = show_seconds(predicted.comm_seconds + replayed_seconds(plan))
+        more += f"Compute hides {hidden} of {whole} of communication. "
     if predicted.flops:
-        more += f"A device does {show_amount(flops_per_device_second(plan), 'FLOP/s')} of the model's work"
+        more += f"Model FLOPs per device: {show_amount(flops_per_device_second(plan), 'FLOP/s')}"
         peak = _peak_flops_per_s(plan)
-        more += f", {show_share(flops_per_device_second(plan), peak)} of its peak." if peak else "."
+        more += f", {show_share(flops_per_device_second(plan), peak)} of the peak rate." if peak else "."
     return "Where does the time go?", f"{name.capitalize()}: {show_share(seconds, step)} of {show_seconds(step)}", more
 
 
@@ -203,14 +206,15 @@ def _recomputed(plan: Plan) -> tuple[str, str, str]:
     question = "What is recomputed?"
     if not plan.recompute:
         return question, "Nothing", "Every activation that backward needs is kept."
-    names = ", ".join(name for name, _ in recomputed_names(plan.recompute))
-    return question, names, f"{replay_text(plan)}."
+    names = [name for name, _ in recomputed_names(plan.recompute)]
+    listed = ", ".join(names[:_SEGMENTS]) + (f" and {len(names) - _SEGMENTS} more" if len(names) > _SEGMENTS else "")
+    return question, f"{recomputed_ops(plan):,} of {len(plan.nodes):,} ops", f"{replay_cost(plan)}. Parts: {listed}."
 
 
 def why_not(plan: Plan) -> tuple[str, str, str]:
     """FSDP, being what most would take; else the best of what was compared."""
     if not plan.comparison:
-        more = "The presets were not planned: autopar compare … --out plan.json plans them and keeps the figures."
+        more = "Run autopar compare … --out plan.json to plan the known schemes too."
         return "Why not FSDP?", "Not compared", more
     by_name = {a.name: a for a in plan.comparison}
     other = by_name.get("fsdp") or min(plan.comparison, key=lambda a: (not a.fits, _seconds(a)))
@@ -219,9 +223,9 @@ def why_not(plan: Plan) -> tuple[str, str, str]:
         return question, "It has no plan", other.note
     if not other.fits:
         least = other.smallest_budget_bytes
-        needs = f" and needs {show_bytes_up(least)} at least" if least else ""
+        needs = f"; it needs at least {show_bytes_up(least)}" if least else ""
         more = (
-            f"At its fastest it takes {show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device{needs}."
+            f"Its fastest plan takes {show_seconds(p.step_seconds)} and {show_bytes(p.peak_bytes)} per device{needs}."
         )
         return question, "It does not fit", more
     ratio = p.step_seconds / own.step_seconds
@@ -230,7 +234,7 @@ def why_not(plan: Plan) -> tuple[str, str, str]:
     theirs, ours = step_parts(p), step_parts(own)
     differences = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in {**theirs, **ours}}
     name, extra = max(differences.items(), key=lambda item: item[1])
-    text = f"{show_seconds(extra)} more {name} a step, {show_bytes(p.peak_bytes)} per device at its peak."
+    text = f"{show_seconds(extra)} more {name} a step, {show_bytes(p.peak_bytes)} per device at the peak."
     slower = f"It is {100 * (ratio - 1):.1f} % slower" if ratio < 1.1 else f"It takes {ratio:.2f} times as long"
     return question, f"{slower}: {show_seconds(p.step_seconds)}", text
 

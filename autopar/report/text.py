@@ -28,7 +28,7 @@ from autopar.report.tables import (
 )
 from autopar.sizes import show_bytes, show_bytes_up
 
-_WORDS_LEGEND = "; a word behind it names the index that is sharded"
+_WORDS_LEGEND = "; the word after it names the index that is sharded"
 
 
 def explain(plan: Plan) -> str:
@@ -130,7 +130,7 @@ def _parameters(plan: Plan) -> list[str]:
             cells = [show_shape(row.shape), row.dtype, *map(str, row.storage.placements), row.moved or "nothing"]
         body.append(["  " * line.depth + name, *cells])
     head = ["Parameters as stored", "shape", "dtype", *plan.axis_names, "moved in a step by"]
-    legend = ["(nothing: used as it is stored, and its gradient is computed in that layout)"]
+    legend = ["(nothing: it is used as stored, and its gradient is computed in the same layout)"]
     unmoved = any(line.row and not line.row.moved for line in lines)
     return table(body, "<><" + "<" * len(plan.axis_names) + "<", head=head, indent=0) + (legend if unmoved else [])
 
@@ -180,7 +180,7 @@ def _recompute(plan: Plan) -> list[str]:
     if not plan.recompute:
         return ["Recomputed in backward", "  nothing: every activation is kept"]
     lines = [f"  {name}: {_segments(count)}" for name, count in recomputed_names(plan.recompute)]
-    return ["Recomputed in backward", *lines, f"  in all {replay_text(plan)}"]
+    return ["Recomputed in backward", *lines, f"  in total, {replay_text(plan)}"]
 
 
 def _segments(number: int) -> str:
@@ -205,7 +205,7 @@ def _step(plan: Plan) -> list[str]:
 def _comparison(plan: Plan) -> list[str]:
     if not plan.comparison:
         return []
-    return ["Comparison with known schemes, at the same prices", *comparison_table(plan)]
+    return ["Comparison with known schemes, on the same cluster", *comparison_table(plan)]
 
 
 def _tradeoff(plan: Plan) -> list[str]:

@@ -86,7 +86,9 @@ def steps(src: Layout, dst: Layout, shape: Shape, mesh_shape: Shape, *, needs_gr
         src, dst = src.value(), dst.value()
     for layout in (src, dst):
         if not is_legal(layout, shape, mesh_shape):
-            raise LayoutError(f"a tensor of shape {shape} cannot lie as {layout} over a mesh of shape {mesh_shape}")
+            raise LayoutError(
+                f"a tensor of shape {shape} cannot have the layout {layout} over a mesh of shape {mesh_shape}"
+            )
     axes = [axis for axis in range(len(src)) if src[axis] != dst[axis]]
     if not axes:
         return ()

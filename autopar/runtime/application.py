@@ -123,7 +123,7 @@ def check_world(device_mesh: DeviceMesh) -> None:
 def check_unplanned(model: nn.Module) -> None:
     """Raise InputError for a model that runs a plan already, or that something else has laid hands on."""
     if hasattr(model, ATTRIBUTE):
-        raise InputError("the model runs a plan already: build it anew to plan it anew")
+        raise InputError("the model is already planned: build a new one to plan it again")
     kind = type(model).__name__
     if kind in _WRAPPERS and type(model).__module__.startswith("torch."):
         raise InputError(f"the model is wrapped in {kind}: {_WRAPPERS[kind]}")
@@ -134,13 +134,13 @@ def check_unplanned(model: nn.Module) -> None:
     if names:
         raise InputError(
             f"{listed(names)} {'is a DTensor' if len(names) == 1 else 'are DTensors'} already (fully_shard and "
-            "parallelize_module make them, and the plan of another model that has the same modules): pass the model as "
-            "it was built, and models that share modules as one"
+            "parallelize_module make them, and so does planning another model with the same modules): pass the model "
+            "as it was built, and models that share modules as one"
         )
     if moved := [name for name, parameter in model.named_parameters() if parameter in _moved]:
         raise InputError(
-            f"{listed(moved)} {'is' if len(moved) == 1 else 'are'} also in a model that was planned before, where a "
-            "DTensor took the place, so they would not be tied any more: plan models that share parameters as one, a "
+            f"{listed(moved)} {'is' if len(moved) == 1 else 'are'} also in a model that was planned before, which has "
+            "a DTensor instead now, so they would no longer be tied: plan models that share parameters as one, a "
             "module that holds both and whose forward is the whole step"
         )
     refuse_shared_memory(model)
@@ -151,7 +151,7 @@ def _check(model: nn.Module, traced: Traced, plan: Plan, device_mesh: DeviceMesh
     check_unplanned(model)
     if "forward" in vars(model):
         raise InputError(
-            "the model has a `forward` of its own in the instance, which would hide the plan's: put it in the class"
+            "`forward` is set on the model's instance, where it would hide the planned one: define it in the class"
         )
     if tuple(plan.mesh_shape) != tuple(device_mesh.shape):
         raise PlanMismatchError(f"the plan is for a mesh of {plan.mesh_shape}, this one is {tuple(device_mesh.shape)}")

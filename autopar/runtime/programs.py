@@ -31,7 +31,7 @@ longest goes first, but that of the call that the model was planned for stays: s
 made_by_calls: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """States as calls have left them."""
 
-SET = "attributes that the loop has set and forward goes on from"
+SET = "states of forward that the loop has set"
 
 _CHANGING = 3  # values of a number: two may be a loop's two modes, as in training and evaluation
 
@@ -185,8 +185,8 @@ class Programs(Sequence[Program]):
             given.add(value)
             if before < len(given) == _CHANGING:
                 warn(
-                    f"the number {name!r} is another one from call to call (now {value!r}), and calls with each value "
-                    "are traced and planned anew: pass a tensor, as torch.tensor(...), with an example in meta_args"
+                    f"the number {name!r} changes from call to call (now {value!r}), and the model is traced and "
+                    "planned again for each value: pass a tensor, torch.tensor(...), with an example in meta_args"
                 )
 
     def used(self, program: Program) -> None:

@@ -9,7 +9,7 @@ OR_LEAF = ", or let the module be a leaf"
 
 def nor_one_op(reason: str, why: str) -> str:
     """Why something has no graph, and why it cannot be one op either: without the advice to let it be a leaf."""
-    return f"{reason.replace(OR_LEAF, '').rstrip('.')}. Nor can it be one op: {why}"
+    return f"{reason.replace(OR_LEAF, '').rstrip('.')}. Nor can it run as one op: {why}"
 
 
 class TraceError(UntraceableError, RuntimeError):

@@ -176,7 +176,7 @@ def _embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if given.get("sparse") and given["weight"].requires_grad and torch.is_grad_enabled():
         raise UntraceableError(
             f"{func.__name__} with sparse=True has sparse gradients, and parameters of a planned model are DTensors, "
-            "whose gradients are dense: build it with sparse=False, and take Adam where you have SparseAdam",
+            "whose gradients are dense: build it with sparse=False, and use Adam instead of SparseAdam",
             where=recorder.where(),
         )
     most = given.get("max_norm")
@@ -198,7 +198,7 @@ def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return recorder.record(func, *args, **kwargs)
     if not bins:
         raise recorder.unknown(
-            "bincount() has as many bins as its largest value says, which is data",
+            "the number of bins of bincount() depends on the largest value, which is data",
             mend="give their number, minlength=N; a value of N or more is then an error when the model runs",
         )
     if weights is None:
@@ -215,7 +215,7 @@ def _one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if args and classes == -1 and not recorder.known.can_tell(args[:1]):
         raise recorder.unknown(
-            "one_hot() has as many classes as its largest value says, which is data",
+            "the number of classes of one_hot() depends on the largest value, which is data",
             mend="give their number, num_classes=N",
         )
     return recorder.record(func, *args, **kwargs)
@@ -223,8 +223,8 @@ def _one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _packed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     raise recorder.unknown(
-        "pack_padded_sequence() cuts rows where lengths say, which are data",
-        mend="run the recurrent layer on the padded batch, which up to each row's length is the same (in one "
+        "the result of pack_padded_sequence() depends on the lengths, which are data",
+        mend="run the recurrent layer on the padded batch, which gives the same up to each row's length (in one "
         "direction), and leave the padding out of the loss or take last outputs with gather; or let it be a leaf",
     )
 

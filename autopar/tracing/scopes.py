@@ -154,7 +154,8 @@ class ModuleCalls:
     def _not_alone(self, module: nn.Module, why: str) -> TraceError:
         """The error of a leaf that is none, which is its caller's."""
         error = TraceError(
-            f"{type(module).__name__}, which is one op, {why}: what calls it is one op", where=self.recorder.where()
+            f"{type(module).__name__}, which is one op, {why}: its caller is one op instead",
+            where=self.recorder.where(),
         )
         self.blame(error, self.recorder.scope[-2][0] if len(self.recorder.scope) > 1 else "")
         self.is_final = type(module) in self.policy.unrolled  # what calls it would run all of its loop, more than once

@@ -120,19 +120,19 @@ def trace(
         forget(options.left, root)
     if traced.attributes_set:
         warn(
-            f"forward sets {', '.join(traced.attributes_set[:4])}, which calls of the graph neither read anew nor set: "
+            f"forward sets {', '.join(traced.attributes_set[:4])}, which later calls neither read again nor set: "
             "make it a buffer, or pass it as an argument and return it"
         )
     hooked = users_hooks(root)
     if traced.left_beside and not hooked:
         warn(
-            f"forward keeps what it makes at {', '.join(traced.left_beside[:4])} in an object, a class, a list or a "
-            "dict beside its modules, where calls of the graph put nothing: return it"
+            f"forward stores what it computes at {', '.join(traced.left_beside[:4])} in an object, class, list or dict "
+            "outside its modules, and later calls do not: return it from forward"
         )
     if hooked:
         warn(
-            f"forward hooks of {', '.join(hooked[:4])} run now, while the model is traced, and not at every call: what "
-            "they make of a result is planned, what else they do is not done; return from forward what they collect"
+            f"forward hooks of {', '.join(hooked[:4])} run now, while the model is traced, and not at every call: "
+            "their changes to outputs are part of the plan, their other effects are lost; return what they collect"
         )
     if prove_sizes:
         traced.inputs = replace(traced.inputs, sizes=_free_sizes(root, traced.inputs, options, traced))
@@ -226,8 +226,8 @@ def _mended(root: nn.Module, inputs: Inputs, options: Options, traced: Traced) -
     if mended is not traced and differs_by_mends(mended.graph, traced.graph):
         return replace(mended, assumptions=())
     warn(
-        f"activations are taken to be finite at {', '.join(traced.assumptions)}: what the model does where they are "
-        "not is not in the graph"
+        f"activations are assumed to be finite at {', '.join(traced.assumptions)}: what the model does otherwise is "
+        "left out of the plan"
     )
     return traced
 

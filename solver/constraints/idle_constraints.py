@@ -42,6 +42,6 @@ def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory)
         return ""
     known = list(dict.fromkeys(str(s) for node, one in ways if node is first for s in spoken.layouts(node, one)))
     more = f" or in {len(known) - _FEW} other ways" if len(known) > _FEW else ""
-    nor = "; nor has any other that it names" if others else ""
+    nor = "; nor can any other tensor that it names" if others else ""
     only = f"{' or '.join(known[:_FEW])}{more}{asked_of_inputs(first)}"
-    return f"{told(memory, first)} has no way to lie so, only as {only}{nor}"
+    return f"{told(memory, first)} cannot have this layout, only {only}{nor}"

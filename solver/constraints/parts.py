@@ -111,13 +111,13 @@ def levels_for(
     except NoSegmentError as error:
         part = part_name(nodes[error.span[0] : error.span[1] + 1], block)
         raise InputError(
-            f"constraints ask to recompute '{part}', and not all of '{block}', but {error}: ask it of the "
-            "whole block, or of another part"
+            f"constraints ask to recompute '{part}' without the rest of '{block}', but {error}: ask for the "
+            "whole block, or for another part"
         ) from error
     if wish.some and wish.whole is False and len(levels) == 1 and most:
         warn(
-            f"constraints ask to recompute a part of '{block}', but no part of what they name saves memory and can be "
-            f"recomputed by itself: it is kept; ask for full in place of selective",
+            f"constraints ask to recompute a part of '{block}', but no part of it both saves memory and can be "
+            "recomputed by itself: nothing of it is recomputed; ask for full instead of selective",
             ConstraintWarning,
         )
     return levels

@@ -115,7 +115,7 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
         left = tuple(s for s in before if spoken.holds(node, s))
         if before and not left and pin.sign != "~":
             what = _place(memory, spoken, node, before) or told(memory, node)
-            raise ExcludedError(pin.text, f"{what} has no way to lie so{_others(spoken, node, before)}")
+            raise ExcludedError(pin.text, f"{what} cannot have this layout{_others(spoken, node, before)}")
         strategies[node] = left or before
         changes |= len(strategies[node]) < len(before)
     # One that takes nothing away leaves equal blocks equal.
@@ -234,7 +234,7 @@ def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequen
 def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
     """How it can lie, where that is soon told."""
     known = dict.fromkeys(str(layout) for one in strategies for layout in spoken.layouts(node, one))
-    return f", only as {' or '.join(known)}{asked_of_inputs(node)}" if len(known) <= _FEW else ""
+    return f", only {' or '.join(known)}{asked_of_inputs(node)}" if len(known) <= _FEW else ""
 
 
 def asked_of_inputs(node: fx.Node) -> str:

@@ -45,8 +45,8 @@ def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricte
     for pin in pins:
         if part := _frees_nothing(pin, memory, asked):
             warn(
-                f"constraint '{pin.text}' frees no activation: all that '{stretch_name(part)}' keeps for backward is "
-                "made before it; name what makes that too",
+                f"constraint '{pin.text}' saves no memory: all that '{stretch_name(part)}' saves for backward is "
+                "computed before it; name the modules that compute it too",
                 ConstraintWarning,
             )
 

@@ -112,9 +112,7 @@ def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Seque
         for axis, role in found.items():
             if said.get(axis, text) != text:
                 name = axis_names[axis]
-                raise InputError(
-                    f"constraints '{said[axis]}' and '{text}' both say what axis '{name}' is for: name one"
-                )
+                raise InputError(f"constraints '{said[axis]}' and '{text}' both give axis '{name}' a role: keep one")
             roles[axis], said[axis] = role, text
     return Scheme(roles, recompute)
 

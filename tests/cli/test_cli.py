@@ -26,7 +26,7 @@ _with = with_option
         (["plan", "hf:GPT2Config", *GOOD[2:]], "no architecture 'GPT2Config'"),
         (["plan", "hf:GPT2Model", *GOOD[2:]], "returns no loss"),
         (["plan", "hf:PreTrainedModel", *GOOD[2:]], "is abstract"),
-        (["plan", "GPT2LMHeadModel", *GOOD[2:]], "names no model"),
+        (["plan", "GPT2LMHeadModel", *GOOD[2:]], "is not a model"),
         (["plan", "nowhere_to_be_found:f", *GOOD[2:]], "no module 'nowhere_to_be_found'"),
         (["plan", "there/users_models.py:alone", *GOOD[2:]], "name its module, users_models:alone"),
         (["plan", "users_models:alon", *GOOD[2:]], "did you mean alone?"),

@@ -100,7 +100,7 @@ def plan_file(planned: str, folder: Path) -> str:
         (["search", "nowhere_to_be_found:f", "--devices", "2"], "no module"),
         (["search", *OWN, "--devices", "2", "--out", "nowhere/p.json"], "no folder nowhere"),
         (["check", *OWN], "--mesh is missing: write the devices along each axis, like 8 or 4x8; or name a --plan"),
-        (["check", "users_models", *ON_MESH[1:]], "names no model"),
+        (["check", "users_models", *ON_MESH[1:]], "is not a model"),
         (["check", "users_models:text", *ON_MESH[1:]], "must return a torch.nn.Module"),
         (["check", *with_option("--memory", "70GiG", ON_MESH)], "unit 'GiG'"),
         (["check", *with_option("--mesh", "2x0", ON_MESH)], "mesh shape"),

@@ -54,10 +54,10 @@ def test_how_a_model_trains_is_read_from_its_plan(
         "--constraint": "ddp",
     }.items():
         words = [command, *model, option, other, "--plan", "plan.json"]
-        refused(capsys, words, f"{option} asks for something else than the plan was made for")
+        refused(capsys, words, f"{option} differs from what the plan was made for")
 
 
 def test_simulate_makes_nothing_of_another_budget(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", *ON_MESH, "--out", "plan.json") == 0
     capsys.readouterr()
-    refused(capsys, ["simulate", *ON_MESH, "--plan", "plan.json", "--memory", "1GiB"], "--memory asks for something")
+    refused(capsys, ["simulate", *ON_MESH, "--plan", "plan.json", "--memory", "1GiB"], "--memory differs from")

@@ -120,7 +120,7 @@ def test_it_trains(alone: None) -> None:
     [
         ({"module": "net"}, False, {}, "Module has no submodule 'net': name the one to plan"),
         ({}, True, {}, r"2 trained parameters \('head.weight' is one\) are outside of 'model'"),
-        ({}, False, {"precision": "bf16-mixed"}, "the Trainer has precision='bf16-mixed': give PlannedStrategy"),
+        ({}, False, {"precision": "bf16-mixed"}, "the Trainer has precision='bf16-mixed': pass it to PlannedStrategy"),
         ({}, False, {"callbacks": [StochasticWeightAveraging(0.1)]}, "copies the module before it is planned"),
         ({"mesh_shape": (2, 2)}, False, {}, "a mesh of 2x2 has 4 processes and there are 1"),
     ],

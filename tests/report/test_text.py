@@ -55,9 +55,9 @@ def test_the_legend_explains_the_placements_that_occur(plan: Plan) -> None:
     legend = " ".join(_section(plan.explain(), "Layouts")[-2:])
     assert "P partial sum" in legend
     assert "R+" not in legend
-    assert "a word behind it" in legend
+    assert "the word after it" in legend
     wordless = replace(plan, nodes=tuple(replace(node, factors=()) for node in plan.nodes))
-    assert "a word behind it" not in wordless.explain()
+    assert "the word after it" not in wordless.explain()
 
 
 def test_a_note_names_an_axis_over_which_nothing_is_split(plan: Plan) -> None:
@@ -80,7 +80,7 @@ def test_notes_name_what_the_device_does_not_have(plan: Plan) -> None:
     )
     in_bf16 = replace(plan, cluster=cluster, precision=Precision.of("bf16").to_dict())
     [note] = device_notes(in_bf16)
-    assert "no units for bfloat16 products: it does 15.7 TFLOP/s of them, and 125 of float16" in note
+    assert "no fast bfloat16 matrix products: 15.7 TFLOP/s, against 125 TFLOP/s in float16" in note
     assert note in " ".join(in_bf16.explain().split())
     assert not device_notes(replace(in_bf16, precision=Precision.of("fp16").to_dict()))
     assert not device_notes(replace(in_bf16, cluster=Cluster.preset("h100", (2, 2), ("dp", "tp")).to_dict()))
@@ -98,7 +98,7 @@ def _whole_on_tp(layout: Layout) -> Layout:
 def test_parameters_tell_storage_and_what_moves_them(plan: Plan) -> None:
     rows = [" ".join(line.split()) for line in _section(plan.explain(), "Parameters")]
     assert "wte.weight 256x64 float32 R R nothing" in rows
-    assert rows[-1].startswith("(nothing: used as it is stored")
+    assert rows[-1].startswith("(nothing: it is used as stored")
     assert "h.{0-3}.mlp.c_fc.weight 256x64 float32 S1 S0 all-gather dp twice" in rows
 
 
@@ -125,9 +125,9 @@ def test_memory_names_the_moment_of_the_peak(plan: Plan) -> None:
 def test_what_a_replay_sends_again_is_told_beside_what_it_computes(plan: Plan) -> None:
     gathers = Collective("all_gather", 1, 2**20, 4, 0.005, "replay", "parameters")
     alone = replace(plan, collectives=[c for c in plan.collectives if c.phase != "replay"])
-    assert _section(alone.explain(), "Recomputed")[-1].endswith("ops run again, 20.0 ms a step")
+    assert _section(alone.explain(), "Recomputed")[-1].endswith("ops run again: 20.0 ms a step")
     both = replace(alone, collectives=(*alone.collectives, gathers)).explain()
-    assert _section(both, "Recomputed")[-1].endswith("15.0 ms a step, beside 5.00 ms of repeated collectives")
+    assert _section(both, "Recomputed")[-1].endswith("15.0 ms a step, plus 5.00 ms of repeated collectives")
 
 
 def test_recompute_folds_block_numbers(plan: Plan) -> None:

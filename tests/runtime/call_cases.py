@@ -264,7 +264,7 @@ def numbers_that_change() -> dict[str, Any]:
         with torch.no_grad(), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             losses = [model(rows(8), tau=number(tau)).item() * number(tau) ** 2 for tau in taus if number(tau) > 0.6]
-        found[name] = sum("'tau' is another one from call to call (now" in str(w.message) for w in told)
+        found[name] = sum("'tau' changes from call to call (now" in str(w.message) for w in told)
         found["error"] = max(found.get("error", 0.0), max(abs(float(loss) / float(losses[0]) - 1) for loss in losses))
     return found
 

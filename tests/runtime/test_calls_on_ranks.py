@@ -112,7 +112,7 @@ def test_equals_one_process(cases: str, kind: str, preset: str, two: Two) -> Non
 
 
 def test_a_planned_model_is_not_planned_again(two: Two) -> None:
-    assert all("runs a plan already" in rank["planned_twice"]["value"] for rank in two(CALLS))
+    assert all("is already planned" in rank["planned_twice"]["value"] for rank in two(CALLS))
 
 
 def test_of_graphs_that_give_way_nothing_is_kept(two: Two) -> None:
@@ -189,12 +189,12 @@ def test_hooks_that_calls_would_not_run_are_refused(two: Two) -> None:
 
 def test_code_that_modules_get_late_is_refused(two: Two) -> None:
     words = {
-        "forward": "the method forward of 'up' is another one",
-        "method": "the method scaled of the model is another one",
+        "forward": "the method forward of 'up' was replaced after the model was planned",
+        "method": "the method scaled of the model was replaced after the model was planned",
         "class": "'up' was a Linear when the model was planned, and is a Identity now",
-        "forward of a class": "the method forward of 'up' is another one",
+        "forward of a class": "the method forward of 'up' was replaced after the model was planned",
         "an attribute": "no error",
-        "a parameter": "'biases.1' came after the model was planned",
+        "a parameter": "'biases.1' was added after the model was planned",
     }
     for rank in two(HOOKS):
         assert "error" not in rank["code_set_late"], rank["code_set_late"]["traceback"]
@@ -209,7 +209,7 @@ def test_copies_that_are_changed_before_their_first_call_are_refused(two: Two) -
         "replaced": "the module 'act' was replaced or removed after",
         "added": "the module 'more.0' was added after",
         "hook": "a hook was registered on 'up' after",
-        "forward": "the method forward of 'act' is another one",
+        "forward": "the method forward of 'act' was replaced after the model was planned",
     }
     for found in values(two(HOOKS), "copies_changed"):
         assert found.keys() == words.keys()
@@ -234,12 +234,12 @@ def test_hooks_for_all_modules_are_told_of(two: Two) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("whole_values", "by one that is no DTensor"),
+        ("whole_values", "by one that is not a DTensor"),
         ("values_that_are_not_trained", "a plain tensor stands in for the parameter 'up.weight'"),
         ("transformed", "inside a transform of torch.func"),
         ("mapped", "inside a transform of torch.func"),
         ("traced_by_jit", "torch.jit.trace follows one process"),
-        ("forward_mode", "or in forward mode"),
+        ("forward_mode", "or in forward-mode AD"),
     ],
 )
 def test_functional_calls_that_are_refused(case: str, words: str, two: Two) -> None:

@@ -56,7 +56,7 @@ def test_a_state_is_no_matter_for_a_warning(ranks: list[dict[str, Any]]) -> None
 
 def test_what_decides_by_its_contents_is_refused(ranks: list[dict[str, Any]]) -> None:
     for (told,) in values(ranks, "told-Deciding"):
-        assert "what decides is 'model.count', from which forward goes on from call to call: choose with" in told
+        assert "it depends on 'model.count', a state that forward carries from call to call: choose with" in told
 
 
 def test_what_is_changed_in_place_is_told(ranks: list[dict[str, Any]]) -> None:
@@ -66,10 +66,10 @@ def test_what_is_changed_in_place_is_told(ranks: list[dict[str, Any]]) -> None:
 
 def test_a_state_of_other_rows_is_refused(ranks: list[dict[str, Any]]) -> None:
     for told in values(ranks, "whole_rows_refused"):
-        assert told.startswith("with inputs=\"local\" each rank has its own rows of 'model.cells.0.h', from which")
-        assert told.endswith("it has 8 on dim 0, where this rank passes 4. Set it to this rank's rows, or None")
+        assert told.startswith("with inputs=\"local\" each rank has its own rows of the state 'model.cells.0.h', which")
+        assert told.endswith("it has 8 on dim 0, but this rank passes 4 rows. Set it to this rank's rows, or to None")
 
 
 def test_ranks_that_set_a_state_otherwise_are_told(ranks: list[dict[str, Any]]) -> None:
     for told in values(ranks, "set_otherwise_on_ranks"):
-        assert told.startswith("the ranks disagree about attributes that the loop has set and forward goes on from")
+        assert told.startswith("the ranks disagree about states of forward that the loop has set")

@@ -57,5 +57,5 @@ def test_a_rank_that_saves_alone_tells_and_nobody_waits() -> None:
     with two_ranks("600", "saves", "4") as ranks:
         logs = [rank.told() for rank in ranks]
         assert all(rank.process.exitcode == 1 for rank in ranks), logs
-    told = "InputError: 1 of 2 ranks came to save_checkpoint, and rank 1 went on to its 3rd call of planned models"
+    told = "InputError: 1 of 2 ranks called save_checkpoint, and rank 1 went on to its 3rd call of planned models"
     assert told in logs[0], logs[0]

@@ -162,7 +162,7 @@ def test_an_axis_for_the_batch_splits_no_weight() -> None:
 def test_two_schemes_for_one_axis_are_refused() -> None:
     problem = stack(2, 2)
     for texts in (["ddp", "fsdp"], ["tp", "ddp"], ["fsdp", "axis:0 = ddp"], ["axis:0 = dp", "axis:axis0 = tp"]):
-        with pytest.raises(InputError, match="both say what axis 'axis0' is for"):
+        with pytest.raises(InputError, match="both give axis 'axis0' a role"):
             planned(problem, *texts)
 
 

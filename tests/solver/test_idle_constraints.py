@@ -18,14 +18,14 @@ from autopar.solver.constraints.idle_constraints import ConstraintWarning
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("param:head.weight ~ P", r"'head.weight' has no way to lie so, only as R or S0 or S1$"),
-        ("param:blocks.* != P", r"'blocks.0.up.weight' has .*; nor has any other that it names$"),
-        ("param:head.weight ~ S1@7", "'head.weight' has no way to lie so"),
-        ("param:head.weight != S1@7", "'head.weight' has no way to lie so"),
-        ("input:* ~ S0", 'has no way to lie so, only as R: inputs="local" has each rank pass its rows, .* the whole$'),
-        ("input:* != S0", "has no way to lie so, only as R: "),
-        ("output:* ~ P", "'output' has no way to lie so"),
-        ("activation:blocks.0.norm != S1@3", "of 'blocks.0.norm' has no way to lie so"),
+        ("param:head.weight ~ P", r"'head.weight' cannot have this layout, only R or S0 or S1$"),
+        ("param:blocks.* != P", r"'blocks.0.up.weight' cannot .*; nor can any other tensor that it names$"),
+        ("param:head.weight ~ S1@7", "'head.weight' cannot have this layout"),
+        ("param:head.weight != S1@7", "'head.weight' cannot have this layout"),
+        ("input:* ~ S0", 'cannot have this layout, only R: inputs="local" has each rank pass its rows, .* the whole$'),
+        ("input:* != S0", "cannot have this layout, only R: "),
+        ("output:* ~ P", "'output' cannot have this layout"),
+        ("activation:blocks.0.norm != S1@3", "of 'blocks.0.norm' cannot have this layout"),
         ("param:* = *", "it leaves every axis free"),
         ("activation:head ~ *", "it leaves every axis free"),
     ],
@@ -69,7 +69,7 @@ def test_axes_that_the_mesh_lacks_are_refused_by_the_names_of_those_it_has(sign:
 
 
 def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
-    with pytest.raises(InfeasibleError, match=r"'head\.weight' has no way to lie so"):
+    with pytest.raises(InfeasibleError, match=r"'head\.weight' cannot have this layout"):
         planned(stack(2), "param:head.weight = P")
 
 
@@ -78,7 +78,7 @@ def test_a_pin_that_nothing_can_meet_cannot_hold() -> None:
 )
 def test_an_input_is_called_as_the_user_calls_it(inputs: Literal["global", "local"], text: str, only: str) -> None:
     """A graph has no node of the name `input`, which the layers of torch take."""
-    words = rf"'input:in\* = {text}' cannot hold: 'input' has no way to lie so, only as {only}: inputs="
+    words = rf"'input:in\* = {text}' cannot hold: 'input' cannot have this layout, only {only}: inputs="
     with pytest.raises(InfeasibleError, match=words):
         plan(nn.Linear(8, 8), {"input": torch.ones(8, 8)}, cluster(2), inputs=inputs, constraints=f"input:in* = {text}")
 
@@ -90,7 +90,7 @@ def test_a_loss_beside_what_is_returned_is_passed_over() -> None:
     assert [str(layout) for layout in returned.inputs[1:]] == ["S0", "S0"]
     with pytest.raises(InputError, match="no output that it names has 1 dims"):
         planned(problem, "output:0 = S0")
-    with pytest.raises(InfeasibleError, match=r"output 1 of shape \(512, 8\) has no way to lie so"):
+    with pytest.raises(InfeasibleError, match=r"output 1 of shape \(512, 8\) cannot have this layout"):
         planned(problem, "output:[12] = P")
 
 

@@ -149,7 +149,7 @@ def test_what_is_proven_is_proven_of_all_numbers(monkeypatch: pytest.MonkeyPatch
     "error",
     [
         TimeLimitError("no plan was found in time"),
-        InfeasibleError("no plan is found that fits", smallest_budget_bytes=1 << 60, budget_lower_bound_bytes=1),
+        InfeasibleError("no plan was found that fits", smallest_budget_bytes=1 << 60, budget_lower_bound_bytes=1),
     ],
     ids=["late", "not proven"],
 )

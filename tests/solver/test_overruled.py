@@ -25,7 +25,7 @@ def test_of_pins_of_recompute_the_last_counts_where_something_is_left_of_the_oth
 
 
 def test_how_something_can_lie_is_told_where_that_is_short() -> None:
-    with pytest.raises(InfeasibleError, match=r"has no way to lie so, only as R: inputs="):
+    with pytest.raises(InfeasibleError, match=r"cannot have this layout, only R: inputs="):
         planned(stack(2), "input:* = S0")
 
 

@@ -31,7 +31,7 @@ def _of_blocks(parts: str, *blocks: int) -> set[str]:
 ALL = "|up|down|norm"  # the block itself calls gelu
 
 
-@pytest.mark.filterwarnings("ignore:.* frees no activation")  # one op, which keeps what it reads alone
+@pytest.mark.filterwarnings("ignore:.* saves no memory")  # one op, which keeps what it reads alone
 @pytest.mark.parametrize(
     ("texts", "replayed"),
     [
@@ -70,7 +70,9 @@ def test_a_part_of_a_part() -> None:
     plan = planned(problem, "recompute:blocks.* = selective", "recompute:blocks.*.norm = never")
     assert "blocks.0" in _replayed(problem, plan)
     assert not any("norm" in name for name in _replayed(problem, plan))
-    with pytest.warns(ConstraintWarning, match=r"a part of 'blocks\.0', but no part .* it is kept; ask for full"):
+    with pytest.warns(
+        ConstraintWarning, match=r"a part of 'blocks\.0', but no part .* nothing of it is recomputed; ask for full"
+    ):
         plan = planned(problem, "recompute:blocks.*.up = selective")  # one op
     assert not plan.recompute
 
@@ -111,7 +113,7 @@ class _Twice(nn.Module):
         return self.b(self.a(x).relu()).relu().sum(-1, keepdim=True) * x
 
 
-@pytest.mark.filterwarnings("ignore:.* frees no activation")  # one op, which keeps what it reads alone
+@pytest.mark.filterwarnings("ignore:.* saves no memory")  # one op, which keeps what it reads alone
 def test_a_part_that_cannot_be_recomputed_by_itself_is_refused() -> None:
     inputs, mesh = {"input": torch.empty(64, 16, device="meta")}, Cluster.preset("cpu", (2,))
     for model, leaf, why in (
@@ -120,7 +122,7 @@ def test_a_part_that_cannot_be_recomputed_by_itself_is_refused() -> None:
     ):
         part = "recompute:*.a = full"
         with pytest.raises(
-            InputError, match=rf"recompute '0\.a', and not all of '0', but {why}.*: ask it of the whole"
+            InputError, match=rf"recompute '0\.a' without the rest of '0', but {why}.*: ask for the whole"
         ):
             plan(model, inputs, mesh, constraints=[*leaf, part], loss_fn=torch.sum)
         whole = plan(model, inputs, mesh, constraints=[*leaf, "recompute:? = full"], loss_fn=torch.sum)

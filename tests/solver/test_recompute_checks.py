@@ -14,7 +14,7 @@ from autopar.solver.constraints.idle_constraints import ConstraintWarning
 def test_a_part_that_keeps_only_what_it_reads_is_told(text: str) -> None:
     part = r"blocks\.0\.up" if "up" in text else r"blocks\.1\.down"
     with pytest.warns(
-        ConstraintWarning, match=f"frees no activation: all that '{part}' keeps .* made before it"
+        ConstraintWarning, match=f"saves no memory: all that '{part}' saves .* computed before it"
     ) as found:
         made = planned(stack(2), text)
     [told] = [one for one in found if one.category is ConstraintWarning]

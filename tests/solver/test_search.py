@@ -91,7 +91,7 @@ def too_late(*_: Any, **__: Any) -> Smallest:
 def test_a_budget_that_is_proven_too_small_is_so_without_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = stack(2)
     monkeypatch.setattr(LeastMemory, "smallest", too_late)
-    with pytest.raises(InfeasibleError, match="which budget has one was not found in time") as refused:
+    with pytest.raises(InfeasibleError, match="the smallest budget that has a plan was not found in time") as refused:
         make_plan(
             problem.graph,
             problem.restricted.strategies,

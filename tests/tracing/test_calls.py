@@ -379,7 +379,9 @@ def test_what_forward_leaves_beside_its_modules_is_told(keep):
             return y
 
     model, given = Keeping(), []
-    with pytest.warns(UserWarning, match=r"forward keeps what it makes at \S*test_calls.py:\d+ in an object") as told:
+    with pytest.warns(
+        UserWarning, match=r"forward stores what it computes at \S*test_calls.py:\d+ in an object"
+    ) as told:
         trace(model, dict(x=torch.randn(1, 2), given=given))
     assert len(told) == 1
     assert not (given or NOTED or model.notes.loss or model.notes.all or model.last)
@@ -416,9 +418,9 @@ def test_tensors_in_other_objects_are_refused(kind):
         def forward(self, x):
             return kind(x + 1)
 
-    with pytest.raises(InputError, match=r"argument 'batch' has tensors in an object of (Opaque|Items)"):
+    with pytest.raises(InputError, match=r"argument 'batch' has tensors inside a (Opaque|Items)"):
         trace(Taking(), dict(batch=kind(torch.ones(2))))
-    with pytest.raises(InputError, match=r"what forward returns has tensors in an object of (Opaque|Items)"):
+    with pytest.raises(InputError, match=r"what forward returns has tensors inside a (Opaque|Items)"):
         trace(Returning(), dict(x=torch.ones(2)))
 
 
@@ -433,7 +435,7 @@ class Generating(nn.Module):
 
 
 def test_generators_are_left_out_of_the_graph_with_a_warning():
-    with pytest.warns(UserWarning, match="a torch.Generator, which a planned model does not draw from") as told:
+    with pytest.warns(UserWarning, match="a torch.Generator, which a planned model does not use") as told:
         traced = trace(Generating(), dict(x=torch.randn(2, 3)))
     assert len(told) == 2
     assert not any(isinstance(a, torch.Generator) for n in traced.graph.nodes for a in (*n.args, *n.kwargs.values()))

@@ -40,7 +40,7 @@ CHECKS = {
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_of_activations_is_answered_as_for_finite_ones(name):
     model, x = Checking(CHECKS[name]), torch.randn(2, 4)
-    with pytest.warns(UserWarning, match="taken to be finite at .*test_finite_checks.py"):
+    with pytest.warns(UserWarning, match="assumed to be finite at .*test_finite_checks.py"):
         traced = trace(model, dict(x=x))
     assert torch.equal(traced.gm(x), model(x)) and traced.find("relu") and not traced.find("clamp")
     assert traced.assumptions and all("test_finite_checks.py" in place for place in traced.assumptions)
@@ -115,7 +115,7 @@ def test_clamps_at_the_edge_of_the_dtype_stay_in_the_graph(overflows):
 
 @pytest.mark.parametrize("model", [Mending(most=1e6), Mending(more=True)], ids=["changes finite values", "does more"])
 def test_other_mends_are_not_in_the_graph(model):
-    with pytest.warns(UserWarning, match="taken to be finite"):
+    with pytest.warns(UserWarning, match="assumed to be finite"):
         traced = trace(model, dict(x=torch.randn(2, 4)))
     assert traced.assumptions and not traced.find("clamp") and not traced.find("mul")
 

@@ -61,7 +61,7 @@ class Net(nn.Module):
 def test_code_of_the_model_is_refused(kind: str, fault: str, unsupported: Any) -> None:
     x = torch.randn(2, 4)
     assert Net(kind)(x).isfinite()
-    words = rf"Again {fault}: its backward would run .*torch.utils.checkpoint.*test_functions_given_code\.py:\d+"
+    words = rf"Again {fault}: its backward would read .*torch.utils.checkpoint.*test_functions_given_code\.py:\d+"
     with pytest.raises(UntraceableError, match=words):
         trace(Net(kind), {"x": x}, unsupported=unsupported)
 

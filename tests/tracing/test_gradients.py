@@ -138,7 +138,9 @@ class Pushed(nn.Module):
 
 def test_gradients_in_forward_by_parameters_are_taken_in_a_leaf():
     model, x = Pushed(by_weight=True), torch.randn(5, 3)
-    with pytest.raises(UntraceableError, match=r"by a parameter, a buffer or a constant: let the module.*\.py:\d+"):
+    with pytest.raises(
+        UntraceableError, match=r"with respect to a parameter, a buffer or a constant: let the module.*\.py:\d+"
+    ):
         trace(model, dict(x=x))
     traced = trace(model, dict(x=x), unsupported="leaf")
     found = [(f(x), *torch.autograd.grad(f(x), list(model.head.parameters()))) for f in (traced.gm, model)]

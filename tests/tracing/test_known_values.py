@@ -166,7 +166,7 @@ def test_a_known_mask_picks_a_known_number_of_elements_which_is_guarded():
 
 
 def test_an_unknown_mask_is_refused():
-    with pytest.raises(UnknownDataError, match="linear meets what a mask has picked"):
+    with pytest.raises(UnknownDataError, match="linear is given rows that a mask picked"):
         trace(ByLanguage(), dict(x=torch.randn(5, 3, 4), languages=torch.tensor([0, 1, 1, 0, 0])))
 
 

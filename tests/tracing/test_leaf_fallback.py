@@ -234,7 +234,10 @@ class OfGrid(nn.Module):
 def test_what_breaks_on_a_guess_begins_with_why_there_is_a_guess() -> None:
     inputs = {"x": torch.randn(6, 4), "sizes": torch.tensor([3, 3])}
     without_data = {name: tensor.to("meta") for name, tensor in inputs.items()}
-    with pytest.warns(UserWarning, match="look like its first input"), pytest.raises(TraceError) as broken:
+    with (
+        pytest.warns(UserWarning, match="assumed to have the shape of its first input"),
+        pytest.raises(TraceError) as broken,
+    ):
         trace(OfGrid(), without_data, unsupported="leaf")
     words = r"UnknownDataError: tolist\(\) asks for .*: give 'sizes' a known example .*What Grid returns is a guess"
     assert re.match(words, str(broken.value)), broken.value

@@ -93,7 +93,7 @@ def test_code_that_takes_tensors_alone() -> None:
     def mapped(x: torch.Tensor, labels: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.sin)(x[labels >= 0]).sum()
 
-    with pytest.raises(UnknownDataError, match=r"torch.func.vmap meets what a mask has picked"):
+    with pytest.raises(UnknownDataError, match=r"torch.func.vmap is given rows that a mask picked"):
         trace(Model(mapped), batch(0))
     traced = trace(Model(mapped), batch(0), unsupported="leaf")
     assert not traced.find("sin")

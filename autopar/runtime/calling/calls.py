@@ -75,7 +75,7 @@ def gathered(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str) -> tupl
     if inputs == "local":
         raise InputError(
             'a DTensor is passed to a model that was planned with inputs="local", which takes each rank\'s own rows: '
-            'plan both models with inputs="global", or pass tensor.to_local() where its rows lie as the ranks\' own'
+            'plan both models with inputs="global", or pass tensor.to_local() where it holds this rank\'s own rows'
         )
     made: list[tuple[DTensor, torch.Tensor]] = []  # one passed twice is one again; torch.compile guards `id`
 

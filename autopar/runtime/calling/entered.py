@@ -53,7 +53,7 @@ class Entered(StandIn):
         if self.model is None:
             raise InputError(
                 f"a copy of '{self.entry}' of a planned model was called, whose parameters are one rank's shards: copy "
-                "the planned model, and call the same of that"
+                "the whole planned model, and call that part of the copy"
             )
         refuse_transforms()
         with ambient_kept():

@@ -36,8 +36,8 @@ def with_states(states: Mapping[str, State], model: nn.Module, kwargs: dict[str,
     for argument, value in found.items():
         if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(value)):
             raise InputError(
-                f"'{argument}', from which forward goes on, has no values (it is on the meta device): set it before "
-                "the first call, as a tensor on the model's device or None"
+                f"the state '{argument}', which forward carries from call to call, is on the meta device and has no "
+                "values: before the first call, set it to a tensor on the model's device, or to None"
             )
     return {**kwargs, **found}
 
@@ -104,9 +104,9 @@ def _dim_of(name: str, shape: Sequence[int], rows: Mapping[str, int], device_mes
     dim = dim if dim < len(shape) else -1
     if dim >= 0 and shape[dim] % device_mesh.size():
         raise InputError(
-            f"with inputs=\"local\" each rank has its own rows of '{name}', from which forward goes on, and "
-            f"{device_mesh.size()} ranks cannot share {shape[dim]} on dim {dim} evenly: pass it as an argument and "
-            'return it, or plan with inputs="global"'
+            f"with inputs=\"local\" each rank has its own rows of the state '{name}', which forward carries from call "
+            f"to call, and {device_mesh.size()} ranks cannot share {shape[dim]} on dim {dim} evenly: pass it as an "
+            'argument and return it, or plan with inputs="global"'
         )
     return dim
 
@@ -132,9 +132,9 @@ def check_rows_of_states(programs: Programs, tensors: Mapping[str, torch.Tensor]
         state = tensors.get(name)
         if state is not None and 0 <= dim < state.ndim and state.shape[dim] != rows:
             raise InputError(
-                f"with inputs=\"local\" each rank has its own rows of '{known.get(name, name)}', from which forward "
-                f"goes on: it has {state.shape[dim]} on dim {dim}, where this rank passes {rows}. Set it to "
-                "this rank's rows, or None"
+                f"with inputs=\"local\" each rank has its own rows of the state '{known.get(name, name)}', which "
+                f"forward carries from call to call: it has {state.shape[dim]} on dim {dim}, but this rank passes "
+                f"{rows} rows. Set it to this rank's rows, or to None"
             ) from error
 
 

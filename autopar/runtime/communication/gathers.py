@@ -182,8 +182,8 @@ class Gathers:
         if held._version != saved.version:
             raise RuntimeError(  # as torch raises where it sees it
                 f"{self._named(held)} was written in place (by optimizer.step(), say) between forward and backward, "
-                "and this backward pass needs it as it was: make the pass before the write, or call the model again "
-                "behind it"
+                "and this backward pass needs its old value: run backward before the write, or call the model again "
+                "after it"
             )
         return held if isinstance(saved, Kept) else saved.of(self.gathered_again(saved.bucket, saved.member))
 

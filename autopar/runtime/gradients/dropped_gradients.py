@@ -55,7 +55,7 @@ def _assign(tensor: DTensor, value: Any) -> None:
         if value is not None and GRADIENT.__get__(tensor) is not None and accumulation.waits(tensor):
             raise InputError(
                 "a parameter's `.grad` is set while gradients of micro-batches wait to be summed over the ranks: it "
-                "has those of passes before them alone. Set it behind the last backward of the step, or to None first"
+                "lacks these gradients. Set it after the last backward of the step, or to None first"
             )
         accumulation.forget([tensor])
     GRADIENT.__set__(tensor, value)

@@ -48,8 +48,8 @@ class SeededLeaf:
                 one, other = f"a tensor of shape {mine}", str(wanted)
                 mend = " shape in each call, padded where data decide (total_length of pad_packed_sequence, say)"
         raise InputError(
-            f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned {one}, and the plan was made "
-            f"for {other}: let it return the same{mend}"
+            f"the {self._leaf.noun} '{self._leaf.path}', which runs as one op, returned {one}, but was planned with "
+            f"{other}: let it return the same{mend}"
         )
 
 

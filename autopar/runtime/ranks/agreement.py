@@ -55,7 +55,7 @@ def agree(device: torch.device, digests: Mapping[str, str], error: BaseException
     differ = [name for i, name in enumerate(digests) if largest[1 + i] != -largest[1 + _ITEMS + i]]
     if differ:
         raise PlanMismatchError(
-            f"the ranks disagree about {' and '.join(differ)}, seen from rank {dist.get_rank()}: all need the same"
+            f"the ranks disagree about {' and '.join(differ)} (seen on rank {dist.get_rank()}): all need the same"
             + next((_MENDED_BY[name] for name in differ if name in _MENDED_BY), "")
         )
 

@@ -93,7 +93,7 @@ class _Room:
                 reason = found or f"have waited {waited:.0f} s for {_late()}"
                 here = self._store.add(f"{door}/here", 0)
                 text = (
-                    f"{here} of {dist.get_world_size()} ranks came to {call}, and {reason}: "
+                    f"{here} of {dist.get_world_size()} ranks called {call}, and {reason}: "
                     f"every rank must call it, so take it out of `if rank == {dist.get_rank()}:` and the like"
                 )
             if late:

@@ -190,7 +190,7 @@ def absence(notes: Mapping[int, Standing], *, certain: bool) -> str:
         if note.meeting == mine.meeting:
             continue
         if note.meeting.number == mine.meeting.number:
-            return f"rank {rank} to {note.meeting.call}"
+            return f"rank {rank} called {note.meeting.call}"
         if note.call.number > mine.call.number:
             return f"rank {rank} went on to its {ordinal(note.call.number)} call of planned models"
         if note.ended:

@@ -45,6 +45,6 @@ class ChangedValues:
             self._told.update(new)
             listed = ", ".join(f"'{name}' (now {value})" for name, value in list(new.items())[:4])
             warn(
-                f"forward reads {listed}, changed since the model was planned: this call is traced and planned anew. "
-                "What changes at every step is better a buffer, written in place, or a tensor among the arguments"
+                f"forward reads {listed}, changed since the model was planned: this call is traced and planned again. "
+                "A value that changes at every step should be a buffer, written in place, or a tensor argument"
             )

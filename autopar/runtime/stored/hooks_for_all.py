@@ -38,7 +38,7 @@ def refuse_backward_hooks_for_all() -> None:
     if any(_BACKWARD):
         raise InputError(
             "there is a backward hook for all modules (torch.nn.modules.module.register_module_full_backward_hook), "
-            "which calls would not run: they run the plan, not the modules. Remove it, or register it on parameters"
+            "which would never run: calls run the plan, not the modules. Remove it, or register it on parameters"
         )
 
 

@@ -46,8 +46,8 @@ class Methods:
             if type(module) is not kind and not is_within(name, leaves):
                 raise InputError(
                     f"'{name}' was a {kind.__name__} when the model was planned, and is a {type(module).__name__} now "
-                    "(as parametrizations make of it); calls would go on with the old one: change the model first, "
-                    "then autoparallelize it"
+                    "(a parametrization does this); calls would still use the old one: change the model first, then "
+                    "autoparallelize it"
                 )
         self._kinds = list(map(type, self._inner))
 
@@ -86,6 +86,6 @@ def is_within(name: str, leaves: Collection[str]) -> bool:
 def _replaced(path: str, name: str) -> InputError:
     where = f"'{path}'" if path else "the model"
     return InputError(
-        f"the method {name} of {where} is another one than when the model was planned, and calls would go on with the "
-        "old one: change the model first, then autoparallelize it"
+        f"the method {name} of {where} was replaced after the model was planned, and calls would still use the old "
+        "one: change the model first, then autoparallelize it"
     )

@@ -228,8 +228,8 @@ def check_no_old_holders(replaced: list[weakref.ref[nn.Parameter]]) -> None:
         if issubclass(type(module), nn.Module) and any(module._parameters is holder for holder in holders):
             raise InputError(
                 f"a {type(module).__name__} outside of the model holds a parameter that autoparallelize has replaced, "
-                "which it shared with the model, and would go on with a copy of its own: let it share the new one "
-                "(`head.weight = body.embedding.weight` behind autoparallelize), or plan a module that holds both"
+                "which it shared with the model, and would train a copy of its own: let it share the new one "
+                "(`head.weight = body.embedding.weight` after autoparallelize), or plan a module that holds both"
             )
     lists = [holder for holder in holders if isinstance(holder, list)]
     groups = [group for group in (gc.get_referrers(*lists) if lists else ()) if isinstance(group, dict)]

@@ -71,13 +71,13 @@ class Structure:
                         path = ".".join(filter(None, [self._names[id(module)], name]))
                         raise InputError(
                             f"the module '{path}' was replaced or removed after the model was planned, and calls would "
-                            "go on with the old one: change the model first, then autoparallelize it"
+                            "still use the old one: change the model first, then autoparallelize it"
                         )
                 new = next((name for name in now if name not in before), None)
                 if new is not None and isinstance(module, _CONTAINERS):
                     path = ".".join(filter(None, [self._names[id(module)], new]))
                     raise InputError(
-                        f"the module '{path}' was added after the model was planned, and calls would go on without it: "
+                        f"the module '{path}' was added after the model was planned, and calls would leave it out: "
                         "change the model first, then autoparallelize it"
                     )
 
@@ -92,7 +92,7 @@ class Structure:
                 came = "registered on" if len(hooks) > before else "removed from"
                 raise InputError(
                     f"a hook was {came} '{name}' after the model was planned, and calls run the plan, not the modules: "
-                    "return from forward what the hook is to see, or register it on the model itself"
+                    "return from forward what the hook should see, or register it on the model itself"
                 )
         self._hook_counts = [len(hooks) for _, hooks in self._hooks]
 
@@ -112,8 +112,8 @@ def refuse_backward_hooks(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module is not model and (module._backward_hooks or module._backward_pre_hooks):
             raise InputError(
-                f"'{name}' has a backward hook, which calls would not run: they run the plan, not the modules. Hooks "
-                "of parameters run, and so does the backward of a torch.autograd.Function in forward"
+                f"'{name}' has a backward hook, which would never run: calls run the plan, not the modules. Hooks of "
+                "parameters run, and so does the backward of a torch.autograd.Function in forward"
             )
 
 
@@ -132,8 +132,8 @@ def refuse_transforms() -> None:
     # torch.func has no public way to ask whether one of its transforms is running
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         raise InputError(
-            "a planned model was called inside a transform of torch.func (grad, vmap, jvp, jacrev, ...) or in forward "
-            "mode, which cannot go through its collectives: differentiate it with loss.backward() or "
+            "a planned model was called inside a transform of torch.func (grad, vmap, jvp, jacrev, ...) or in forward-"
+            "mode AD, which its collectives do not support: differentiate it with loss.backward() or "
             "torch.autograd.grad, or transform a model without a plan"
         )
 
@@ -155,16 +155,17 @@ def check_parameters(
     for tensor, name in zip(state, names, strict=True):
         if isinstance(tensor, DTensor) and name in stored and tensor.placements != stored[name]:
             raise InputError(
-                f"the parameter '{name}' was replaced after the model was planned, by one that lies as "
-                f"{list(tensor.placements)}, not as planned ({list(stored[name])}): tie weights before autoparallelize"
+                f"the parameter '{name}' was replaced after the model was planned, by one with "
+                f"placements {list(tensor.placements)} instead of {list(stored[name])}: tie weights before "
+                "autoparallelize"
             )
         constant = name.startswith(("_constant_", "_module_"))  # those hang on the model without being registered
         own = name in stored or (isinstance(tensor, nn.Parameter) and not constant)
         if own and not isinstance(tensor, DTensor):
             raise InputError(
-                f"the parameter '{name}' was replaced after the model was planned, by one that is no DTensor: write "
-                "values into the one that there was, with copy_ or load_state_dict, and give functional_call tensors "
-                "that are computed from the model's own parameters"
+                f"the parameter '{name}' was replaced after the model was planned, by one that is not a DTensor: write "
+                "values into the old one, with copy_ or load_state_dict, and give functional_call tensors that are "
+                "computed from the model's own parameters"
             )
     if not compiling:
         before[:] = state

@@ -43,8 +43,8 @@ class Trained:
         for names in tied_names(model):
             if names[0] not in storage and not read.isdisjoint(names):
                 raise InputError(
-                    f"the parameter '{names[0]}' came after the model was planned, and has no storage in the plan: add "
-                    "parameters first, then autoparallelize the model"
+                    f"the parameter '{names[0]}' was added after the model was planned, and the plan does not store "
+                    "it: add parameters first, then autoparallelize the model"
                 )
         read = read if torch.is_grad_enabled() else set()
         new = [

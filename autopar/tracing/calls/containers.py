@@ -30,7 +30,7 @@ def flattened(value: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:
         if not dataclasses.is_dataclass(leaf):
             is_cache = "cache" in f"{kind.__module__}.{kind.__name__}".lower()
             raise ArgumentError(
-                f"{what} has tensors in an object of {kind.__name__}, which is not looked into: "
+                f"{what} has tensors inside a {kind.__name__}, which the tracer does not open: "
                 + (f"{WITHOUT_CACHES}; or " if is_cache else "")
                 + "put them in a tuple, a dict or a dataclass"
             )

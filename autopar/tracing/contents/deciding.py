@@ -18,8 +18,8 @@ def known_or_leaf(nodes: Iterable[fx.Node | None]) -> str:
     states = list(dict.fromkeys(node.meta[STATE_OF] for node in found if STATE_OF in node.meta))
     if states and all(STATE_OF in node.meta for node in found):
         return (
-            f"what decides is {' and '.join(map(repr, states[:_MOST]))}, from which forward goes on from call to call: "
-            f"choose with torch.where, or by an argument that is no tensor{OR_LEAF}"
+            f"it depends on {' and '.join(map(repr, states[:_MOST]))}, a state that forward carries from call to call: "
+            f"choose with torch.where, or by an argument that is not a tensor{OR_LEAF}"
         )
     names = [str(node.target) for node in found if STATE_OF not in node.meta]
     those = " and ".join(map(repr, names)) if 0 < len(names) <= _MOST else "that input"

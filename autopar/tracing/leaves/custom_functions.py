@@ -115,8 +115,8 @@ def _check_reads(recorder: Recorder, target: CustomFunction, args: Sequence[Any]
     else:
         return
     raise UntraceableError(
-        f"{target.__qualname__} {fault}: its backward would run with the model's parameters and not with the plan's. "
-        "Give it the tensors that it reads, or call torch.utils.checkpoint.checkpoint where it recomputes",
+        f"{target.__qualname__} {fault}: its backward would read the model's parameters and not the plan's. Pass "
+        "the tensors that it reads as arguments; where it recomputes, call torch.utils.checkpoint.checkpoint instead",
         where=recorder.where(),
     )
 

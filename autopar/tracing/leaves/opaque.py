@@ -82,7 +82,7 @@ def outputs_of(
     fault = f"{type(last).__name__}: {last}"
     if guessed is not None:
         guessed[module] = f"{path} fails without its data ({fault})"
-    warn(f"{path} cannot run without its data ({fault}); its output is taken to look like its first input")
+    warn(f"{path} cannot run without its data ({fault}); its output is assumed to have the shape of its first input")
     like = tensors[0]
     trains = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *module.parameters()))
     return torch.empty_like(like, requires_grad=trains and (like.is_floating_point() or like.is_complex())), 0

@@ -37,7 +37,7 @@ def check_writes(graph: fx.Graph, model: nn.Module, sharing: Collection[nn.Modul
                 kind = f"{type(leaf).__name__}, which is one op,"
                 fault = f"'{path}.{name}' of {kind} is" if name else f"{kind} hands on memory that is"
                 error = TraceError(
-                    f"{fault} written outside of it: what calls it is one op", where=writer.meta.get(PLACE, "")
+                    f"{fault} written outside of it: its caller is one op instead", where=writer.meta.get(PLACE, "")
                 )
                 return error, path.rpartition(".")[0]
     return None

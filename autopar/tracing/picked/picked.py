@@ -170,7 +170,7 @@ class Picked(Tensor):
     __hash__ = object.__hash__
 
     def unknown(self, name: str = "__getitem__") -> UnknownDataError:
-        what = f"{name} meets what a mask has picked, and how many elements these are depends on data"
+        what = f"{name} is given rows that a mask picked, and how many these are depends on data"
         return self.pick.recorder.unknown(what, deciding=[self.pick.mask])
 
 

@@ -13,7 +13,7 @@ def without_generator(func: Callable[..., Any], kwargs: dict[str, Any], where: s
     if kwargs["generator"] is not None:
         name = getattr(func, "__name__", str(func))
         warn(
-            f"{name} is given a torch.Generator, which a planned model does not draw from: its "
-            f"numbers come from torch.initial_seed() at autoparallelize, and are other ones in each call [at {where}]"
+            f"{name} is given a torch.Generator, which a planned model does not use: its "
+            f"numbers come from torch.initial_seed() at autoparallelize, new ones in each call [at {where}]"
         )
     return {name: value for name, value in kwargs.items() if name != "generator"}

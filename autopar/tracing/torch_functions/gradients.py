@@ -37,8 +37,8 @@ def differentiates(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
     by = pytree.tree_leaves(asked["inputs"])
     if any(recorder.node_of(tensor).op == "get_attr" for tensor in by):
         raise TraceError(
-            "grad() inside forward asks for gradients by a parameter, a buffer or a constant: let the module around it "
-            "be a leaf, whose gradients every rank computes whole",
+            "grad() inside forward asks for gradients with respect to a parameter, a buffer or a constant: let the "
+            "module around it be a leaf, whose gradients every rank computes whole",
             where=recorder.where(),
         )
     if asked.get("is_grads_batched"):
