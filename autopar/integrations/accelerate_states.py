@@ -120,7 +120,7 @@ def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
         if states and len(states) != len(randoms):
             raise InputError(
                 f"{seen[0]} has the counters of random masks of {len(states)} planned models, and the accelerator has "
-                f"{len(randoms)}: prepare the models that it had"
+                f"{len(randoms)}: prepare the same models"
             )
         for random, state in zip(randoms, states, strict=False):
             random.load_state_dict(state)

@@ -169,8 +169,8 @@ class Monitor:
         self._warned = True
         warn(
             f"rank {dist.get_rank()}: the peak of a step is {peak_bytes} bytes, and the plan predicted {predicted} "
-            f"({peak_bytes / predicted - 1:+.0%}; told from {self._deviation:.0%} on): tensors that the training loop "
-            "keeps are not in the plan; what else differs is worth a report"
+            f"({peak_bytes / predicted - 1:+.0%}; warned of from {self._deviation:.0%} on): the plan does not count "
+            "tensors that the training loop keeps; please report any other difference"
         )
 
 
