@@ -161,10 +161,10 @@ class Relative(nn.Module):
         return total
 
 
-def mixtral(experts: str = "grouped_mm") -> nn.Module:
+def mixtral(experts: str = "grouped_mm", number: int = 4) -> nn.Module:
     config = transformers.MixtralConfig(
         vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,
+        num_key_value_heads=2, num_local_experts=number, num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
     model = transformers.MixtralForCausalLM(config)
     model.set_experts_implementation(experts)
@@ -176,9 +176,14 @@ def copying_mixtral() -> nn.Module:
     return mixtral("batched_mm")
 
 
+def split_mixtral() -> nn.Module:
+    """So many experts that each is split."""
+    return mixtral(number=3)
+
+
 def peaks(build: Callable[[], nn.Module], preset: str, rows: int) -> dict[str, Any]:
     ids = torch.randint(WORDS, (rows, LENGTH))
-    batch = {"input_ids": ids, "labels": ids} if build in (mixtral, copying_mixtral) else {"input_ids": ids}
+    batch = {"input_ids": ids, "labels": ids} if "mixtral" in build.__name__ else {"input_ids": ids}
     mesh = init_device_mesh("cpu", (2,))
     model = autopar.autoparallelize(build(), batch, mesh, constraints=preset, optimizer="sgd", time_limit=20)
     return measured(model, batch, torch.optim.SGD(model.parameters()))
@@ -198,6 +203,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "what is kept before a layer": functools.partial(peaks, Early, "ddp", 4),
         "masks of what is dropped": functools.partial(peaks, Dropping, "ddp", 32),
         "experts": functools.partial(peaks, mixtral, "tp", 16),
+        "experts that are split": functools.partial(peaks, split_mixtral, "tp", 16),
         "experts that copy their weights": functools.partial(peaks, copying_mixtral, "ddp", 2),
     }
 }
