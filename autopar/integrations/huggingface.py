@@ -15,7 +15,7 @@ A planned model moves its gradients itself. What would be done to it a second ti
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.user_warnings import warn
 
 _PARTS, _SCHEDULER = "planned", "scheduler.pt"  # in the folder of a checkpoint
+ITEMS = "num_items_in_batch"  # what models of transformers divide the sum of their labels' losses by, where it is given
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -89,8 +90,9 @@ class PlannedTrainer(Trainer):
     read it, and unless `save_only_model` is set a folder of `torch.distributed.checkpoint` with model, optimizer and
     the counter of random masks, from which training resumes on any mesh.
 
-    The loss of a step is the mean over its batch, and with gradient accumulation the mean of those: where rows are
-    padded (labels of -100), that of the Trainer alone is the mean over all labels of the step.
+    The loss of a step is the mean over its batch, and with gradient accumulation the mean of those. Where batches have
+    unequally many labels (padded rows), that of the Trainer alone is the mean over all labels of the step: so it is
+    here if the plan's examples have `num_items_in_batch=torch.tensor(1.0)`, by which models of transformers divide.
 
     Where the rows of an evaluation do not fill its last batch, accelerate repeats some. Predictions leave them out; the
     loss is that of the batch, and a warning says that it counts them.
@@ -117,8 +119,23 @@ class PlannedTrainer(Trainer):
             raise InputError("load_best_model_at_end needs checkpoints in parts: leave save_only_model out")
         if args.label_names is None and (names := _labels_of(model)):
             args.label_names = names
-        self._wants_outputs = False
+        self._wants_outputs, self._told = False, False
+        counted = _counts_items(model)
+        if counted and not args.average_tokens_across_devices:
+            raise InputError(f"average_tokens_across_devices=False, and the plan has {ITEMS}, of all: leave one out")
         super().__init__(model=model, args=args, **options)
+        self.model_accepts_loss_kwargs = counted
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The batches of a step, and how many labels they have; told once where the mean of their losses is another."""
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        if not self.model_accepts_loss_kwargs and not self._told and _unlike(batches):
+            self._told = True
+            warn(
+                "the batches of a step have unequally many labels, and its loss is the mean of theirs. For the mean "
+                f"over all labels plan with {ITEMS}=torch.tensor(1.0) among the examples, if the model takes it"
+            )
+        return batches, items
 
     def compute_loss(
         self,
@@ -129,12 +146,15 @@ class PlannedTrainer(Trainer):
     ) -> Any:
         """Of a model that was planned with a `loss_fn` of labels what it returns is the loss; what the loss is made of
         is computed once more, where predictions or metrics want it."""
-        if not (names := _loss_names(self.model)):
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not getattr(self.model, ATTRIBUTE).programs[0].traced.loss_names:
+            if self.model_accepts_loss_kwargs and num_items_in_batch is not None:  # the sum of all ranks over it
+                inputs = {**inputs, ITEMS: num_items_in_batch}
+            return super().compute_loss(model, inputs, return_outputs)  # which would multiply by the processes
         loss = model(**inputs)
         if not return_outputs:
             return loss
-        outputs = model(**{n: v for n, v in inputs.items() if n not in names}) if self._wants_outputs else {}
+        left_out = {*_loss_names(self.model), *self.label_names}  # forward may take labels, too
+        outputs = model(**{n: v for n, v in inputs.items() if n not in left_out}) if self._wants_outputs else {}
         return loss, {"loss": loss, **_by_name(outputs)}
 
     def prediction_step(
@@ -213,6 +233,24 @@ def _loss_names(model: nn.Module) -> tuple[str, ...]:
     traced = getattr(model, ATTRIBUTE).programs[0].traced
     taken = inspect.signature(inspect.unwrap(type(model).forward)).parameters  # the user's own
     return tuple(name for name in traced.loss_names if name not in taken)
+
+
+def _counts_items(model: nn.Module) -> bool:
+    """Whether it was planned with `ITEMS`, which its loss must then read."""
+    graph = getattr(model, ATTRIBUTE).programs[0].traced.graph
+    found = [node for node in graph.nodes if node.op == "placeholder" and node.target == ITEMS]
+    if found and not found[0].users:
+        raise InputError(
+            f"the loss of {type(model).__name__} does not read {ITEMS}: leave it out of the examples; the loss of a "
+            "step is then the mean of those of its batches"
+        )
+    return bool(found)
+
+
+def _unlike(batches: Sequence[Any]) -> bool:
+    """Whether they have unequally many labels."""
+    labels = [batch.get("labels") if isinstance(batch, Mapping) else None for batch in batches]
+    return len({int(one.ne(-100).sum()) for one in labels if isinstance(one, torch.Tensor)}) > 1
 
 
 def _labels_of(model: nn.Module) -> list[str]:

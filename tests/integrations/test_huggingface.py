@@ -87,6 +87,68 @@ def test_what_is_saved_can_be_read(alone: object, tmp_path: Path) -> None:
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
 
 
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Four, of which the later ones have fewer labels."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.arange(8) * (index + 1) % 32
+        return {"input_ids": ids, "labels": torch.where(torch.arange(8) < 8 - 2 * index, ids, -100)}
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        rows = [self[index] for index in range(len(self))]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _trainer(mesh: object, folder: Path, loss_fn: object = None, **more: torch.Tensor) -> PlannedTrainer:
+    """One that makes a step of two backward passes."""
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=1,
+        logging_steps=1,
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+    )
+    torch.manual_seed(0)
+    model = _model()
+    model.config.use_cache = False  # type: ignore[union-attr]
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    examples = {"input_ids": ids, "labels": ids, **more}
+    planned = autopar.autoparallelize(model, examples, mesh, inputs="local", loss_fn=loss_fn)  # type: ignore[arg-type]
+    return PlannedTrainer(planned, arguments, train_dataset=Rows(), eval_dataset=Rows())
+
+
+def test_labels_of_a_step_count_alike(alone: object, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    right = _model()(**Rows().whole()).loss.item()
+    trainer = _trainer(alone, tmp_path, num_items_in_batch=torch.tensor(1.0))
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(right)
+    means = _trainer(alone, tmp_path)
+    with pytest.warns(autopar.AutoparWarning, match="unequally many labels"):
+        means.train()
+    assert means.state.log_history[0]["loss"] != pytest.approx(right, rel=1e-4)
+
+
+def test_a_loss_may_take_the_labels_that_forward_takes(alone: object, tmp_path: Path) -> None:
+    def smoothed(output: transformers.modeling_outputs.CausalLMOutputWithPast, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)  # type: ignore[union-attr]
+
+    rows = Rows()
+    torch.manual_seed(0)
+    right = smoothed(_model()(rows.whole()["input_ids"]), rows.whole()["labels"]).item()
+    found = _trainer(alone, tmp_path, smoothed).predict(rows)  # type: ignore[arg-type]
+    assert found.metrics is not None and found.metrics["test_loss"] == pytest.approx(right)
+    assert found.predictions.shape == (4, 8, 32)
+
+
 @pytest.mark.slow
 def test_the_trainer_on_two_processes_is_the_trainer_on_one(tmp_path: Path) -> None:
     """Accumulating, keeping the best, resuming, saving; and one process goes on from what two saved."""

@@ -28,6 +28,15 @@ from autopar.integrations.huggingface import PlannedTrainer
 SAVED, STEPS = 2, 4
 
 
+class Padded(Bytes):
+    """Rows that have unequally many labels."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = super().__getitem__(index)
+        kept = torch.arange(len(row["labels"])) < 8 + 5 * index % 50
+        return row | {"labels": torch.where(kept, row["labels"], -100)}
+
+
 def trainer_of(
     folder: Path,
     *,
@@ -35,6 +44,7 @@ def trainer_of(
     steps: int = STEPS,
     model: nn.Module | None = None,
     loss_fn: Callable[..., torch.Tensor] | None = None,
+    rows: type[Bytes] = Bytes,
     **words: Any,
 ) -> Trainer:
     """One that accumulates two backward passes a step and saves every second step.
@@ -58,7 +68,8 @@ def trainer_of(
         **words,
     )
     model, half = model or small_model(), {name: ids[: BATCH // 2] for name, ids in whole_batch().items()}
-    data = {"train_dataset": Bytes(), "eval_dataset": Bytes(2 * BATCH)}
+    data = {"train_dataset": rows(), "eval_dataset": rows(2 * BATCH)}
+    half |= {"num_items_in_batch": torch.tensor(1.0)} if rows is Padded else {}
     if not planned:
         kind = Trainer if loss_fn is None else type("OwnLoss", (Trainer,), {"compute_loss": _computed(loss_fn)})
         return kind(model=model, args=arguments, **data)
@@ -118,6 +129,14 @@ def predicted(folder: Path, *, planned: bool) -> list[float]:
     return [float(len(logits)), *map(float, logits[:, -1, 0])]
 
 
+def padded(folder: Path, *, planned: bool) -> list[float]:
+    """Losses and norms of gradients where batches of a step have unequally many labels, then the loss of some."""
+    trainer = trainer_of(folder, planned=planned, rows=Padded)
+    trainer.train()
+    norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    return [*losses(trainer), *norms, trainer.evaluate()["eval_loss"]]
+
+
 def adapted(folder: Path, *, planned: bool) -> list[float]:
     """Losses and norms of gradients of a model whose adapters are trained alone."""
     torch.manual_seed(0)
@@ -169,7 +188,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-CASES = (best, resumed, saved, predicted, adapted, own_loss)
+CASES = (best, resumed, saved, predicted, padded, adapted, own_loss)
 
 if __name__ == "__main__":
     main()
