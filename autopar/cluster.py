@@ -24,7 +24,7 @@ __all__ = ["Axis", "Cluster", "Device", "Node"]
 class Cluster:
     """A device and the axes of the mesh, slowest-varying axis first, as in `DeviceMesh`.
 
-    `spreads`: where figures were measured, how far their repeats lay apart, as a part of each.
+    `spreads`: for measured figures, how much their repeats varied, as a share of each.
     """
 
     device: Device

@@ -199,7 +199,7 @@ class PlanSize:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
-    """A plan, complete: what to run, what it costs, and why to believe it."""
+    """A complete plan: what to run, its predicted cost, and the solver's certificate."""
 
     mesh_shape: tuple[int, ...]
     axis_names: tuple[str, ...]
