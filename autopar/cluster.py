@@ -64,7 +64,7 @@ class Cluster:
     ) -> Cluster:
         """A known device on a mesh of `shape`, with consecutive ranks filling one node after another.
 
-        `between_nodes` are the cards of one node, where they are not the preset's: "8xndr", "4xroce100", "ethernet25"
+        `between_nodes`: the network cards of one node, if they are not the preset's: "8xndr", "4xroce100", "ethernet25"
         (`autopar.presets.NETWORKS`).
 
         >>> cluster = Cluster.preset("h100", shape=(4, 8), axis_names=("dp", "tp"))
