@@ -62,7 +62,7 @@ class Cubic(Net):
 
 
 class Clamped(Net):
-    """Clamps and shrinks weights before it reads them, as Gemma 3n does, and averages some into others, as MoCo does."""
+    """Clamps and shrinks weights before it reads them, as Gemma 3n does, and averages some, as MoCo does."""
 
     def __init__(self) -> None:
         super().__init__()
