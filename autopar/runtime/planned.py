@@ -37,7 +37,6 @@ from autopar.runtime.ranges import named
 from autopar.runtime.ranks.agreement import agree
 from autopar.runtime.ranks.alike import Alike, CallSize, group_of_all
 from autopar.runtime.stored.changed_values import Changed, ChangedValues
-from autopar.runtime.stored.first_writes import write_first
 from autopar.runtime.stored.parameters import check_ready, holder_of, local_of, placements
 from autopar.runtime.stored.structure import Structure, check_parameters
 from autopar.runtime.stored.trained import Trained
@@ -137,7 +136,7 @@ class Planned:
                 self._check_batch(program, inputs)
         held = [holder[name] for holder, name in self._state_of(model, program)]
         check_parameters(held, lowered.state, self._stored, program.state)
-        write_first(held, lowered.writes)
+        lowered.writes.write(held)
         transit = self._transit(lowered, held)
         state = [local_of(one, transit, i, lowered.state[i]) for i, one in enumerate(held)]
         if program.plan.inputs == "local" and torch.is_grad_enabled():

@@ -184,7 +184,7 @@ class Traced:
 
     def _write_first(self, written: Sequence[tuple[Any, Any]]) -> None:
         for name, writes in written:
-            write_into(self.attribute(str(name)), writes)
+            write_into(self.attribute(str(name)), writes, self.attribute)
 
     # ---- questions about nodes
 

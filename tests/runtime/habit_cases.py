@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import autopar
-from autopar.runtime.dtensors.advice import advice_for
 
 
 def weights_put_back(prepare: Prepare) -> list[torch.Tensor]:
@@ -238,60 +237,7 @@ def data_of_another_shape() -> str:
     return refusal(lambda: setattr(parameter, "data", torch.zeros(2, 2, dtype=torch.float64)))
 
 
-def advised() -> list[list[str]]:
-    """What stands below errors of torch: a loss outside, averages by hand, lists with others, a slice, a scaler."""
-    model = planned("fsdp", Halves().double())
-    model(ROWS)["x"].sum().backward()
-    output = model(ROWS)["x"]
-    [parameter, *_] = model.parameters()
-    alone = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    alone.grad = torch.ones_like(alone)
-
-    def slice_written() -> None:
-        with torch.no_grad():
-            parameter[0] = 0.0
-
-    def trained_by(kind: Any, **options: Any) -> None:
-        model = planned("fsdp")
-        model(ROWS).sum().backward()
-        kind(model.parameters(), lr=0.1, **options).step()
-
-    def scaled_between_micro_batches() -> None:
-        model = planned("fsdp", micro_batches=2)
-        optimizer, scaler = torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
-        scaler.scale(model(ROWS).sum()).backward()
-        scaler.step(optimizer)
-
-    def counts_added() -> None:
-        whole = planned("ddp").get_parameter("down.bias")
-        sum((p == 0).sum() for p in (parameter, parameter, whole))
-
-    mistakes = (
-        *([(counts_added, "add numbers ((p == 0).sum().item()")] if torch.__version__.startswith("2.13") else []),
-        (lambda: nn.functional.mse_loss(model(ROWS)["x"], ROWS), "as loss_fn=... to autoparallelize"),
-        (lambda: dist.all_reduce(parameter.grad), "summed over the ranks already"),
-        (lambda: nn.utils.clip_grad_norm_([parameter, alone], 1.0), "clip_grads_with_norm_"),
-        (lambda: torch._foreach_add_([parameter.detach(), torch.zeros(2)], 1.0), "avg_fn=get_ema_avg_fn"),
-        *([(slice_written, "copy_ or parameter.data")] if torch.__version__ < "2.15" else []),  # no error since
-        (lambda: trained_by(torch.optim.SGD, fused=True), "leave fused=True out"),
-        (lambda: torch.tensor([parameter.detach().norm()]), "torch.nn.utils.get_total_norm takes DTensors"),
-        (lambda: output.backward(torch.ones(output.shape)), "distribute_tensor(gradient, output.device_mesh"),
-        (scaled_between_micro_batches, "moves gradients in every N-th backward"),
-    )
-    missing = []
-    for mistake, words in mistakes:
-        try:
-            mistake()
-        except (RuntimeError, NotImplementedError, AttributeError, AssertionError) as error:
-            advice = advice_for(error)
-            if words not in advice:
-                missing.append([words, advice, str(error)])
-        else:
-            missing.append([words, "no error"])
-    return missing
-
-
 REFUSED = (data_of_another_shape, shards_of_rank_zero)
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
-    2: in_presets(*KINDS) | {case.__name__: case for case in (*REFUSED, own_shards, advised)}
+    2: in_presets(*KINDS) | {case.__name__: case for case in (*REFUSED, own_shards)}
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from advice_cases import advised
 from habit_cases import planned
 from large_cases import refusal
 from loop_cases import PRESETS, ROWS, Net, whole
@@ -166,7 +167,7 @@ def saved_gradients(preset: str) -> list[str]:
 CASES: dict[int, dict[str, Callable[[], Any]]] = {
     2: {
         case.__name__: case
-        for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps)
+        for case in (submodule_loaded, tied_outside, formatted, compared, given_to_steps, early_steps, advised)
     }
     | {
         f"{case.__name__}-{preset}": partial(case, preset)

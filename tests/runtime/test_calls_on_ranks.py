@@ -274,12 +274,6 @@ def test_shards_that_each_rank_has_saved_are_loaded(two: Two) -> None:
     assert all(rank["own_shards"]["value"] is True for rank in two(HABITS))
 
 
-def test_errors_of_torch_are_printed_with_what_to_write_instead(two: Two) -> None:
-    for rank in two(HABITS):
-        assert "error" not in rank["advised"], rank["advised"]["traceback"]
-        assert rank["advised"]["value"] == []
-
-
 def test_advice_stands_below_an_error_that_ends_a_process() -> None:
     script = (
         "from autopar.runtime.dtensors.advice import advise\n"

@@ -47,6 +47,10 @@ def test_steps_past_gradients_that_wait_are_refused(ranks: list[dict[str, Any]])
         assert told[3:] == ["no error", "no error"]
 
 
+def test_errors_of_torch_are_printed_with_what_to_write_instead(ranks: list[dict[str, Any]]) -> None:
+    assert values(ranks, "advised") == [[], []]
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_tensors_that_are_loaded_stay_the_callers_own(preset: str, ranks: list[dict[str, Any]]) -> None:
     assert values(ranks, f"given_values-{preset}") == [[], []]

@@ -26,7 +26,8 @@ _ADVICE = {  # by words of the error, the first that fit
         "Where the loss is computed outside of the model, give it as loss_fn=... to autoparallelize, or "
         'keep what the model returns whole by constraints="output:* = R" (one R for each mesh axis); with '
         'inputs="local", autopar.own_rows(model, output) has the rows of this rank. '
-        "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors. A method of the "
+        "tensor.full_tensor() is plain; load_state_dict and parameter.data = ... take plain tensors, and "
+        "distribute_tensor(plain, parameter.device_mesh, parameter.placements) goes with a parameter. A method of the "
         'model that reads parameters itself is planned after autopar.register_forward_method(model, "name")'
     ),
     "Operator c10d.": (
@@ -49,11 +50,20 @@ _ADVICE = {  # by words of the error, the first that fit
     ),
     "in-place operations that require placement changes": (
         "torch cannot write so into sharded DTensors, as parameters and gradients of a planned model are:"
-        " compute the new value and write it with copy_"
+        " compute the new value and write it with copy_. What was computed of them (a norm) takes clamp in place of "
+        "clamp_"
     ),
     "object has no attribute 'mesh'": (
         "torch takes a sum of two DTensors, as numbers of parameters of a planned model are, for one with a number of "
         "Python's that it has added before: add numbers ((p == 0).sum().item(), on every rank)"
+    ),
+    "Expected !nested_tensorlist[0].empty()": (
+        "clip_grad_value_ found no gradient. A plan with micro_batches=N moves gradients in every N-th backward (with "
+        "accelerate, where sync_gradients is true): clip after it"
+    ),
+    "to match target batch_size": (
+        'a model planned with inputs="local" returned more rows than the process has passed, as its outputs lie '
+        "otherwise (on classes, say): autopar.own_rows(model, output) has those of this rank"
     ),
     "No inf checks were recorded for this optimizer": (
         "a GradScaler found no gradient of the optimizer's parameters. A plan with micro_batches=N moves gradients in "
@@ -80,6 +90,6 @@ def advise() -> None:
 
 def advice_for(error: BaseException) -> str:
     """What to write instead; "" for any other error."""
-    if not isinstance(error, (RuntimeError, NotImplementedError, AttributeError, AssertionError)):
+    if not isinstance(error, (RuntimeError, NotImplementedError, AttributeError, AssertionError, ValueError)):
         return ""
     return next((f"autopar: {advice}" for words, advice in _ADVICE.items() if words in str(error)), "")

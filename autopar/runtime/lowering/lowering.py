@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from autopar.errors import PlanMismatchError
-from autopar.graph import VAL, TensorRef, Writes, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
+from autopar.graph import VAL, TensorRef, is_getitem, output_tensors, resolve, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.communication.collectives import LocalMesh
@@ -31,7 +31,7 @@ from autopar.runtime.lowering.conversions import Conversions
 from autopar.runtime.lowering.emission import Modes, constant, emit, reads_memory
 from autopar.runtime.lowering.refusion import find_fusions
 from autopar.runtime.lowering.scopes import Scope, keeps_statistics, readers, written_buffers
-from autopar.runtime.stored.first_writes import writes_of
+from autopar.runtime.stored.first_writes import FirstWrites
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Lowered:
     takes_key: bool
     outputs: tuple[tuple[Layout, tuple[int, ...], tuple[int, ...]] | None, ...]
     route: Route
-    writes: tuple[tuple[int, Writes], ...]
+    writes: FirstWrites
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Lowering:
             self.outer.has_random_key,
             tuple(self.outputs),
             Route.of(self.conversions.stops, self.state),
-            writes_of(self.state_nodes),
+            FirstWrites.of(self.state_nodes),
         )
 
     def _inputs(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -11,13 +12,37 @@ from torch.distributed.tensor import DTensor
 from autopar.graph import FIRST_WRITES, Writes, write_into
 
 
-def writes_of(nodes: Iterable[fx.Node]) -> tuple[tuple[int, Writes], ...]:
-    """Of these parameters and buffers, by their places: which are written, and how."""
-    return tuple((place, node.meta[FIRST_WRITES]) for place, node in enumerate(nodes) if FIRST_WRITES in node.meta)
+@dataclass(frozen=True)
+class FirstWrites:
+    """Of parameters, by their places among those of a graph: which are written, and how."""
+
+    written: tuple[tuple[int, Writes], ...]
+    places: Mapping[str, int]  # of all, by name
+
+    @staticmethod
+    def of(nodes: Iterable[fx.Node]) -> FirstWrites:
+        """What these parameters and buffers say of themselves."""
+        numbered = list(enumerate(nodes))
+        written = tuple((place, node.meta[FIRST_WRITES]) for place, node in numbered if FIRST_WRITES in node.meta)
+        return FirstWrites(written, {str(node.target): place for place, node in numbered} if written else {})
+
+    def write(self, state: Sequence[torch.Tensor]) -> None:
+        """Write into these of `state`. Others are read as they were, in the shards of what is written: where these
+        lie otherwise, they are moved, by all ranks alike."""
+        for place, several in self.written:
+            tensor = state[place]
+
+            def beside(name: str, like: torch.Tensor = tensor) -> torch.Tensor:
+                return _as_it_lies(state[self.places[name]].detach(), like)
+
+            write_into(_local(tensor), several, beside)
 
 
-def write_first(state: Sequence[torch.Tensor], writes: Iterable[tuple[int, Writes]]) -> None:
-    """Write into these of `state`."""
-    for place, several in writes:
-        tensor = state[place]
-        write_into(tensor._local_tensor if isinstance(tensor, DTensor) else tensor, several)
+def _as_it_lies(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor) and isinstance(like, DTensor) and tensor.placements != like.placements:
+        tensor = tensor.redistribute(like.device_mesh, like.placements)
+    return _local(tensor)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,20 +1,24 @@
 """What a forward writes into a parameter before anything reads it, such as a clamp of its values: done before the call.
 
 A planned model's graph reads copies of parameters, so that a write in it would be lost. One that takes each element for
-itself, and numbers beside, is the same on every shard, and may as well be done when the call begins.
+itself, with numbers and the same elements of other parameters (a momentum encoder's average), is the same on every
+shard, and may as well be done when the call begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.graph import FIRST_WRITES, VAL, input_nodes, storage_of
+from autopar.graph import ELEMENTWISE, FIRST_WRITES, VAL, Computed, OfParameter, input_nodes, storage_of
 from autopar.tracing.rewriting.cleaning import WRITES
 
-ELEMENTWISE = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "div_", "mul_", "nan_to_num_", "neg_", "sub_"}
+_WRITES = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "nan_to_num_"}
+_WRITES |= {"neg_", "sub_"}
+_NAMES: dict[Any, str] = {function: name for name, function in ELEMENTWISE.items()}
 
 
 def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.Node]:
@@ -24,43 +28,117 @@ def take_first_writes(graph: fx.Graph, writers: Collection[fx.Node]) -> set[fx.N
     for writer in writers:
         for storage in {storage_of(node.meta[VAL]) for node in writer.meta[WRITES]}:
             by_storage.setdefault(storage, []).append(writer)
-    for parameter in [node for node in graph.nodes if node.op == "get_attr"]:
-        if isinstance(parameter.meta.get(VAL), torch.nn.Parameter):
-            own = by_storage.get(storage_of(parameter.meta[VAL]))
-            if own:
-                taken.update(_take(graph, parameter, own))
+    parameters = [n for n in graph.nodes if n.op == "get_attr" and isinstance(n.meta.get(VAL), torch.nn.Parameter)]
+    storages = [storage_of(node.meta[VAL]) for node in parameters]
+    read = _read(graph, writers, {writer for storage in storages for writer in by_storage.get(storage, ())})
+    alone = {n for n, s in zip(parameters, storages, strict=True) if s not in by_storage and storages.count(s) == 1}
+    for parameter, storage in zip(parameters, storages, strict=True):
+        if own := by_storage.get(storage):
+            taken.update(_Taking(graph, parameter, own, alone & read).run())
     return taken
 
 
-def _take(graph: fx.Graph, parameter: fx.Node, own: list[fx.Node]) -> list[fx.Node]:
-    """`own`: the writers of this parameter, in their order."""
-    storage = storage_of(parameter.meta[VAL])
-    whole = {parameter}  # nodes that stand for all of it
-    for node in graph.nodes:
-        if node is parameter:
-            continue
-        seen = any(source in whole for source in input_nodes(node))
-        if node.op == "get_attr" and storage_of(node.meta.get(VAL)) == storage:
-            return []  # tied to another, which may be read before
-        if node.op == "call_method" and node.args and node.args[0] in whole:
-            if node in own and _is_elementwise(node):
-                whole.add(node)
-                if node is own[-1]:
-                    break
-                continue
-            if node.target == "detach":
-                whole.add(node)
-                continue
-        if seen or node in own:
-            return []  # it is read before, or written in another way
-    parameter.meta[FIRST_WRITES] = tuple((w.target, tuple(w.args[1:]), tuple(w.kwargs.items())) for w in own)
-    for writer in own:  # under no_grad the parameter itself may be written, through a `detach` that the tracer adds
-        seen_as = parameter if writer.meta[VAL].requires_grad else writer.args[0]
-        writer.replace_all_uses_with(seen_as)  # type: ignore[arg-type]  # both are nodes
-    for writer in reversed(own):
-        graph.erase_node(writer)
-    return own
+def _read(graph: fx.Graph, writers: Collection[fx.Node], into_parameters: set[fx.Node]) -> set[fx.Node]:
+    """What the graph's results hang on, beside what is written into parameters: it stays in the graph."""
+    found: set[fx.Node] = set()
+    ahead = [node for node in graph.nodes if node.op == "output"]
+    ahead += [writer for writer in writers if writer not in into_parameters]
+    while ahead:
+        node = ahead.pop()
+        if node not in found:
+            found.add(node)
+            ahead += [one for one in input_nodes(node) if node not in into_parameters or one is node.args[0]]
+    return found
 
 
-def _is_elementwise(writer: fx.Node) -> bool:
-    return writer.target in ELEMENTWISE and len(list(input_nodes(writer))) == 1
+class _Taking:
+    """The writers of one parameter, in their order.
+
+    `others`: parameters that forward reads but does not write, and has by one name.
+    """
+
+    def __init__(self, graph: fx.Graph, parameter: fx.Node, own: list[fx.Node], others: set[fx.Node]) -> None:
+        self.graph, self.parameter, self.own = graph, parameter, own
+        self.whole = {parameter}  # nodes that stand for all of it
+        self.values: dict[fx.Node, OfParameter | Computed] = {  # what writes may be given
+            node: OfParameter(str(node.target)) for node in others if self._is_like(node)
+        }
+        self.made: dict[fx.Node, int] = {}  # of those, what is computed of the parameter: behind how many writes
+
+    def run(self) -> list[fx.Node]:
+        """Those that were taken: all or none."""
+        noted = self._noted()
+        if noted is None:
+            return []
+        self.parameter.meta[FIRST_WRITES] = noted
+        for writer in self.own:  # under no_grad the parameter itself may be written, through the tracer's `detach`
+            seen_as = self.parameter if writer.meta[VAL].requires_grad else writer.args[0]
+            writer.replace_all_uses_with(seen_as)  # type: ignore[arg-type]  # both are nodes
+        for writer in reversed(self.own):
+            self.graph.erase_node(writer)
+        return self.own
+
+    def _noted(self) -> tuple[Any, ...] | None:
+        """What `FIRST_WRITES` is; None where the parameter is read before, or written in another way."""
+        storage = storage_of(self.parameter.meta[VAL])
+        noted: list[tuple[Any, ...]] = []
+        for node in self.graph.nodes:
+            if node is self.parameter or node in self.values:
+                continue
+            if node.op == "get_attr" and storage_of(node.meta.get(VAL)) == storage:
+                return None  # tied to another, which may be read before
+            on_it = bool(node.args) and node.args[0] in self.whole and node.op == "call_method"
+            if node in self.own:
+                args, kwargs = self._given(node.args[1:], node.kwargs, len(noted))
+                if not on_it or node.target not in _WRITES or None in (*args, *dict(kwargs).values()):
+                    return None
+                noted.append((node.target, args, kwargs))
+                self.whole.add(node)
+                if node is self.own[-1]:
+                    return tuple(noted) if self._is_made_for_writes() else None
+            elif on_it and node.target == "detach":
+                self.whole.add(node)
+            elif not self._note(node, len(noted)):
+                return None
+        return None
+
+    def _note(self, node: fx.Node, count: int) -> bool:
+        """Note what the node computes, behind `count` writes; False where it reads the parameter in another way."""
+        reads = any(one in self.whole or one in self.made for one in input_nodes(node))
+        value = self._computed(node, count)
+        if value is not None:
+            self.values[node] = value
+            if reads:
+                self.made[node] = count
+        return value is not None or not reads
+
+    def _computed(self, node: fx.Node, count: int) -> OfParameter | Computed | None:
+        if node.op == "call_method" and node.target == "detach":
+            value: OfParameter | Computed | None = self._value(node.args[0], count)
+            return value
+        function = f"torch.{node.target}" if node.op == "call_method" else _NAMES.get(node.target)
+        if function not in ELEMENTWISE or not self._is_like(node):
+            return None
+        args, kwargs = self._given(node.args, node.kwargs, count)
+        return None if None in (*args, *dict(kwargs).values()) else Computed(function, args, kwargs)
+
+    def _given(self, args: Any, kwargs: Any, count: int) -> tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]:
+        """Arguments as `Writes` has them; None for each that it cannot have."""
+        named = tuple((name, self._value(argument, count)) for name, argument in kwargs.items())
+        return tuple(self._value(argument, count) for argument in args), named
+
+    def _value(self, argument: Any, count: int) -> Any:
+        if not isinstance(argument, fx.Node):
+            return argument if isinstance(argument, (int, float)) else None
+        if argument in self.whole:
+            return OfParameter(str(self.parameter.target))
+        return self.values.get(argument) if self.made.get(argument, count) == count else None
+
+    def _is_like(self, node: fx.Node) -> bool:
+        """Whether its elements stand beside those of the parameter."""
+        mine, its = self.parameter.meta[VAL], node.meta.get(VAL)
+        return isinstance(its, torch.Tensor) and its.shape == mine.shape and its.dtype == mine.dtype
+
+    def _is_made_for_writes(self) -> bool:
+        """Whether nothing else reads what was computed of the parameter, as it was before."""
+        return all(user in self.made or user in self.own for node in self.made for user in node.users)
