@@ -83,9 +83,8 @@ def plan(
         concrete_args: inputs fixed to these values, which are then constants of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
-        time_limit: seconds for the solver (CPU time between its steps, wall-clock time within one). At the limit, the
-            best plan so far is taken, with its gap; it may differ from run to run. If no plan fits, the search for the
-            smallest budget that has one takes about as long again.
+        time_limit: CPU seconds for the solver. At the limit, the best plan so far is taken, with its gap; it may differ
+            from run to run. If no plan fits, the search for the smallest budget that has one takes about as long again.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
         solver: "highs", or "cbc", which is slower, and is also used where `highspy` is not installed.
 
