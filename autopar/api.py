@@ -69,31 +69,30 @@ def plan(
         meta_args: examples of the inputs by name (real or meta tensors); shapes are those of one
             micro-batch of the whole mesh (the global batch divided by `micro_batches`).
         mesh: a `DeviceMesh`, or a `Cluster` for hardware that is not here.
-        memory_budget: peak allocated bytes per device ("70GiB" or an int); None: what the device has, of a GPU 95 %.
+        memory_budget: peak allocated bytes per device ("70GiB" or an int); None: the device's memory, 95 % of a GPU's.
         precision: "bf16", "fp32", ..., a dtype or a `Precision`; None: bf16 compute with fp32 parameters
             on GPUs, the model's own dtypes on CPU.
-        micro_batches: backward passes per optimizer step. Of several numbers the fastest is taken; `meta_args` are
-            then of the whole batch of a step, which each of them divides.
-        optimizer: "adamw", "sgd", "sgd-momentum" or "adafactor": what its state costs in memory and time.
+        micro_batches: backward passes per optimizer step. Of several numbers the fastest is taken; `meta_args` are then
+            of the whole batch of a step, which each number must divide.
+        optimizer: "adamw", "sgd", "sgd-momentum" or "adafactor": whose state is counted in memory and time.
         constraints: a preset ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp", with options: "fsdp(zero=2)"), roles of axes
             ("axis:tp = tp"), layouts pinned, forbidden or preferred by name pattern (`"param:*.weight != R"`; see
-            `solver.constraints.schemes` and `solver.constraints.pins`), or `leaf:PATTERN`: modules of these paths are
-            not looked into and run whole on every rank, or on its rows where these never meet; and so do functions of
-            the model that cannot be traced.
-        concrete_args: inputs fixed to these values; they are no inputs of the graph.
+            `solver.constraints.schemes` and `solver.constraints.pins`), or `leaf:PATTERN`: modules at these paths, or
+            functions of the model that cannot be traced, are one op each, which every rank runs whole, or on its rows
+            where these never meet.
+        concrete_args: inputs fixed to these values, which are then constants of the graph.
         loss_fn: `loss_fn(output, **extra)`; `extra` are further inputs, named in `meta_args`.
         inputs: "global" (every rank passes the whole batch) or "local" (each rank its part).
-        time_limit: seconds for the solver, of CPU between its steps and by the clock within one; past it the best plan
-            so far is taken, with its gap, and may differ from run to run. Where no plan is found that fits, the search
-            for the smallest budget that has one takes about as long again.
+        time_limit: CPU seconds for the solver. At the limit, the best plan so far is taken, with its gap; it may differ
+            from run to run. If no plan fits, the search for the smallest budget that has one takes about as long again.
         compiled: price chains of pointwise ops as `torch.compile` fuses them; compiling the model is up to the caller.
-        solver: "highs" or "cbc", which takes its place where Python has no `highspy` and is slower.
+        solver: "highs", or "cbc", which is slower, and is also used where `highspy` is not installed.
 
     Raises:
         InputError: an argument is unknown or malformed.
         UntraceableError: the model cannot be put in a graph, or more than a tenth of its FLOPs are in modules whose
-            way depends on data.
-        InfeasibleError: no plan fits; it states the smallest budget that the planner finds one for.
+            control flow depends on data.
+        InfeasibleError: no plan fits; it names the smallest budget that the planner finds one for.
     """
     given = memory_budget, precision, 1, optimizer, constraints, loss_fn, inputs, time_limit, compiled, solver
     request = request_of(mesh, *given)
@@ -115,11 +114,10 @@ def compare(
 ) -> Plan:
     """The plan of `plan`, with known schemes in `comparison`, planned for the same cluster under the same budget.
 
-    `against` are presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all that the mesh has axes for), or pins:
-    what the best plan in which a pin holds costs says why the plan is otherwise.
-    `tradeoff` is the number of other budgets that are planned too, from the smallest that has a plan on. Other
-    arguments and errors as in `plan`. Tracing, annotating and listing strategies are done once; of several numbers of
-    `micro_batches` the fastest is found first, and all else is planned with it.
+    `against`: presets ("ddp", "fsdp", "tp", "fsdp+tp", "hsdp"; default: all that the mesh has axes for), or pins; the
+    cost of the best plan with a pin shows why the plan is different. `tradeoff`: for how many other budgets to plan,
+    from the smallest that has a plan. Other arguments and errors as in `plan`. The model is traced once. Of several
+    numbers of `micro_batches` the fastest is found first, and used for everything else.
     """
     check_names("compare", options, CommonOptions.__annotations__)
     names = check_asked(against, tradeoff)
@@ -144,11 +142,11 @@ def search(
     concrete_args: Mapping[str, Any] | None = None,
     **options: Unpack[CommonOptions],
 ) -> list[MeshResult]:
-    """How to lay out so many devices of a cluster preset ("h100", "a100", "cpu") as a mesh: fastest plan first.
+    """Plan every mesh of `devices` devices of a cluster preset ("h100", "a100", "cpu"): fastest plan first.
 
     Every factorisation into up to `most_axes` axes is planned, from one trace for each number of `micro_batches`. Other
-    arguments and errors as in `plan`, but a mesh on which nothing fits, or that has too few axes for a constraint, is a
-    result without a plan.
+    arguments and errors as in `plan`, except that a mesh on which nothing fits, or with too few axes for a constraint,
+    is a result without a plan.
     """
     check_names("search", options, CommonOptions.__annotations__)
     count_of("most_axes", most_axes)
@@ -168,8 +166,8 @@ def simulate(
 ) -> Simulated:
     """One step of `plan` as events on a compute stream and a communication stream for each mesh axis.
 
-    `model` and the examples are those of the plan. `autopar.report.streams` draws the result and exports a Chrome
-    trace. Raises PlanMismatchError where the plan is one of another model or graph.
+    `model` and the examples must be those of the plan. `autopar.report.streams` draws the result and exports a Chrome
+    trace. Raises PlanMismatchError for a plan of another model or graph.
     """
     plan = Plan.given(plan)
     request = request_of(
@@ -204,17 +202,16 @@ def autoparallelize(
     compiled: bool = False,
     solver: str = "highs",
 ) -> nn.Module:
-    """Plan `model` for `device_mesh` and make it run the plan; every rank calls this alike.
+    """Plan `model` for `device_mesh` and make it run the plan; called on every rank.
 
-    The model stays the same object; its parameters become `DTensor`s, so the optimizer is built afterwards. Every rank
-    traces, rank 0 alone solves. With a `plan` nobody does: `micro_batches`, `inputs`, `precision` and `optimizer` are
-    its own, and the other options are for the plans of calls of another kind, whose `memory_budget` is the plan's where
-    none is given. A call that leaves out what `loss_fn` needs returns the model's own output. Weights and buffers are
-    rank 0's; what is on the meta device gets its values later, each rank its part, from `autopar.materialise` or
-    `autopar.load_weights`.
+    The model stays the same object; its parameters become `DTensor`s, so build the optimizer afterwards. Every rank
+    traces, only rank 0 solves. With a `plan`, nothing is solved: `micro_batches`, `inputs`, `precision` and `optimizer`
+    are the plan's. The other options are then for later calls of another kind, whose `memory_budget` is by default the
+    plan's. A call without the arguments of `loss_fn` returns the model's own output. Weights and buffers are those of
+    rank 0; what is on the meta device gets its values later, from `autopar.materialise` or `autopar.load_weights`.
 
     Arguments and errors as in `plan`, and `PlanMismatchError` (on every rank) when the plan belongs to another model,
-    graph or mesh, when it has other micro-batches, inputs or optimizer than were asked for, or when the ranks disagree.
+    graph or mesh, when it has other micro-batches, inputs or optimizer than the arguments, or when the ranks disagree.
     """
     from autopar.runtime.application import apply, check_unplanned, check_world
     from autopar.runtime.calling.calls import description

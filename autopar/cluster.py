@@ -24,7 +24,7 @@ __all__ = ["Axis", "Cluster", "Device", "Node"]
 class Cluster:
     """A device and the axes of the mesh, slowest-varying axis first, as in `DeviceMesh`.
 
-    `spreads`: where figures were measured, how far their repeats lay apart, as a part of each.
+    `spreads`: for measured figures, how much their repeats varied, as a share of each.
     """
 
     device: Device
@@ -64,7 +64,7 @@ class Cluster:
     ) -> Cluster:
         """A known device on a mesh of `shape`, with consecutive ranks filling one node after another.
 
-        `between_nodes` are the cards of one node, where they are not the preset's: "8xndr", "4xroce100", "ethernet25"
+        `between_nodes`: the network cards of one node, if they are not the preset's: "8xndr", "4xroce100", "ethernet25"
         (`autopar.hardware.presets.NETWORKS`).
 
         >>> cluster = Cluster.preset("h100", shape=(4, 8), axis_names=("dp", "tp"))

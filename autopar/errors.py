@@ -29,11 +29,11 @@ class InputError(AutoparError):
 
 
 class LayoutError(AutoparError):
-    """A tensor of this shape cannot lie over the mesh in this way."""
+    """A tensor of this shape cannot have this layout on the mesh."""
 
 
 class RuleError(AutoparError):
-    """A sharding rule is malformed, or does not hold when it is run."""
+    """A sharding rule is malformed, or gives wrong results when it is run."""
 
 
 class InfeasibleError(AutoparError):
@@ -59,7 +59,7 @@ class InfeasibleError(AutoparError):
 
 
 class TimeLimitError(AutoparError):
-    """The solver found no plan in its time; there may be one."""
+    """The solver found no plan within its time limit; there may be one."""
 
 
 class BudgetBounds(TypedDict):
@@ -81,7 +81,7 @@ class CollectiveError(AutoparError):
 
 
 class CheckpointError(AutoparError):
-    """A checkpoint could not be written, or not be read; the complete ones on disk are as they were."""
+    """A checkpoint could not be written or read; complete ones on disk are unchanged."""
 
 
 class PlanMismatchError(AutoparError):

@@ -114,9 +114,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one optimizer step costs on one device; `parts` are the bytes at the peak.
+    """The predicted cost of one optimizer step on one device; `parts` are the bytes at the peak.
 
-    `comm_seconds` are those of all collectives, of which `hidden_seconds` pass behind compute.
+    `comm_seconds`: of all collectives, of which compute hides `hidden_seconds`.
     """
 
     step_seconds: float
@@ -135,8 +135,8 @@ class Prediction:
 class Alternative:
     """The best plan of a known scheme on the same cluster, to compare with.
 
-    `predicted` (without moments) is its best plan within the budget; where none `fits`, its fastest whatever the
-    memory, with the bounds of its `InfeasibleError`. None where the scheme has no plan at all: `note` says why.
+    `predicted` (without moments) is its best plan within the budget. If none `fits`, it is its fastest plan without a
+    budget, with the bounds of its `InfeasibleError`; None if the scheme has no plan at all, and `note` says why.
     """
 
     name: str
@@ -176,8 +176,8 @@ GAP = 1e-3
 class Certificate:
     """What the solver proved: `objective` and `bound` in seconds, `gap` = (objective - bound) / objective.
 
-    `bound`: of plans whose equal blocks decide alike; a plan of a few blocks that do not may reach below it, and then
-    has its own seconds as the bound.
+    `bound` holds for plans whose equal blocks decide alike. A plan whose blocks decide separately may be faster than
+    it; the bound is then the plan's own seconds.
     """
 
     status: str
@@ -199,7 +199,7 @@ class PlanSize:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
-    """A plan, complete: what to run, what it costs, and why to believe it."""
+    """A complete plan: what to run, its predicted cost, and the solver's certificate."""
 
     mesh_shape: tuple[int, ...]
     axis_names: tuple[str, ...]

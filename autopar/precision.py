@@ -12,13 +12,12 @@ from autopar.errors import InputError
 
 @dataclass(frozen=True)
 class Precision:
-    """`None` leaves what the model has.
+    """Dtypes of a training step; `None` leaves the model's own.
 
-    `parameter`: the tensors the optimizer updates. `compute`: what parameters and floating inputs are
-    cast to before use, shard by shard, before any gather. `reduction`: gradients of parameters while
-    they are summed over ranks (default: compute). `master`: a further copy the optimizer keeps.
-    bf16 compute with fp32 parameters *is* training with fp32 master weights: 4 bytes of parameter,
-    4 of gradient and 8 of AdamW state for each.
+    `parameter`: the tensors that the optimizer updates. `compute`: parameters and floating inputs are cast to it before
+    use, as shards, before any all-gather. `reduction`: gradients of parameters while they are summed over ranks
+    (default: compute). `master`: an additional copy that the optimizer keeps. bf16 compute with fp32 parameters *is*
+    training with fp32 master weights: 4 bytes of parameter, 4 of gradient and 8 of AdamW state for each.
     """
 
     parameter: torch.dtype | None = None

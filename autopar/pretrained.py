@@ -26,15 +26,16 @@ def from_pretrained(
     strict: bool = True,
     **options: Any,
 ) -> nn.Module:
-    """A planned model with the weights that lie in a local folder; every rank calls this alike.
+    """A planned model with the weights of a local folder; called on every rank.
 
     The folder holds what `save_pretrained` of transformers writes: `config.json` and weights as safetensors. The model
-    is built on the meta device, planned, and then read from the files (`load_weights`); what they do not hold, such as
-    rotary frequencies, its constructor gives (`materialise`). No rank ever has the whole model. It is in training mode.
+    is built on the meta device, planned, and read from the files (`load_weights`); tensors that they lack, such as
+    rotary frequencies, come from its constructor (`materialise`). No rank ever holds the whole model. It is in training
+    mode.
 
-    `architecture`: the class, or its name in transformers (None: the one that the config names; "auto" classes do not
-    say which head). `strict`: as in `load_weights`; if False, a head that the files do not hold gets its initial
-    values. `options`: as in `autoparallelize`.
+    `architecture`: the class, or its name in transformers, not an Auto class (None: the one that the config names).
+    `strict`: as in `load_weights`; if False, a head that the files lack gets its initial values. `options`: as in
+    `autoparallelize`.
 
     Raises InputError for a folder, a config or weights that cannot be read; others as `autoparallelize`.
     """

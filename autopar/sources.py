@@ -182,7 +182,7 @@ def _check_fields(config_class: Any, values: Mapping[str, Any], path: Path) -> N
         words = ", ".join(asked) or "its fields"
         raise InputError(f"{path} holds no config: {config_class.__name__} does not know {words}")
     if asked:
-        warn(f"{path} has what {config_class.__name__} does not know, {', '.join(asked)}")
+        warn(f"{path} has fields that {config_class.__name__} does not know, {', '.join(asked)}")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _BETWEEN = frozenset((*_OURS, *_LOOPS))
 
 
 class AutoparWarning(UserWarning):
-    """Base of every warning that autopar gives; its place is the user's line that led to it."""
+    """Base of every warning of autopar; it points at the line of the user's code that led to it."""
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class Model:
         prices = self.costs.table(problem.ref(tensor)).prices([layout for layout, _ in ports], list(wanted))
         if not prices.possible.any():
             source, reader = problem.ops[tensor.source].node.name, problem.ops[use.op].node.name
-            raise InfeasibleError(f"no layout that '{source}' gives can become one that '{reader}' wants")
+            raise InfeasibleError(f"no layout of what '{source}' makes can be converted to one that '{reader}' takes")
         key = problem.decides(tensor.source), tensor.output, problem.decides(use.op), use.index
         numbers = self._transports.get(key)
         if numbers is None or not np.array_equal(numbers >= 0, prices.possible):

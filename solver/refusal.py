@@ -55,12 +55,12 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
     if asked == named:  # they differ by less than is shown
         asked, named = f"{budget} B", f"{enough} B"
-    message = f"no plan fits {asked} per device: {known} {named} (at '{moment.name}': {parts})"
+    message = f"no plan fits {asked} per device: {known} {named} (its peak, in '{moment.name}': {parts})"
     if bound < budget:  # not all ways to run the ops were looked at
         least = show_bytes_down(bound)
         message = (
             f"no plan was found that fits {asked} per device: none fits less than {least}, and the smallest one that "
-            f"was found needs {named} (at '{moment.name}': {parts})"
+            f"was found needs {named} (its peak, in '{moment.name}': {parts})"
         )
     hints = list(_hints(budget, moment, solution, problem, constraints))
     if _CLOSE * smallest.budget_bytes <= budget <= bound:

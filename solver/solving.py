@@ -107,7 +107,7 @@ def _near_least_memory(
         raise too_small(budget, smallest, problem, asked.constraints)
     raise TimeLimitError(
         f"the solver found no plan within {asked.time_limit:.0f} seconds: give it more time_limit, or a larger memory "
-        f"budget; the one of least memory that it knows needs {show_bytes_up(smallest.enough_bytes)}"
+        f"budget; the plan of least memory that it found needs {show_bytes_up(smallest.enough_bytes)}"
     ) from late
 
 

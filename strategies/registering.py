@@ -29,18 +29,18 @@ def register_rule(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> None:
-    """Let the op be split as `rule` says (the language is told in `autopar.strategies.rule`), before any other rule.
+    """Shard an op as `rule` says (the language is described in `autopar.strategies.rule`), before any other rule.
 
     `op` is an operator (`"mylib::op"`, or `torch.ops.mylib.op`), an autograd function's class, or the qualified name of
-    a function that is one node of the graph (`"package.module.function"`). Of an operator that writes into arguments,
-    the rule's outputs are these, as they are written, and what it returns behind them.
+    a function that is one node of the graph (`"package.module.function"`). If an operator writes into arguments, the
+    rule's outputs are first these arguments, as written, and then what it returns.
 
-    The rule is run on small tensors, split every way that it allows against whole, forward and backward: on
-    `op(*args, **kwargs)` if they are given (float64, on the CPU, sizes that 2 and 4 divide), else, for operators whose
-    arguments are tensors or have defaults, on tensors made from the rule. An op that cannot run on the CPU is taken
-    at its word.
+    The rule is tested on small tensors: the op sharded in every way that it allows must equal the whole op, forward and
+    backward. `op(*args, **kwargs)` is run if they are given (float64, on the CPU, with sizes that 2 and 4 divide);
+    else, for operators whose arguments are tensors or have defaults, tensors are made from the rule. A rule of an op
+    that cannot run on the CPU is not tested.
 
-    Raises RuleError: the rule is malformed, does not fit the op, or is wrong; it says which split failed.
+    Raises RuleError if the rule is malformed, does not fit the op, or is wrong; it names the sharding that failed.
 
     >>> register_rule("aten::hardswish", "... -> ...")
     >>> rows = torch.arange(8.0).view(2, 4)

@@ -3,29 +3,29 @@
 ::
 
     linear             "... i, o i -> ... o"
-    softmax            "... k! -> ... k!"                    k! is never split
+    softmax            "... k! -> ... k!"                    k! is never sharded
     fused qkv          "b s (c h e) -> b s c! h e"           a merged dim; its factors from outermost to innermost
-    keepdim            "b k -> b 1 | linear"                 1: a dim of length one; nothing to split
-    chunk              "b (c=3! k) -> b k, b k, b k"         a size that the shapes alone do not tell
+    keepdim            "b k -> b 1 | linear"                 1: a dim of length one, never sharded
+    chunk              "b (c=3! k) -> b k, b k, b k"         a size that does not follow from the shapes
     layer_norm         "... d!, [d!]?, [d!]? -> ... d!"      optional operands
-    cat                "[b _]* -> b _"                       a list of operands; _ is a dim that nothing else shares
+    cat                "[b _]* -> b _"                       a list of operands; _ is a dim that no other tensor shares
     embedding          "..., v d -> ... d | v @embedding_vocab ragged idle"
     mul                "..., ... -> ... | linear:0, linear:1"
     experts            "t d!, t k!, t k!, e f d! -> t d! | e @experts, t+e @experts_exchanged"
 
 After the bar, separated by commas, come *notes*: a factor (or `...`, every factor of the ellipsis, or `t+e`, two
-factors that one axis splits at once, which hold no tensor together; or nothing, the op as a whole) and words:
+factors that one axis shards at once, which no tensor has together; or nothing, for the op as a whole) and words:
 
 ==============  ====================================================================================
-sum mean max    how the pieces of an output without the factor join (default sum); also `min`. By `max` and
-                `min` only where there is no gradient, which equal elements of several ranks would share
-@name           local code that runs when the factor is split (no factor: when anything is)
-always          (op) its local code runs even when nothing is split: the op draws random numbers
+sum mean max    how the pieces of an output without the factor are joined (default sum); also `min`. `max` and
+                `min` only without a gradient, which equal elements of several ranks would have to share
+@name           local code that runs when the factor is sharded (no factor: when anything is)
+always          (op) its local code runs even when nothing is sharded: the op draws random numbers
 whole           the local code, or the op itself, gives the finished output: replicated, not partial
-plain           the factor splits only into contiguous pieces
-ragged          the factor may be split into unequal pieces, and so may what it meets: see `strategies.ragged`
-idle            splitting the factor saves no work
-double          one of the devices does up to twice its share of the work, over however many axes
+plain           the factor can only be cut into contiguous pieces
+ragged          the factor may be cut into unequal pieces, in adjoining ops too: see `strategies.ragged`
+idle            sharding the factor saves no work
+double          one of the devices does up to twice its share of the work, over any number of axes
 linear          (op) linear in all floating inputs together: partial values pass through it
 linear:1        (op) linear in input 1 while the others are fixed; `linear:1+2`: in inputs 1 and 2 together
 affine          (op) as `linear`, but for partial gradients only

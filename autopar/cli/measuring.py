@@ -102,20 +102,20 @@ def _tell(cluster: Cluster, json: bool) -> None:
     rows = [
         ["device", device.name],
         ["memory", show_bytes(device.memory_bytes)],
-        ["products", rates],
-        ["attention", f"{100 * device.attention:.0f} % of that"],
-        ["pointwise ops move", show_amount(device.bytes_per_s, "B/s")],
-        ["an optimizer moves", show_amount(device.update_bytes_per_s or device.bytes_per_s, "B/s")],
-        ["op at least", show_seconds(device.launch_seconds)],
-        *([["a parameter takes", show_seconds(device.parameter_seconds)]] if device.parameter_seconds else []),
+        ["matrix products", rates],
+        ["attention", f"{100 * device.attention:.0f} % of that rate"],
+        ["pointwise ops", show_amount(device.bytes_per_s, "B/s")],
+        ["optimizer step", show_amount(device.update_bytes_per_s or device.bytes_per_s, "B/s")],
+        ["least time of an op", show_seconds(device.launch_seconds)],
+        *([["time per parameter", show_seconds(device.parameter_seconds)]] if device.parameter_seconds else []),
         *(row for axis in cluster.axes for row in _links(axis)),
-        *([["repeats within", _spread(cluster)]] if cluster.spreads else []),
+        *([["variation", _spread(cluster)]] if cluster.spreads else []),
     ]
     say("\n".join(table(rows, "<<", indent=0)) + "\n")
     if cluster.spreads and statistics.median(cluster.spreads.values()) > _RESTLESS:
         print(
-            "Repeats of one measurement differ much, as where other work runs beside: measure again on a quiet "
-            "machine, or for longer (--seconds).",
+            "Repeated measurements differ a lot, as on a busy machine: measure again on an idle machine, or for longer "
+            "(--seconds).",
             file=sys.stderr,
         )
 
@@ -127,11 +127,11 @@ def _links(axis: Axis) -> list[list[str]]:
         "reduce-scatter": axis.scatter_bytes_per_s,
         "all-to-all": axis.all_to_all_bytes_per_s,
     }
-    fixed = f"{show_seconds(axis.launch_seconds)} a collective and {show_seconds(axis.latency_seconds)} a hop"
+    fixed = f"{show_seconds(axis.launch_seconds)} per collective and {show_seconds(axis.latency_seconds)} per hop"
     head = [f"axis {axis.name}", f"{axis.size} ranks, {fixed}"]
     return [head, *([f"  {kind}", show_amount(rate, "B/s")] for kind, rate in kinds.items() if rate)]
 
 
 def _spread(cluster: Cluster) -> str:
     name, worst = max(cluster.spreads.items(), key=lambda item: item[1])
-    return f"±{100 * statistics.median(cluster.spreads.values()):.0f} % mostly, ±{100 * worst:.0f} % for {name}"
+    return f"±{100 * statistics.median(cluster.spreads.values()):.0f} % in the median, ±{100 * worst:.0f} % for {name}"

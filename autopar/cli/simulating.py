@@ -17,10 +17,10 @@ from autopar.report.tables import show_seconds, table, wrap
 
 _PICTURES = (".png", ".svg", ".pdf")
 _LEGEND = (
-    "(step: on the streams; predicted step: as plans are compared; compute: all ops, recomputed ones and the "
-    "optimizer's too, each alone on the device; exposed: the rest of the step; busy: how long a stream runs something. "
-    "Compute's busy time has ops as communication beside them slows them down, and no waits; an axis' has hidden "
-    "communication too.)"
+    "(step: simulated on streams; predicted step: the plan's prediction, by which plans are compared; compute: all "
+    "ops, with recomputed ones and the optimizer's, each alone on the device; exposed: the rest of the step; busy: how "
+    "long a stream runs something. The busy time of compute includes the slowdown by simultaneous communication, but "
+    "no waits; that of an axis includes hidden communication.)"
 )
 
 

@@ -21,13 +21,13 @@ from autopar.hardware.figure_checks import (
 class Device:
     """One accelerator (or host process).
 
-    `flops_per_s` maps a dtype name ("bfloat16", "float32", ...) to the peak rate of matrix products, of which a large
-    product reaches `efficiency` and fused attention `attention` of that. `processors` run a product's tiles, one each
-    at a time. `bytes_per_s` is what pointwise kernels reach; `launch_seconds` the floor of one op.
-    `overlap` is the part of its rate at which compute goes on while a collective runs: 0 where both take the same
-    processors. `update_bytes_per_s` is the rate of the optimizer's step where it is another than that of pointwise ops.
-    `parameter_seconds`: what it takes to hand one parameter to the ops and its gradient back; on a GPU's host that goes
-    on beside the kernels.
+    `flops_per_s` maps a dtype name ("bfloat16", "float32", ...) to the peak rate of matrix products. A large product
+    reaches the share `efficiency` of it, and fused attention the share `attention` of that. `processors`: how many
+    tiles of a product run at once. `bytes_per_s` is the rate of pointwise kernels, `launch_seconds` the least time of
+    an op. `overlap`: the share of its rate at which compute runs while a collective runs; 0 if both need the same
+    processors. `update_bytes_per_s`: the rate of the optimizer step, if it differs from that of pointwise ops.
+    `parameter_seconds`: overhead of the runtime for each parameter and its gradient (on a GPU's host it overlaps with
+    kernels).
     """
 
     name: str
@@ -86,18 +86,17 @@ _OWN_RATES = ("all_to_all_bytes_per_s", "gather_bytes_per_s", "scatter_bytes_per
 
 @dataclass(frozen=True)
 class Axis:
-    """One mesh axis: its size, and what one device reaches over it.
+    """One mesh axis: its size, and the rates and latencies of collectives along it.
 
-    `latency_seconds` is per hop of a ring; `bytes_per_s` what one device sends in one direction round a ring while all
-    groups of the axis communicate at once. `launch_seconds` is what any collective costs before its first hop.
-    `all_to_all_bytes_per_s` is what one device sends when each sends to all: less than round a ring where a group has
-    several devices in a node, as every one of them then crosses the network. None: the same as `bytes_per_s`.
-    `gather_bytes_per_s`, `scatter_bytes_per_s`: rates of all-gather and reduce-scatter where they were measured, with
-    the copies that cut tensors into pieces and join them. None: `bytes_per_s`, without copies.
-    `tree_seconds` is the way up a tree over a group's nodes (all-reduce goes up and down); `gather_tree_seconds` the
-    latency of the trees by which a group with one device in each node gathers or scatters. None: there are rings alone.
-    `low_latency`: small messages may go by a protocol with quicker hops and a lower rate (`cost.collectives`).
-    A rate may be infinite. Raises InputError for figures that no axis has.
+    `latency_seconds`: of one hop of a ring. `bytes_per_s`: what one device sends in one direction round a ring while
+    all groups of the axis communicate at once. `launch_seconds`: the cost of any collective before its first hop.
+    `all_to_all_bytes_per_s`: what one device sends in an all-to-all. It is less than round a ring if a group has
+    several devices in a node, since all of them then use the network. None: `bytes_per_s`. `gather_bytes_per_s`,
+    `scatter_bytes_per_s`: measured rates of all-gather and reduce-scatter, including the copies that split and join
+    tensors. None: `bytes_per_s`, without copies. `tree_seconds`: the latency up a tree over a group's nodes (an
+    all-reduce goes up and down). `gather_tree_seconds`: the latency of tree all-gathers and reduce-scatters, for groups
+    with one device in each node. None: only rings. `low_latency`: whether small messages may use a protocol with faster
+    hops and a lower rate (`cost.collectives`). A rate may be infinite. Raises InputError for impossible figures.
     """
 
     name: str

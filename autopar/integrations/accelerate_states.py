@@ -30,9 +30,9 @@ _RANDOM = "planned_random.bin"  # in the folder of a checkpoint: what random mas
 
 
 def whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict with whole tensors on the CPU of rank 0, empty elsewhere; every rank must call it.
+    """The state dict with whole tensors on the CPU of rank 0, empty on other ranks; every rank must call it.
 
-    One tensor at a time is whole on every device. Tied tensors stay one.
+    Devices hold one whole tensor at a time. Tied tensors stay tied.
     """
     whole: dict[int, torch.Tensor] = {}
     state: OrderedDict[str, torch.Tensor] = OrderedDict()  # of other kinds accelerate does not look who is tied
@@ -120,7 +120,7 @@ def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
         if states and len(states) != len(randoms):
             raise InputError(
                 f"{seen[0]} has the counters of random masks of {len(states)} planned models, and the accelerator has "
-                f"{len(randoms)}: prepare the models that it had"
+                f"{len(randoms)}: prepare the same models"
             )
         for random, state in zip(randoms, states, strict=False):
             random.load_state_dict(state)

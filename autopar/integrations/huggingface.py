@@ -48,12 +48,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def adopt(model: Model) -> Model:
-    """Let accelerate and the Trainer leave a planned model as it is; the model itself is returned.
+    """Mark a planned model, so that accelerate and the Trainer do not wrap or move it; returns the same model.
 
     accelerate's own checkpoints then hold whole tensors (`autopar.integrations.accelerate_states`), and its
-    `mixed_precision` has to be the plan's (`autopar.integrations.accelerate_precision`). What the model returns has
-    the rows that the process has passed: without gradients always, with them where nothing is sent for it
-    (`autopar.own_rows` does that).
+    `mixed_precision` has to be the plan's (`autopar.integrations.accelerate_precision`). Outputs of the model have the
+    rows that the process has passed: without gradients always, with gradients only if this needs no communication (else
+    use `autopar.own_rows`).
     """
     if not hasattr(model, ATTRIBUTE):
         raise InputError(
@@ -84,18 +84,18 @@ def save_pretrained(model: Any, folder: str | Path, **options: Any) -> None:
 
 
 class PlannedTrainer(Trainer):
-    """The Trainer for a planned model: trained as it is, saved whole by rank 0, resumed from parts.
+    """The Trainer for a planned model: it does not wrap the model, saves it whole on rank 0, and resumes from shards.
 
-    `per_device_train_batch_size` is what one process passes, as ever. A checkpoint holds the whole model, as others
-    read it, and unless `save_only_model` is set a folder of `torch.distributed.checkpoint` with model, optimizer and
+    `per_device_train_batch_size` is the rows of one process, as usual. A checkpoint holds the whole model, for other
+    programs, and, unless `save_only_model` is set, a folder of `torch.distributed.checkpoint` with model, optimizer and
     the counter of random masks, from which training resumes on any mesh.
 
-    The loss of a step is the mean over its batch, and with gradient accumulation the mean of those. Where batches have
-    unequally many labels (padded rows), that of the Trainer alone is the mean over all labels of the step: so it is
-    here if the plan's examples have `num_items_in_batch=torch.tensor(1.0)`, by which models of transformers divide.
+    The loss of a step is the mean over its batch, and with gradient accumulation the mean of those means. The plain
+    Trainer takes the mean over all labels of the step, which differs where rows are padded (labels of -100). To get
+    that mean, give the plan's examples `num_items_in_batch=torch.tensor(1.0)`, by which models of transformers divide.
 
-    Where the rows of an evaluation do not fill its last batch, accelerate repeats some. Predictions leave them out; the
-    loss is that of the batch, and a warning says that it counts them.
+    If the rows of an evaluation do not fill its last batch, accelerate repeats some. Predictions leave the repeated
+    rows out; the loss counts them, and a warning says so.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments, **options: Any) -> None:

@@ -38,23 +38,23 @@ _RANDOM = "autopar_random"  # key of a checkpoint
 
 
 class PlannedStrategy(ModelParallelStrategy):
-    """Trains `lightning_module.<module>` by a plan over all processes.
+    """Trains `lightning_module.<module>` under a plan on all processes.
 
     Args:
-        meta_args: examples of what the submodule is called with, by name, for one batch of all processes together.
-        module: path of the submodule that holds every parameter that is trained.
-        mesh_shape: how the processes are laid out; default: one axis of all.
+        meta_args: example inputs of the submodule, by name, for one batch of all processes together.
+        module: path of the submodule that holds all trained parameters.
+        mesh_shape: the shape of the mesh; default: one axis of all processes.
         axis_names: names of the mesh axes.
-        save_distributed_checkpoint: False: rank 0 writes one file, as on a single device, and either reads the other's.
-            True: every rank writes its part, into a folder.
-        options: those of `autopar.plan`, but `inputs` (each process its part) and `micro_batches` (the Trainer's
+        save_distributed_checkpoint: False: rank 0 writes one file, in the format of a single device, so that either can
+            read the other's. True: every rank writes its shards, into a folder.
+        options: those of `autopar.plan`, except `inputs` (always "local") and `micro_batches` (the Trainer's
             `accumulate_grad_batches`).
 
-    A submodule on the meta device is given its initial values after planning. The precision is the plan's
-    (`precision="bf16"` here), the Trainer's stays "32-true".
+    A submodule on the meta device gets its initial values after planning. The precision is part of the plan
+    (`precision="bf16"` here); leave the Trainer's at "32-true".
 
-    Raises InputError in `Trainer.fit` where the module lacks the submodule or trains parameters outside of it, and
-    where what the Trainer was given contradicts the plan.
+    Raises InputError in `Trainer.fit` if the module lacks the submodule or trains parameters outside it, or if an
+    option of the Trainer contradicts the plan.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ _BESIDE = {"step": "step_seconds", "peak memory": "peak_bytes"}  # title of a pi
 
 
 class TensorBoard:
-    """A log of scalars in `folder`; every rank makes one and logs alike, rank 0 writes.
+    """A log of scalars in `folder`; every rank makes one and logs the same, rank 0 writes.
 
     `planned`: a planned model or a plan, whose predictions are logged at each step as `predicted/step_seconds` and
     `predicted/peak_bytes`, to compare with the scalars `step_seconds` and `peak_bytes`. None: no predictions.

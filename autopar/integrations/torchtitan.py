@@ -1,11 +1,11 @@
-"""Jobs written as torchtitan writes them: its TOML files, up to release 0.2, read as questions to the planner.
+"""Reads torchtitan's TOML job files, up to release 0.2, as a mesh, a batch and a scheme for the planner.
 
     job = read_job("llama3_8b.toml", processes=64)
     mesh = init_device_mesh("cuda", job.mesh_shape, mesh_dim_names=job.axis_names)
     model = autoparallelize(job.build(), job.examples(), mesh, **job.options())
 
-The degrees of `[parallelism]` are the mesh, and the scheme that they name is a constraint of the plan: `fsdp` for
-shards alone, `hsdp`, `fsdp+tp` and so on. `[autopar]`, a table of our own, says otherwise:
+The degrees of `[parallelism]` give the mesh, and a scheme, which is a constraint of the plan: `fsdp` if there are only
+shards, `hsdp`, `fsdp+tp` and so on. A table `[autopar]` may change this:
 
     [autopar]
     scheme = "free"            # the degrees are the mesh and nothing more; or any preset
@@ -13,9 +13,9 @@ shards alone, `hsdp`, `fsdp+tp` and so on. `[autopar]`, a table of our own, says
     time_limit = 60.0
     constraints = []           # further pins
 
-What to recompute is part of the plan: of `[activation_checkpoint]`, mode "none" forbids it, and any other leaves it to
-the plan, which recomputes what the budget needs. Options without a meaning here are refused where they are on, and let
-pass where they are off or only say how; what nobody knows is an error.
+What to recompute is part of the plan: mode "none" of `[activation_checkpoint]` forbids recompute, any other leaves it
+to the planner, which recomputes what the budget needs. Options of features that autopar lacks are refused if they turn
+a feature on, and else ignored; unknown options are an error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from autopar.zoo import ZOO
 
 @dataclass(frozen=True)
 class Job:
-    """A file's tables, and what they come to on so many processes."""
+    """The tables of a file, and the mesh, batch and scheme that follow for the number of processes."""
 
     processes: int
     job: JobTable = field(default_factory=JobTable)
@@ -165,10 +165,10 @@ _DEBUG = {
 
 
 def read_job(path: str | Path, processes: int) -> Job:
-    """Read a torchtitan file for a job of so many processes.
+    """Read a torchtitan file for a job of this many processes.
 
-    Raises InputError, which names file, table and option, for what cannot be read, is unknown, is on and has no meaning
-    here, or does not go together.
+    Raises InputError, which names file, table and option, for a file that cannot be read, and for unknown, unsupported
+    or contradicting options.
     """
     made = Job(processes, **read_tables(Path(path)))
     try:

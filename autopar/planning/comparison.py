@@ -95,7 +95,7 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
         try:
             made = prepared.solve(memory_budget_bytes=budget, constraints=constraints)
         except (InfeasibleError, TimeLimitError) as error:
-            warn(f"the curve of budgets lacks one of {show_bytes(budget)}: {error.message}")
+            warn(f"the curve has no plan for a budget of {show_bytes(budget)}: {error.message}")
             continue
         yield _point(budget, made)
     yield _point(most, free)

@@ -30,9 +30,9 @@ def mask_notes(graph: fx.Graph) -> tuple[str, ...]:
             by_input.setdefault(asked, []).append(mask)
     return tuple(
         f"attention ({sum(len(readers[mask]) for mask in masks)} ops) reads a mask of "
-        f"{'x'.join(map(str, masks[0].meta[VAL].shape))} made of the input {source.target}, whatever that holds. "
-        f"Where every token counts, leave {source.target} out: attention that is full or causal takes a faster kernel "
-        f"without a mask. Nor does a decoder need it where all padding is at the end and its labels are ignored"
+        f"{'x'.join(map(str, masks[0].meta[VAL].shape))} made of the input {source.target}, whatever its contents. "
+        f"If every token counts, leave {source.target} out: full or causal attention has a faster kernel without "
+        f"a mask. A decoder does not need it either if all padding is at the end and its labels are ignored"
         for source, masks in by_input.items()
     )
 

@@ -73,7 +73,7 @@ class Stopwatch:
 class CommonOptions(TypedDict, total=False):
     """The keyword arguments that `plan`, `compare` and `search` take alike.
 
-    `time_limit` holds for each solve: CPU seconds between the solver's steps, seconds by the clock within one.
+    `time_limit` holds for each solve, in CPU seconds.
     """
 
     memory_budget: int | str | None

@@ -38,7 +38,7 @@ def monitor(
     memory: bool = True,
     deviation: float = 0.1,
 ) -> Monitor:
-    """Watch the training steps made inside, and log one line of JSON a step on rank 0.
+    """Watch the training steps inside the `with` block, and log one line of JSON per step on rank 0.
 
         with autopar.monitor(model):
             for batch in loader:
@@ -47,17 +47,17 @@ def monitor(
     A step ends with `optimizer.step()` of an optimizer of the model. Its line has `step`, counted from 0; `seconds`
     since the one before, and `predicted_seconds`; `rows_per_s` and, for models of tokens, `tokens_per_s` of all ranks;
     `mfu`, the plan's FLOPs over the peak rate of all devices at its compute dtype (null where the plan's cluster has no
-    such rate); `exposed_comm_seconds`, for which this rank stood waiting for collectives (null on GPUs, where streams
+    such rate); `exposed_comm_seconds`, the time that this rank waited for collectives (null on GPUs, where streams
     wait: see the ranges "autopar: ..." in a `torch.profiler` trace); `peak_bytes` of this rank and
-    `predicted_peak_bytes`. On GPUs the peak is the allocator's; a CPU has no such count, so that there the tensors of
-    the third step alone are followed, which makes it slow, and other lines have null. Evaluation between steps counts
-    into seconds, not into rates.
+    `predicted_peak_bytes`. On GPUs the peak comes from the allocator. On a CPU the tensors of the third step are
+    tracked, which makes that step slow, and other lines have null. Evaluation between steps counts in `seconds`, not in
+    rates.
 
     Args:
-        log: what is called with each line, on rank 0 alone; None: printed to standard error.
-        every: log every so many steps; rates are then means over them.
+        log: called with each line, on rank 0; None: print to standard error.
+        every: log once in this many steps; figures are then means over them.
         memory: whether to measure the peak.
-        deviation: warn, once, when the peak is further from its prediction than this part of it.
+        deviation: warn, once, if the peak differs from its prediction by more than this share of it.
     """
     return Monitor(model, log, every, memory, deviation)
 
@@ -169,8 +169,8 @@ class Monitor:
         self._warned = True
         warn(
             f"rank {dist.get_rank()}: the peak of a step is {peak_bytes} bytes, and the plan predicted {predicted} "
-            f"({peak_bytes / predicted - 1:+.0%}; told from {self._deviation:.0%} on): tensors that the training loop "
-            "keeps are not in the plan; what else differs is worth a report"
+            f"({peak_bytes / predicted - 1:+.0%}; warned of from {self._deviation:.0%} on): the plan does not count "
+            "tensors that the training loop keeps; please report any other difference"
         )
 
 

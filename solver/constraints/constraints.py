@@ -52,7 +52,7 @@ def restrict(
         found = hold(found, memory, pin, axis_names)
     for pin in pins:
         if is_overruled(found, memory, pin):
-            raise ExcludedError(pin.text, "later ones ask other recompute of all that the first of them names")
+            raise ExcludedError(pin.text, "later constraints ask for other recompute of everything that this one names")
     return found
 
 

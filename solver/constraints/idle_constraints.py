@@ -13,7 +13,7 @@ _FEW = 4  # layouts that a warning tells
 
 
 class ConstraintWarning(AutoparWarning):
-    """A constraint changes nothing, or frees no memory."""
+    """A constraint changes nothing, or saves no memory."""
 
 
 def warn_of_idle(

@@ -1,20 +1,48 @@
 """How long a search may take, in CPU seconds, so that what else runs on a machine hardly changes a plan.
 
-Only within one relaxation or one program in whole numbers HiGHS and CBC count by the clock what is left.
+HiGHS and CBC count by the clock. So they are given what CPU seconds took by it when HiGHS ran last (`Pace`).
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from autopar.errors import TimeLimitError
+
+_TELLS = 0.05  # CPU seconds: the system counts them in hundredths
+_SLOWEST = 50.0  # what is slower was suspended
 
 
 def cpu_seconds() -> float:
     """Of this process and of the solvers that it started and that have ended."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
+
+
+class Pace:
+    """Seconds by the clock of a CPU second: more than one where other processes use the CPU too."""
+
+    def __init__(self) -> None:
+        self._pace = 1.0
+
+    def by_the_clock(self, cpu: float) -> float:
+        """How long so many CPU seconds take."""
+        return cpu * self._pace
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Learn from what runs meanwhile, if it runs for long enough to tell."""
+        cpu, begun = cpu_seconds(), time.monotonic()
+        yield
+        cpu, gone = cpu_seconds() - cpu, time.monotonic() - begun
+        if cpu >= _TELLS:
+            self._pace = min(max(gone / cpu, 1.0), _SLOWEST)
+
+
+PACE = Pace()
 
 
 class Clock:

@@ -6,12 +6,13 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pulp
 
 from autopar.argument_checks import SOLVERS, solver_of
+from autopar.solver.linear.clock import PACE, cpu_seconds
 from autopar.solver.linear.highs import pass_to
 from autopar.solver.linear.matrix import Part
 from autopar.solver.linear.outcome import NONE, Bounds, Outcome
@@ -45,7 +46,8 @@ class ListedProblem(pulp.LpProblem):
 
 
 class BulkHiGHS(pulp.HiGHS):
-    """pulp's HiGHS, which is given the columns and rows of a `ListedProblem` in one piece instead of one by one."""
+    """pulp's HiGHS, which is given the columns and rows of a `ListedProblem` in one piece instead of one by one; its
+    limit is in CPU seconds."""
 
     def buildSolverModel(self, lp: ListedProblem) -> None:  # pulp's name
         for i, variable in enumerate(lp.variables()):
@@ -53,11 +55,23 @@ class BulkHiGHS(pulp.HiGHS):
         assert lp.part is not None
         pass_to(lp.solverModel, lp.part, integer=self.mip)
 
-    def findSolutionValues(self, lp: ListedProblem) -> tuple[int, int]:  # pulp's name; it does not know this end
+    def callSolver(self, lp: ListedProblem) -> None:  # pulp's name
+        end = cpu_seconds() + self.timeLimit
+
+        def stop(event: Any) -> None:
+            if cpu_seconds() > end:
+                event.interrupt()
+
+        lp.solverModel.setOptionValue("time_limit", PACE.by_the_clock(self.timeLimit))
+        lp.solverModel.cbMipInterrupt += stop
+        with PACE.watched():
+            super().callSolver(lp)
+
+    def findSolutionValues(self, lp: ListedProblem) -> tuple[int, int]:  # pulp's name; it does not know these ends
         import highspy  # here, since CBC does without
 
-        model = lp.solverModel
-        if model.getModelStatus() != highspy.HighsModelStatus.kSolutionLimit:
+        model, unknown = lp.solverModel, highspy.HighsModelStatus
+        if model.getModelStatus() not in (unknown.kSolutionLimit, unknown.kInterrupt):
             return super().findSolutionValues(lp)
         if not math.isfinite(model.getObjectiveValue()):
             return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
@@ -102,7 +116,7 @@ def engine(
             options["presolve_rule_off"] = _AGGREGATOR
         return BulkHiGHS(msg=False, threads=1, timeLimit=time_limit, gapRel=gap, **options)
     with _as_of_pulp_3():
-        return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=time_limit, gapRel=gap)
+        return pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=PACE.by_the_clock(time_limit), gapRel=gap)
 
 
 @contextmanager

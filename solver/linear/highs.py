@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from autopar.solver.linear.clock import PACE, cpu_seconds
 from autopar.solver.linear.matrix import Matrix, Part
 from autopar.solver.linear.terms import Array
 
@@ -20,7 +21,8 @@ _TURN = 0.6  # of a start from nothing, of the rows, until the costs that HiGHS 
 _PRESOLVED = 30_000  # rows from which presolve saves more than it takes: half of DeepSeek-V3's iterations and more
 Start = Literal["basis", "plain"]
 Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
-ENOUGH, LIMIT = "Bound on objective reached", "Iteration limit reached"  # HiGHS's words
+# HiGHS's words
+ENOUGH, LIMIT, TIME = "Bound on objective reached", "Iteration limit reached", "Time limit reached"
 _WITHOUT_AN_END = "Unknown", "Not Set"  # and where it does not come to one
 _TRIES = 4  # from nothing, until that is believed
 _UPDATES = 100, 5_000
@@ -48,6 +50,7 @@ class HighsSession:
         self._anew = 0  # iterations of the last start from nothing
         self._iterations, self._end = 0, 0.0  # of a question: those that it has taken, and when it ends
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self._held: tuple[Array, ...] | None = None  # what HiGHS was passed, if it stands at a basis of it
 
     def stand(self, basis: Basis | None) -> None:
         """Start the next question from this basis; columns that it lacks are 0, and rows that it lacks say nothing."""
@@ -73,10 +76,10 @@ class HighsSession:
         some iterations (`plain`). Only a `patient` question may take more than some iterations from a basis.
         """
         first = start == "plain" or not self._stands
-        self._pass(inside)
+        stays = self._pass(inside) and not first
         self._engine.setOptionValue("objective_bound", cutoff)
         self._engine.setOptionValue("simplex_update_limit", _UPDATES[first])
-        if not first:
+        if not first and not stays:
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
             start_basis.row_status = self._row_status[self._rows].tolist()
@@ -88,7 +91,7 @@ class HighsSession:
         most = max(_ITERATIONS[0], int(known))
         if start == "plain":
             most = max(_ITERATIONS[0], int(_OF_PLAIN * len(self._rows)))
-        self._iterations, self._end = 0, float(self._engine.getRunTime()) + time_limit
+        self._iterations, self._end = 0, cpu_seconds() + time_limit
         status = self._solve_anew() if first and start != "plain" else self._solve(most)
         if status in (LIMIT, *_WITHOUT_AN_END) and not first:
             first, self._iterations = True, 0  # where it needs more, or is lost from this basis, it starts from nothing
@@ -102,6 +105,7 @@ class HighsSession:
             self._anew = self._iterations
         ended = status in ("Optimal", "Infeasible", ENOUGH if first else "")
         basis = self._engine.getBasis() if ended else None  # not where it is cut off
+        self._held = self._held if ended else None
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
             self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
@@ -153,7 +157,7 @@ class HighsSession:
         """
         if len(self._rows) >= _PRESOLVED:
             status = self._solve_presolved()
-            if status in ("Optimal", "Time limit reached"):
+            if status in ("Optimal", TIME):
                 return status  # but of what presolve finds to have no solution there is no proof
             self._engine.clearSolver()
         lost = 0
@@ -190,18 +194,35 @@ class HighsSession:
         return status
 
     def _solve(self, iterations: int) -> str:
-        if self._engine.getRunTime() >= self._end:
-            return "Time limit reached"
-        self._engine.setOptionValue("time_limit", self._end)
-        self._engine.setOptionValue("simplex_iteration_limit", iterations)
-        self._engine.run()
-        self._iterations += int(self._engine.getInfo().simplex_iteration_count)
-        return str(self._engine.modelStatusToString(self._engine.getModelStatus()))
+        """Go on for so many iterations, whatever HiGHS's clock says, until the question's CPU seconds are over."""
+        while (left := self._end - cpu_seconds()) > 0 and iterations > 0:
+            self._engine.setOptionValue("time_limit", float(self._engine.getRunTime()) + PACE.by_the_clock(left))
+            self._engine.setOptionValue("simplex_iteration_limit", iterations)
+            with PACE.watched():
+                self._engine.run()
+            taken = int(self._engine.getInfo().simplex_iteration_count)
+            iterations, self._iterations = iterations - taken, self._iterations + taken
+            status = str(self._engine.modelStatusToString(self._engine.getModelStatus()))
+            if status != TIME:
+                return status
+        return TIME if left <= 0 else LIMIT
 
-    def _pass(self, inside: Array) -> None:
-        part = Part(self._matrix, inside, self._matrix.awake(inside))
+    def _pass(self, inside: Array) -> bool:
+        """Give HiGHS these columns; whether it had them, and all that changes is bounds: then it goes on from its last
+        basis, which suits any bounds, and has it factorised."""
+        part, matrix = Part(self._matrix, inside, self._matrix.awake(inside)), self._matrix
         self._columns, self._rows = part.columns, part.rows
-        pass_to(self._engine, part, integer=False)
+        passed = part.columns, part.rows, matrix.value[part.entries], matrix.cost[part.columns]
+        stays = self._held is not None and all(map(np.array_equal, self._held, passed))
+        if stays:
+            columns, rows = np.arange(len(part.columns), dtype=np.int32), np.arange(len(part.rows), dtype=np.int32)
+            lower, upper = matrix.lower[part.columns], matrix.upper[part.columns]
+            self._engine.changeColsBounds(len(columns), columns, lower, upper)
+            self._engine.changeRowsBounds(len(rows), rows, matrix.least[part.rows], matrix.most[part.rows])
+        else:
+            pass_to(self._engine, part, integer=False)
+        self._held = passed
+        return stays
 
 
 def pass_to(highs: Any, part: Part, *, integer: bool) -> None:

@@ -238,6 +238,12 @@ class Program:
         some, value = relaxation, relaxation.objective
         return Outcome("optimal", some.values, value, value, some.reduced, some, bounds, some.basis, some.duals)
 
+    def budget_binds(self, relaxed: Outcome) -> bool:
+        """Whether a relaxation would cost less with a larger budget."""
+        if self.budget is None or not math.isfinite(self.upper[self.budget]) or not len(relaxed.reduced):
+            return False
+        return -relaxed.reduced[self.budget] * self.upper[self.budget] > WHOLE * abs(relaxed.objective)
+
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
         """A relaxation as a solution, where all that must be whole is so already."""
         integers = relaxed.values[self.matrix().integer]

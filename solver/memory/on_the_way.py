@@ -7,39 +7,48 @@ recomputes::
     D >= S - most S * (1 - q)
 
 So plans without recompute have nothing of it.
+
+Of a parameter that two stages read, what arrives for the one while the other's is there is E, of the flows f that take
+it alike::
+
+    E >= f - sum of those of the other stage
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from autopar.cost.memory.moving import Moving
-from autopar.cost.memory.on_the_way import READ, Phase, on_the_way
+from autopar.cost.memory.on_the_way import READ, Phase, beside, on_the_way
 from autopar.solver.memory.stage_bytes import UNIT, BucketBytes
 from autopar.solver.model import Model
 
 Case = Mapping[Phase, Sequence[int | None]]
+Moved = Sequence[tuple[Moving, int]]  # a read: what moves for it, by the flow that it takes
 _DIVIDED = "divided"  # what on_the_way is to call D
 
 
 class OnTheWay:
     """Buckets in the backward of each stage: what moves of the parameters that its ops keep (`kept`), and of those
-    whose gradients are `reduced` behind it, by read and the flows that it takes."""
+    whose gradients are `reduced` behind it, by read and the flows that it takes. `alike`: of flows of parameters that
+    several regions read, what is equal for those that read one alike."""
 
     def __init__(
         self,
-        kept: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
-        reduced: Sequence[Sequence[Sequence[tuple[Moving, int]]]],
+        kept: Sequence[Sequence[Moved]],
+        reduced: Sequence[Sequence[Moved]],
         total: BucketBytes,
         model: Model,
+        alike: Mapping[int, Hashable],
     ) -> None:
         self.model, self.program = model, model.program
         self.grouping, self.stages = model.problem.grouping, model.problem.stages
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
         self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
-        self._kept, self._reduced, self._total = kept, reduced, total
-        self._sums: dict[tuple[str, int], int | None] = {}
+        self._kept, self._reduced, self._total, self._alike = kept, reduced, total, alike
+        self._sums: dict[tuple[str, int, int | None], int | None] = {}
+        self._apart: dict[tuple[int, int], Sequence[Moved]] = {}
         self._left: dict[tuple[int, int], int | None] = {}
 
     def last_block(self, stage: int, *, divided: bool = True) -> Case:
@@ -74,7 +83,10 @@ class OnTheWay:
         phases = on_the_way(self.grouping, region, _DIVIDED)
         if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
-        return {phase: [self._bytes(kind, region, one) for kind, one in terms] for phase, terms in phases.items()}
+        return {
+            phase: [self._bytes(kind, region, one, there) for kind, one, there in beside(terms)]
+            for phase, terms in phases.items()
+        }
 
     def dividing(self, stage: int) -> list[int]:
         """Stages whose recompute would divide the buckets that a stage is in behind its blocks (but the last of
@@ -94,9 +106,10 @@ class OnTheWay:
         stages = dict.fromkeys(self.stage_of[one] for one in (region - 1, region))
         return [stage for stage in stages if self.stages[stage].depth]
 
-    def _bytes(self, kind: str, region: int, one: int) -> int | None:
+    def _bytes(self, kind: str, region: int, one: int, there: int | None) -> int | None:
         if kind != _DIVIDED:
-            return self._sum(kind, self.stage_of[one])
+            shares = there is not None and self.grouping.share(one, there)
+            return self._sum(kind, self.stage_of[one], self.stage_of[there] if there is not None and shares else None)
         key = self.stage_of[region], self.stage_of[one]
         if key not in self._left:
             self._left[key] = self._left_where_divided(*key)
@@ -115,8 +128,31 @@ class OnTheWay:
             self.program.at_least("left where divided", [(found, 1.0), (q, -most), *sizes], -most)
         return found
 
-    def _sum(self, kind: str, stage: int) -> int | None:
-        if (kind, stage) not in self._sums:
+    def _sum(self, kind: str, stage: int, there: int | None = None) -> int | None:
+        if (kind, stage, there) not in self._sums:
             moved = (self._kept if kind in READ else self._reduced)[stage]
-            self._sums[kind, stage] = self._total(kind, moved, False)
-        return self._sums[kind, stage]
+            if there is not None:
+                moved = self._arriving_beside(stage, there)
+            self._sums[kind, stage, there] = self._total(kind, moved, False)
+        return self._sums[kind, stage, there]
+
+    def _arriving_beside(self, stage: int, there: int) -> Sequence[Moved]:
+        """What a stage keeps that another, or another block of its own, has not brought: E of the head of this file."""
+        if (stage, there) not in self._apart:
+            others: dict[Hashable, list[int]] = {}
+            for one, v in (pair for read in self._kept[there] for pair in read):
+                if v in self._alike and one.arriving:
+                    others.setdefault(self._alike[v], []).append(v)
+            self._apart[stage, there] = [
+                [(one, left) for one, v in read if (left := self._left_of(v, others.get(self._alike.get(v), ()))) >= 0]
+                for read in self._kept[stage]
+            ]
+        return self._apart[stage, there]
+
+    def _left_of(self, v: int, others: Sequence[int]) -> int:
+        """E of a flow, itself where no other is alike; -1 where it is among the others."""
+        if v in others or not others:
+            return -1 if others else v
+        found = self.program.variable("arriving beside", whole=False)
+        self.program.at_least("arriving beside", [(found, 1.0), (v, -1.0), *((o, 1.0) for o in others)], 0.0)
+        return found

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.cost.memory.formulas import Cuts
+from autopar.cost.memory.cuts import Cuts
 from autopar.solver.memory.stage_bytes import StageBytes, add, keep
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Flow, replays

@@ -11,7 +11,7 @@ again, but for the copies: these count with the ops that keep them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from autopar.cost.memory.moving import Moving, replayed
 from autopar.solver.model import Model
@@ -19,9 +19,12 @@ from autopar.solver.seconds.replays import Flow
 
 
 def replay_gathers(
-    model: Model, flows: Mapping[tuple[int, int], Sequence[Flow]]
+    model: Model, flows: Mapping[tuple[int, int], Sequence[Flow]], read_alike: dict[int, Hashable]
 ) -> dict[int, list[list[tuple[Moving, int]]]]:
-    """By stage, what moves for parameters in replays, by read, with the variables that say whether it does."""
+    """By stage, what moves for parameters in replays, by read, with the variables that say whether it does.
+
+    Those of parameters that several regions read go into `read_alike`, by how they read which.
+    """
     problem, program, found = model.problem, model.program, dict[int, list[list[tuple[Moving, int]]]]()
     for (source, reader), some in flows.items():
         op = problem.ops[reader]
@@ -33,6 +36,9 @@ def replay_gathers(
             for one, alike in _alike(model, flow).items():
                 again = program.variable("again", whole=False)
                 program.at_least("again", [(again, 1.0), (whether, -1.0), *((v, -1.0) for v in alike)], -1.0)
+                if problem.grouping.shared(problem.ops[source].node):
+                    pairs = {v: pair for pair, v in flow.pairs.items()}
+                    read_alike[again] = source, tuple(pairs[v] for v in alike)
                 read.append((one, again))
             if read:
                 found.setdefault(op.stage, []).append(read)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autopar.cost.memory.formulas import Copy, Cuts
+from autopar.cost.memory.cuts import Cuts
+from autopar.cost.memory.formulas import Copy
 from autopar.graph import TensorRef
 from autopar.solver.linear.terms import Array
 from autopar.solver.memory.stage_bytes import add

@@ -36,7 +36,7 @@ backward of every block of a stage, what all of these share beside each, some of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from autopar.cost.memory.moving import Moving, moving
 from autopar.cost.traffic import in_segment
@@ -85,6 +85,7 @@ class Rows:
         self.waiting: dict[int, Expression] = {}  # gradients that wait for their buckets, by the op that gives them
         self.cast: dict[int, Expression] = {}  # what gradients are cast from, likewise
         self.shared: dict[int, Expression] = {}  # of those that wait, of parameters that all blocks of a stage read
+        self.alike: dict[int, Hashable] = {}  # flows of parameters that several regions read, by how they read which
         self._parameters()
         self._gradients()
         self._inputs_and_outputs()
@@ -168,7 +169,9 @@ class Rows:
         found, by_source = list[list[tuple[Moving, int]]](), dict[int, list[Flow]]()
         for flow in flows:
             by_source.setdefault(flow.tensor.source, []).append(flow)
-        for some in by_source.values():
+        for source, some in by_source.items():
+            if self.problem.grouping.shared(self.problem.ops[source].node):
+                self.alike.update((v, (source, (pair,))) for flow in some for pair, v in flow.pairs.items())
             if len(some) == 1:
                 found.append(self._moving(some))
                 continue
@@ -181,6 +184,8 @@ class Rows:
                 any_ = variables[0]
                 if len(variables) > 1:
                     any_ = self.program.variable("read", whole=False)
+                    if variables[0] in self.alike:
+                        self.alike[any_] = self.alike[variables[0]]
                     for variable in variables:
                         self.program.at_least("read", [(any_, 1.0), (variable, -1.0)], 0.0)
                 found.append([(one, any_)])
@@ -217,12 +222,12 @@ class Rows:
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
-        again = replay_gathers(self.model, self.flows)
+        again = replay_gathers(self.model, self.flows, self.alike)
         stages = list(enumerate(self.problem.stages))
         kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
         by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
         reduced = [self._by_read(flows) for flows in by_stage]
-        way = OnTheWay(kept, reduced, self.sums.bucket, self.model)
+        way = OnTheWay(kept, reduced, self.sums.bucket, self.model, self.alike)
         peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
         part, forward = self.problem.grouping.forward, None
         if part is not None:

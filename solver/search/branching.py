@@ -16,7 +16,7 @@ Where counts hardly change the relaxation, boxes would be many and none easier t
 that is left after some cuts is then solved at once, if reduced costs leave few variables to it. With more HiGHS tries
 once, if little is left to prove. A box with more is begun by HiGHS, which often finds a better solution in a few nodes
 and proves a better bound, and then cut again. Where a good solution is known first and the relaxation is far from it,
-all of a small program is tried before: the boxes of Llama-3-8B's on one long text took six times as long.
+all of a small program whose budget binds is tried before.
 
 Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
 """
@@ -52,7 +52,8 @@ Heap = list[tuple[float, int, Outcome]]
 class Branching:
     """The search in one program; `best`: a solution that is known already.
 
-    It ends where all that is left costs more than the `limit`, up to which the program has all solutions.
+    It ends where all that is left costs more than the `limit`, up to which the program has all solutions; once it has
+    one, it looks for nothing dearer.
     """
 
     def __init__(
@@ -64,9 +65,8 @@ class Branching:
         best: Outcome | None = None,
         limit: float = math.inf,
     ) -> None:
-        self.program, self.limit = program, limit
-        self.boxes = Boxes(program)
-        self.incumbent = Incumbent(program, solver, gap, clock, best)
+        self.program, self.limit, self.boxes = program, limit, Boxes(program)
+        self.incumbent = Incumbent(program, solver, gap, clock, best, limit)
         self.slow = self.incumbent.slow
         self.heap: Heap = []
         self.order = itertools.count()
@@ -74,13 +74,14 @@ class Branching:
         self.cuts = 0
         self.plunge: Outcome | None = None  # the box that is split next
         self.dived = False  # whether `_dive` has run: it does once
+        self.binds = False  # whether it is memory that the relaxation mixes choices for
 
     def run(self, root: Outcome) -> Outcome:
         """The best solution of the box `root`, all of the program, with the bound that is proven of it."""
         incumbent, heap, splits = self.incumbent, self.heap, 0
         self._push(root)
-        at_once = not self.slow and self.program.counts and incumbent.is_far(root.objective)
-        if at_once and incumbent.closes(root, *_WHOLE):
+        self.binds = bool(self.program.counts) and self.program.budget_binds(root)
+        if not self.slow and self.binds and incumbent.is_far(root.objective) and incumbent.closes(root, *_WHOLE):
             heap.clear()
         if self.slow and incumbent.best is None and not self._is_done(root):
             self._dive(root)
@@ -110,7 +111,7 @@ class Branching:
         if incumbent.left() <= 0:
             incumbent.improve(self._bound())
         bound = min(self._bound(), incumbent.best.objective)
-        return replace(incumbent.best, status="optimal" if incumbent.closed(bound) else "feasible", bound=bound)
+        return replace(incumbent.best, status="optimal" if bound >= incumbent.proof() else "feasible", bound=bound)
 
     def _split(self, root: Outcome, node: Outcome, blind: bool) -> None:
         """Split a box by its counts; `blind`: after as many splits as may be made before diving for a solution."""
@@ -234,7 +235,7 @@ class Branching:
 
     @cached_property
     def choices(self) -> Choices:
-        return Choices(self.program.matrix(), with_flows=not self.program.counts)
+        return Choices(self.program.matrix(), with_flows=not self.binds)
 
     # -- choices ------------------------------------------------------------------------------------------------------
 

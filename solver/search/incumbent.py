@@ -30,8 +30,16 @@ _MARGIN = 1e-3  # the first margin of reduced costs, relative
 class Incumbent:
     """The best integer solution so far (`best`), and the least bound of boxes that are done with (`proven`)."""
 
-    def __init__(self, program: Program, solver: str, gap: float, clock: Clock, best: Outcome | None = None) -> None:
-        self.program, self.solver, self.gap, self.clock = program, solver, gap, clock
+    def __init__(
+        self,
+        program: Program,
+        solver: str,
+        gap: float,
+        clock: Clock,
+        best: Outcome | None = None,
+        limit: float = math.inf,
+    ) -> None:
+        self.program, self.solver, self.gap, self.clock, self.limit = program, solver, gap, clock, limit
         self.best = best
         self.slow = len(program.names) > FEW
         self.proven = math.inf
@@ -171,8 +179,13 @@ class Incumbent:
         return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
 
     def enough(self) -> float:
-        """The bound at which a box is closed."""
-        return math.inf if self.best is None else self.best.objective - self.gap * abs(self.best.objective)
+        """The bound at which a box is closed: no more than the limit, once there is a solution."""
+        return math.inf if self.best is None else min(self.limit, self.proof())
+
+    def proof(self) -> float:
+        """The bound that proves the best solution."""
+        assert self.best is not None
+        return self.best.objective - self.gap * abs(self.best.objective)
 
     def _solved_by_itself(self, node: Outcome) -> bool:
         """Whether the relaxation of a box is whole, and so the best solution in it."""

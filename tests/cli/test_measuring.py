@@ -27,5 +27,5 @@ def test_repeats_that_lie_far_apart_are_told(apart: float, is_told: bool, capsys
     spreads = {"launches": apart, "optimizer": apart, "pointwise": 3 * apart}
     measuring._tell(replace(Cluster.preset("cpu", (2,)), spreads=spreads), json=False)
     said = capsys.readouterr()
-    assert f"±{100 * apart:.0f} % mostly, ±{300 * apart:.0f} % for pointwise" in said.out
-    assert ("Repeats of one measurement differ much" in said.err) is is_told
+    assert f"±{100 * apart:.0f} % in the median, ±{300 * apart:.0f} % for pointwise" in said.out
+    assert ("Repeated measurements differ a lot" in said.err) is is_told

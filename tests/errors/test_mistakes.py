@@ -13,8 +13,8 @@ from forked import run_script
 RANKS = 2
 EXPECTED = {
     "budget_too_small": ("InfeasibleError", r"smallest.*\d"),
-    "later_call_does_not_fit": ("InfeasibleError", r"(?s)smallest.*\d.*planned for itself.*set on a module"),
-    "call_beside_a_given_plan_does_not_fit": ("InfeasibleError", r"(?s)smallest.*\d.*planned for itself"),
+    "later_call_does_not_fit": ("InfeasibleError", r"(?s)smallest.*\d.*planned separately.*set on a module"),
+    "call_beside_a_given_plan_does_not_fit": ("InfeasibleError", r"(?s)smallest.*\d.*planned separately"),
     "plan_for_another_optimizer": ("PlanMismatchError", r"has optimizer='sgd', not 'adam'"),
     "plan_of_another_model": ("PlanMismatchError", r"another model"),
     "plan_of_another_mesh": ("PlanMismatchError", r"mesh of 4.*this one is 2"),

@@ -97,6 +97,20 @@ class Loop(nn.Module):
         return x.square().mean()
 
 
+class Again(nn.Module):
+    """One block many times, and nothing before it: what one has gathered of its weights the others read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(LENGTH, 1024), nn.Linear(1024, LENGTH)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = input_ids / WORDS
+        for _ in range(6):
+            x = x + self.down(torch.tanh(self.up(x)))
+        return x.square().mean()
+
+
 class Early(nn.Module):
     """Wide layers, each behind an op without weights that keeps its result: gradients are handed in before its turn."""
 
@@ -129,17 +143,47 @@ class Dropping(nn.Module):
         return self.head(x).square().mean()
 
 
-def mixtral() -> nn.Module:
+class Relative(nn.Module):
+    """Picks scores by distances, in each layer by its own, as DeBERTa: one table of places, expanded to all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, LENGTH) for _ in range(4))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, total = self.words(input_ids), torch.zeros(())
+        places = torch.arange(LENGTH)
+        for i, layer in enumerate(self.layers):
+            distances = (places[:, None] - places[None, :]).abs().clamp(max=8 + i)
+            scores = torch.gather(layer(x), -1, distances.expand(x.shape[0], -1, -1))
+            total = total + scores.square().mean()
+        return total
+
+
+def mixtral(experts: str = "grouped_mm", number: int = 4) -> nn.Module:
     config = transformers.MixtralConfig(
         vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,
+        num_key_value_heads=2, num_local_experts=number, num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
-    return transformers.MixtralForCausalLM(config)
+    model = transformers.MixtralForCausalLM(config)
+    model.set_experts_implementation(experts)
+    return model
+
+
+def copying_mixtral() -> nn.Module:
+    """Each route takes a copy of its expert's weights."""
+    return mixtral("batched_mm")
+
+
+def split_mixtral() -> nn.Module:
+    """So many experts that each is split."""
+    return mixtral(number=3)
 
 
 def peaks(build: Callable[[], nn.Module], preset: str, rows: int) -> dict[str, Any]:
     ids = torch.randint(WORDS, (rows, LENGTH))
-    batch = {"input_ids": ids, "labels": ids} if build is mixtral else {"input_ids": ids}
+    batch = {"input_ids": ids, "labels": ids} if "mixtral" in build.__name__ else {"input_ids": ids}
     mesh = init_device_mesh("cpu", (2,))
     model = autopar.autoparallelize(build(), batch, mesh, constraints=preset, optimizer="sgd", time_limit=20)
     return measured(model, batch, torch.optim.SGD(model.parameters()))
@@ -153,8 +197,13 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "rows of tables": functools.partial(peaks, Tables, "tp", 16),
         "one block in a loop, recomputed": functools.partial(peaks, Loop, "ddp(recompute=full)", 2),
         "one block in a loop": functools.partial(peaks, Loop, "ddp", 2),
+        "one block in a loop, gathered": functools.partial(peaks, Loop, "fsdp", 2),
+        "one block in a loop, gathered for replays": functools.partial(peaks, Again, "fsdp(recompute=full)", 8),
+        "places expanded to all rows": functools.partial(peaks, Relative, "ddp", 32),
         "what is kept before a layer": functools.partial(peaks, Early, "ddp", 4),
         "masks of what is dropped": functools.partial(peaks, Dropping, "ddp", 32),
         "experts": functools.partial(peaks, mixtral, "tp", 16),
+        "experts that are split": functools.partial(peaks, split_mixtral, "tp", 16),
+        "experts that copy their weights": functools.partial(peaks, copying_mixtral, "ddp", 2),
     }
 }

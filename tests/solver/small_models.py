@@ -16,7 +16,7 @@ from autopar.planning.stages import Prepared, Stopwatch, prepare, request_of, tr
 from autopar.solver.constraints.restricted import Restricted
 
 TOKENS = 512
-NO_LIMIT = 1e6  # seconds: HiGHS counts those of one relaxation by the clock
+NO_LIMIT = 1e6  # CPU seconds: no answer depends on how fast a machine is
 
 
 def _gpt2(layers: int, width: int, **other: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +13,14 @@ from torch import nn
 from toys import Stack, Toy, cluster, on_meta, toy
 
 from autopar.cost.structure.levels import MOST
+from autopar.solver.linear.clock import Clock
 from autopar.solver.linear.outcome import Outcome
+from autopar.solver.linear.program import Program
 from autopar.solver.memory.rows import Rows
 from autopar.solver.model import Model
 from autopar.solver.search import branching, incumbent, search
-from autopar.solver.seconds.objective import run
+from autopar.solver.search.choices import Choices
+from autopar.solver.seconds.objective import price, run
 from autopar.solver.solution import read_solution
 
 
@@ -126,6 +131,53 @@ def test_what_is_left_of_a_larger_program_is_begun_once(monkeypatch: pytest.Monk
         assert {one.status for one in found} == {"optimal"}
         assert [one.objective for one in found] == pytest.approx([found[0].objective] * len(found), rel=1e-6)
     assert {closed for share, closed in bounds if share < 1} == {True, False}
+
+
+def test_above_its_limit_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a part of a program, once there is a solution, however dear: all else is closed at the limit."""
+    problem, least, most = four(2)
+    model = Model(problem.problem())
+    Rows(model, least + 0.3 * (most - least))
+    price(model)
+    program, asked = model.program, list[float]()
+    root = program.root("highs", 60.0)
+    limit = root.objective + 0.5 * (search.search(program, gap=1e-7).objective - root.objective)
+    assert limit > root.objective * (1 + 1e-6)
+    for name in ("integrate", "relax_again"):
+        whole = getattr(Program, name)
+
+        def noted(self: Program, *given: Any, whole: Any = whole, **named: Any) -> Outcome:
+            asked.append(named.get("cutoff", math.inf))
+            found: Outcome = whole(self, *given, **named)
+            return found
+
+        monkeypatch.setattr(Program, name, noted)
+    known = replace(search.search(program, gap=1e-7), status="feasible")
+    asked.clear()
+    found = branching.Branching(program, "highs", 1e-7, Clock(60.0, 60.0), known, limit).run(root)
+    assert found.status == "feasible"
+    assert found.objective == known.objective
+    assert limit <= found.bound < known.objective
+    assert asked
+    assert max(asked) == limit
+
+
+@pytest.mark.parametrize(("part", "binds"), [(0.3, True), (2.0, False)])
+def test_choices_are_told_apart_by_memory_where_it_binds(
+    part: float, binds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else by what their collectives hide, as without a budget."""
+    problem, least, most = four(2)
+    made: list[bool] = []
+    monkeypatch.setattr(branching, "Choices", lambda matrix, *, with_flows: made.append(with_flows) or Choices(matrix))
+    model = Model(problem.problem())
+    Rows(model, least + part * (most - least))
+    price(model)
+    program = model.program
+    search_in = branching.Branching(program, "highs", 1e-3, Clock(60.0, 60.0))
+    search_in.run(program.root("highs", 60.0))
+    assert isinstance(search_in.choices, Choices)
+    assert made == [not binds]
 
 
 def test_a_passed_time_limit_still_gives_a_plan_that_fits() -> None:

@@ -1,4 +1,4 @@
-"""What a search says that found nothing."""
+"""What a search says that found nothing, and how it counts CPU seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from autopar.solver.linear.clock import Clock
+from autopar.solver.linear import clock
+from autopar.solver.linear.clock import Clock, Pace
 
 
 @pytest.mark.parametrize(
@@ -14,3 +15,20 @@ from autopar.solver.linear.clock import Clock
 )
 def test_a_search_that_ends_by_itself_does_not_blame_the_time(limit: float, words: str) -> None:
     assert re.search(words, Clock(limit, 7.0).too_short().message)
+
+
+def test_a_busy_machine_gets_more_time_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace()
+    assert pace.by_the_clock(3.0) == 3.0
+    cpu, gone = iter([0.0, 2.0, 2.0, 2.001, 3.0, 5.0]), iter([0.0, 14.0, 14.0, 99.0, 100.0, 101.0])
+    monkeypatch.setattr(clock, "cpu_seconds", lambda: next(cpu))
+    monkeypatch.setattr(clock.time, "monotonic", lambda: next(gone))
+    with pace.watched():
+        pass
+    assert pace.by_the_clock(3.0) == 21.0
+    with pace.watched():  # too little to tell
+        pass
+    assert pace.by_the_clock(3.0) == 21.0
+    with pace.watched():  # CPU seconds are counted more coarsely than the clock
+        pass
+    assert pace.by_the_clock(3.0) == 3.0

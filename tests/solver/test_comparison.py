@@ -239,7 +239,7 @@ def test_a_budget_whose_plan_is_not_found_in_time_is_left_out_of_the_curve(monke
     request = request_of(_cluster(2, 2))
     [ready] = prepared_for(1, model, inputs, None, request)
     monkeypatch.setattr(Prepared, "solve", slow)
-    with pytest.warns(UserWarning, match="the curve of budgets lacks one of"):
+    with pytest.warns(UserWarning, match="the curve has no plan for a budget of"):
         points = list(tradeoff(ready, 4))
     assert [point.budget_bytes for point in points] == [asked[2], asked[4], points[-1].peak_bytes]
 

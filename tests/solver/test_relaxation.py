@@ -11,7 +11,7 @@ import torch
 from test_branches import Normed, four
 from toys import cluster, on_meta, toy
 
-from autopar.solver.linear import highs, relaxation
+from autopar.solver.linear import engines, highs, relaxation
 from autopar.solver.linear.highs import ENOUGH, LIMIT, HighsSession
 from autopar.solver.linear.outcome import Bounds
 from autopar.solver.linear.pricing import bound_by, least_more
@@ -75,6 +75,42 @@ def test_presolve_changes_no_relaxation(part: float, turn: float, monkeypatch: p
     assert (ends[0] == LIMIT) == (turn == 0.0)
     assert found.status == whole.status
     assert found.objective == pytest.approx(whole.objective, rel=1e-6)
+
+
+def test_boxes_of_choices_go_on_from_what_highs_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same columns and rows it is told the bounds alone, and has the optimum of each box all the same."""
+    asked, passed, pass_to = program(0.3, 2), list[int](), highs.pass_to
+    monkeypatch.setattr(highs, "pass_to", lambda *given, **named: passed.append(1) or pass_to(*given, **named))
+    last = whole = asked.relax("highs", 60.0, {}, everything=True)
+    assert whole.status == "optimal"
+    choices = np.flatnonzero(asked.matrix().integer & (whole.values > 0.01) & (whole.values < 0.99))
+    choices = np.setdiff1d(choices, [one for count in asked.counts for one in count])[:3]
+    assert len(choices) > 1
+    for choice in choices.tolist():
+        for end in (0.0, 1.0):
+            bounds: Bounds = {choice: (end, end)}
+            box = asked.relax_again(last, 60.0, bounds)
+            assert box.objective == pytest.approx(asked.relax("cbc", 60.0, bounds).objective, rel=1e-6)
+            last = box
+    assert len(passed) == 1
+
+
+def test_what_a_clock_ends_too_soon_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS's clock runs on while other processes have the CPU; the limit is in CPU seconds."""
+    asked = program(0.3, 2)
+    least = asked.relax("cbc", 60.0, {}).objective
+    monkeypatch.setattr(highs.PACE, "by_the_clock", lambda cpu: 1e-5 * cpu)
+    assert asked.relax("highs", 60.0, {}).objective == pytest.approx(least, rel=1e-6)
+    assert asked.relax("highs", 0.0, {}).status == "stopped"
+
+
+def test_whole_numbers_end_with_their_cpu_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = program(0.3, 2)
+    everything = np.arange(len(asked.names))
+    assert asked.integrate("highs", everything, 60.0, 1e-4, {}).status == "optimal"
+    seconds = itertools.chain([0.0, 0.0, 0.0], itertools.repeat(1e9))  # gone as soon as it has begun
+    monkeypatch.setattr(engines, "cpu_seconds", lambda: next(seconds))
+    assert asked.integrate("highs", everything, 60.0, 1e-4, {}).status in ("stopped", "feasible")
 
 
 def test_the_whole_relaxation_is_solved_once_for_each_objective() -> None:

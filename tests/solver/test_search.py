@@ -76,7 +76,7 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
 
     monkeypatch.setattr(LeastMemory, "smallest", unproven)
     monkeypatch.setattr(LeastMemory, "is_too_small", lambda *_: False)
-    with pytest.raises(TimeLimitError, match=r"within 60 s.*; the one of least memory that it knows needs .*iB"):
+    with pytest.raises(TimeLimitError, match=r"within 60 s.*; the plan of least memory that it found needs .*iB"):
         make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
     monkeypatch.setattr(LeastMemory, "smallest", too_late)
     monkeypatch.setattr(LeastMemory, "fitting", lambda *_: None)

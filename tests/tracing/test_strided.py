@@ -39,7 +39,7 @@ def test_of_a_contiguous_tensor_s_own_elements(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_memory_that_a_plan_does_not_keep(kind: str) -> None:
-    with pytest.raises(UntraceableError, match="under a plan a tensor may lie in memory by itself"):
+    with pytest.raises(UntraceableError, match="under a plan a tensor may have memory of its own"):
         trace(Made(REFUSED[kind]), {"x": X})
 
 

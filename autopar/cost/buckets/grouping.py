@@ -57,6 +57,7 @@ class Grouping:
                     filled.setdefault(read[0], []).append(node)
         self._last_reader = [-1] * len(rows)
         self._first_reader: dict[int, int] = {}
+        self._sharing: dict[int, set[fx.Node]] = {}  # parameters that a region keeps, and others read
         kept: list[set[fx.Node]] = [set() for _ in rows]
         for reader in {user for node in self._home for user in node.users if user.op != "output"}:
             refs, region = memory.inputs[reader], self.region(reader)
@@ -64,6 +65,7 @@ class Grouping:
             self._first_reader[region] = min(at, self._first_reader.get(region, at))
             again = memory.saved(reader)[0] if memory.train else range(len(refs))
             saved = {refs[j].node for j in again if memory.is_parameter(refs[j].node)}
+            self._sharing.setdefault(region, set()).update(filter(self.shared, saved))
             if saved:
                 self._last_reader[region] = max(self._last_reader[region], self._position[reader])
                 kept[region] |= saved
@@ -121,6 +123,10 @@ class Grouping:
     def shared(self, parameter: fx.Node) -> bool:
         """Whether several regions read a parameter."""
         return len({self.region(user) for user in parameter.users if user.op != "output"}) > 1
+
+    def share(self, region: int, other: int) -> bool:
+        """Whether two regions keep a parameter that both read."""
+        return not self._sharing.get(region, set()).isdisjoint(self._sharing.get(other, ()))
 
     def home(self, parameter: fx.Node) -> int:
         """The region whose buckets a parameter is in: the first that reads it."""

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from autopar.cost.buckets.size import BUCKET_BYTES
-from autopar.cost.memory.cuts import in_storage
+from autopar.cost.memory.cuts import SUMMANDS, Cuts, in_storage
 from autopar.cost.memory.states import state_bytes
 from autopar.cost.memory.weights import named_once, unread_bytes
 from autopar.cost.structure.found import Found
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from autopar.cost.structure.blocks import Repeat
     from autopar.cost.structure.folds import Fold
 
-Cuts = tuple[tuple[int, tuple[int, int]], ...]  # by mesh axis
 Copy = tuple[TensorRef, Cuts]  # whose storage, and how it is cut
-_SUMMANDS = (-1, -1)
 
 # What torch's allocator hands out beyond the tensors: on CUDA, the workspaces of cuBLAS (32 MiB on Hopper, for each of
 # forward's and backward's threads) and the rounding of every tensor to 512 bytes. Not counted: that it hands out whole
@@ -230,19 +228,16 @@ class StepMemory:
         """What each mesh axis does to a value: the dim and digit that it cuts, or that its parts are summands; an axis
         of one device does nothing."""
         placed = [(a, p) for a, p in enumerate(layout.placements) if self.mesh_shape[a] > 1 and not p.is_replicated]
-        return tuple((a, (p.dim, p.outer) if p.is_sharded else _SUMMANDS) for a, p in placed)
+        return tuple((a, (p.dim, p.outer) if p.is_sharded else SUMMANDS) for a, p in placed)
 
     def copy(self, ref: TensorRef, layout: Layout) -> Copy:
         """The storage that holds `ref` in `layout`: equal for views that are cut alike, whichever dims that is."""
         found = self._copies.get((ref, layout))
         if found is None:
-            tensor = tensor_of(ref)
-            stored = []
-            for axis, cut in self.cuts(layout):
-                if cut != _SUMMANDS:
-                    cut = in_storage(tensor, cut, self.mesh_shape[axis])
-                stored.append((axis, cut))
-            found = self._copies[ref, layout] = self.roots[ref], tuple(stored)
+            tensor, root = tensor_of(ref), self.roots[ref]
+            is_view = tensor_of(root).nbytes <= self.local_bytes(ref, layout)
+            stored = in_storage(tensor, self.cuts(layout), self.mesh_shape, is_view=is_view)
+            found = self._copies[ref, layout] = root, stored
         return found
 
     @cached_property
@@ -256,7 +251,7 @@ class StepMemory:
             return 0
         tensor = tensor_of(root)
         kept, whole = tensor.numel(), 1
-        for axis, (piece, before) in (cut for cut in cuts if cut[1] != _SUMMANDS):
+        for axis, (piece, before) in (cut for cut in cuts if cut[1] != SUMMANDS):
             kept, whole = (kept * piece, whole * before) if before else (kept, whole * self.mesh_shape[axis])
         return -(-kept // whole) * tensor.dtype.itemsize
 

@@ -3,7 +3,8 @@ for an op where it is split.
 
 Where classes lie on several ranks, `autopar.runtime.local.class_sums` makes one gradient of the logits' size alone, in
 float32 at least; the ops themselves make a second one, that of the logarithms. Where causal queries lie on several,
-halves of them are on their way and results are joined. Where experts lie on several, each has room for every route.
+halves of them are on their way and results are joined. Where experts lie on several, each has room for every route;
+where each expert is split, what it reads and gives for a route is whole.
 What drops at random has a mask of one byte an element (`autopar.runtime.local.masks`), where PyTorch's own on CPUs is
 of the input's dtype, and for a moment what it drops of.
 """
@@ -54,7 +55,19 @@ def kept_bytes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...], i
         whole = tuple(tensor_of(tensor_inputs(node)[place]).shape)
         local = math.prod(strategy.inputs[place].local_shape(whole, mesh_shape))
         copies, found = copies + size, found + size * local // max(1, math.prod(whole))
-    return found + round((internal_bytes - copies) * _part(strategy, mesh_shape))
+    routes = _of_routes(node, strategy, mesh_shape) if target_name(node).endswith(".experts.experts") else 0
+    return found + round((internal_bytes - copies) * _part(strategy, mesh_shape)) + routes
+
+
+def _of_routes(node: fx.Node, strategy: Strategy, mesh_shape: tuple[int, ...]) -> int:
+    """Of what experts keep for each route as wide as a token, what is not split where each expert is: rows as its
+    products read them, for the gradient of its weights, and its results, for those of the routes' weights."""
+    cut = zip(strategy.inputs[_PARAMETER_OF_EXPERTS].placements, mesh_shape, strict=True)
+    ranks = math.prod(size for p, size in cut if p.is_sharded and p.dim > 0)
+    hidden, routes, weights, parameter = (tensor_of(ref) for ref in tensor_inputs(node)[: _PARAMETER_OF_EXPERTS + 1])
+    width = math.prod(strategy.inputs[0].local_shape(tuple(hidden.shape), mesh_shape)) * hidden.element_size()
+    kept = width * routes.shape[1] * (weights.requires_grad + parameter.requires_grad)
+    return kept - kept // ranks
 
 
 def _has_mask(node: fx.Node, strategy: Strategy) -> bool:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import starmap
 
 from torch import fx
 
@@ -29,9 +28,9 @@ from autopar.cost.memory.formulas import Copy
 from autopar.cost.memory.forward_moments import forward_moments
 from autopar.cost.memory.growth import Growth
 from autopar.cost.memory.moving import Moving, largest
-from autopar.cost.memory.on_the_way import READ, Phase, on_the_way
+from autopar.cost.memory.on_the_way import READ, Phase, beside, on_the_way
 from autopar.cost.memory.optimizer_step import successive, temporaries
-from autopar.cost.memory.planned_bytes import ParameterCopy, PlannedBytes
+from autopar.cost.memory.planned_bytes import ParameterCopy, PlannedBytes, Read
 from autopar.cost.memory.training_forward import TrainingForward
 from autopar.cost.structure.naming import stretch_name
 from autopar.graph import TensorRef
@@ -71,7 +70,7 @@ class _Walk:
     def __init__(self, plan: PlannedBytes) -> None:
         self.plan, self.memory, self.grouping = plan, plan.memory, plan.grouping
         self.lifetimes = plan.memory.lifetimes
-        self.read: list[list[Moving]] = []
+        self.read: list[dict[Read, Moving]] = []
         self.reduced: list[list[Moving]] = []
         for i in range(len(plan.rows)):
             model = plan.model(i)
@@ -89,7 +88,7 @@ class _Walk:
         self._count_inputs_and_outputs()
         self._alike: dict[tuple[object, ...], tuple[int, frozenset[Copy]]] = {}  # a region of each form, what it reads
         self._moved: dict[int, dict[Phase, int]] = {}
-        self._sums: dict[tuple[str, int], int] = {}
+        self._sums: dict[tuple[str, int, int | None], int] = {}
         self._told: dict[tuple[object, ...], tuple[int, _Peak, _Kept]] = {}
 
     def run(self) -> tuple[Moment, ...]:
@@ -210,13 +209,23 @@ class _Walk:
             phases = on_the_way(self.grouping, i, self.plan.divided(i))
             if not self.plan.reduces(i):
                 del phases[Phase.REDUCING]
-            self._moved[i] = {phase: sum(starmap(self._bytes, terms)) for phase, terms in phases.items()}
+            self._moved[i] = {
+                phase: sum(self._bytes(kind, one, there) for kind, one, there in beside(terms))
+                for phase, terms in phases.items()
+            }
         return self._moved[i]
 
-    def _bytes(self, kind: str, i: int) -> int:
-        if (kind, i) not in self._sums:
-            self._sums[kind, i] = largest(self.read[i] if kind in READ else self.reduced[i], kind)
-        return self._sums[kind, i]
+    def _bytes(self, kind: str, i: int, there: int | None) -> int:
+        """`there`: a region whose parameters are; what a region shares with it does not arrive beside them."""
+        if there is not None and not self.grouping.share(i, there):
+            there = None
+        if (kind, i, there) not in self._sums:
+            others = self.read[there].items() if there is not None else ()
+            shared = {key[:2] for key, one in others if one.arriving}
+            read = [one for key, one in self.read[i].items() if key[:2] not in shared]
+            moved = read if kind in READ else self.reduced[i]
+            self._sums[kind, i, there] = largest(moved, kind)
+        return self._sums[kind, i, there]
 
     def _count_parameters(self) -> None:
         for node, storage, count in self.plan.distinct_parameters:

@@ -10,7 +10,7 @@ What is read ahead goes by `cost.buckets.ahead`, with the sizes that buckets hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -73,6 +73,14 @@ def on_the_way(grouping: Grouping, region: int, divided: str | None = None) -> d
         early, _ = _ahead(grouping, region, read=False)
         found[Phase.LANDING] = (*left, ("landing", region), *early)
     return found
+
+
+def beside(terms: Terms) -> Iterator[tuple[str, int, int | None]]:
+    """Terms of a phase, each with the region whose parameters are there meanwhile: what another shares with it, as
+    blocks that are called again and again do, it reads from there (`autopar.runtime.communication.gathers`)."""
+    there = next((region for kind, region in terms if kind in ("gathered", "landing")), None)
+    for kind, region in terms:
+        yield kind, region, there if kind in READ and region != there else None
 
 
 def begun_ahead(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autopar.cost.buckets.grouping import Grouping
-from autopar.cost.memory.formulas import Copy, Cuts, StepMemory
+from autopar.cost.memory.cuts import Cuts
+from autopar.cost.memory.formulas import Copy, StepMemory
 from autopar.cost.memory.local_workspace import kept_bytes
 from autopar.cost.memory.momentary import Momentary
 from autopar.cost.memory.moving import Moving, moving, replayed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from autopar.strategies.strategy import Strategy
 
 ParameterCopy = tuple[fx.Node, Cuts]  # of which parameter, cut how
+Read = tuple[TensorRef, Layout, bool]  # a parameter, how it is wanted, and whether a replay reads it
 
 
 class PlannedBytes:
@@ -181,9 +183,9 @@ class PlannedBytes:
             if self.memory.is_parameter(ref.node)
         }
 
-    def kept_in(self, i: int) -> list[Moving]:
+    def kept_in(self, i: int) -> dict[Read, Moving]:
         """What moves of the parameters that a region's ops keep for backward, or that replays read."""
-        found: dict[tuple[TensorRef, Layout, bool], Moving] = {}
+        found: dict[Read, Moving] = {}
         for node in self.members[i]:
             refs, inputs = self.memory.inputs[node], self.chosen[node].inputs
             saved, replays = self.memory.saved(node)[0] if in_segment(node) else (), node in self.segment_of
@@ -191,7 +193,7 @@ class PlannedBytes:
                 key = ref, wanted, replays
                 if (j in saved or replays) and self.memory.is_parameter(ref.node) and key not in found:
                     found[key] = self._moved_in_backward(ref, wanted, replays=replays)
-        return list(found.values())
+        return found
 
     def _moved_in_backward(self, ref: TensorRef, wanted: Layout, *, replays: bool) -> Moving:
         """A replay gathers what it reads, whatever the plan says."""

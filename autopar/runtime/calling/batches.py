@@ -25,14 +25,14 @@ from autopar.runtime.stored.carried import planned_of
 
 
 def local_batch(model: nn.Module, batch: Any) -> Any:
-    """This rank's part of a batch of which every rank has the whole, to be passed to the planned model.
+    """This rank's part of a batch that every rank has, to pass to the planned model.
 
     `batch`: inputs by name, as in `meta_args`; a tuple or list of positional inputs; or the first input alone. It may
-    have fewer rows than the example, as a last batch does. By name it may also have what the model does not take,
-    targets of a loss outside of it: of these, this rank gets the rows that it has of the inputs. So it does of inputs
-    that the example did not have, a mask say, whose first dim is as long as that of the others.
+    have fewer rows than the example, as a last batch has. By name it may also hold tensors that the model does not
+    take, such as targets of a loss outside it, and inputs that the example did not have, such as a mask: if their first
+    dim is as long as that of the inputs, this rank gets the same rows of them.
 
-    Raises InputError for a batch whose rows the ranks cannot share evenly, and for more inputs than the model takes.
+    Raises InputError if the ranks cannot share the rows evenly, and for more inputs than the model takes.
     """
     planned = planned_of(model)
     lies = planned.programs.first.inputs
@@ -61,16 +61,16 @@ def local_batch(model: nn.Module, batch: Any) -> Any:
 def sampler(
     model: nn.Module, dataset: Sized, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
 ) -> PartSampler:
-    """The rows of a dataset that this rank passes to the planned model, batch after batch.
+    """A sampler of the dataset's rows that this rank passes to the planned model, batch after batch.
 
         rows = autopar.sampler(model, dataset, shuffle=True)
         loader = DataLoader(dataset, sampler=rows, batch_size=rows.batch_size)
 
-    The parts of all ranks are the batches that one process takes in turn, each of as many rows as the example had.
-    Call `rows.set_epoch(epoch)` before each epoch to shuffle anew; all ranks pass the same `seed`.
-    `drop_last`: leave out the rows that do not fill a batch. If not, the last batch is smaller.
+    All ranks together take the batches that one process would, each with as many rows as the example. Call
+    `rows.set_epoch(epoch)` before each epoch to shuffle again; all ranks pass the same `seed`. `drop_last`: leave out
+    the rows that do not fill a batch. If not, the last batch is smaller.
 
-    Raises InputError for a last batch that the ranks cannot share evenly, and a dataset of no length.
+    Raises InputError for a last batch that the ranks cannot share evenly, and for a dataset without a length.
     """
     planned = planned_of(model)
     if not isinstance(dataset, Sized):

@@ -85,16 +85,16 @@ def let_submodules_be_called(model: nn.Module) -> None:
 
 
 def register_forward_method(module: nn.Module, method: str) -> None:
-    """From now on calls of a method of a planned model, or of one of its modules, are planned as those of forward are.
+    """From now on, plan calls of this method of a planned model, or of one of its modules, like those of forward.
 
         autopar.register_forward_method(model, "encode")
         codes = model.encode(images)  # on every rank
 
-    Without it the method's own code runs: each module that it calls is planned by itself, and parameters that it reads
-    are DTensors. Every rank calls this alike. What it returns are plain tensors: whole, and with `inputs="local"` of
-    the rows that the rank has passed, dim 0 of every tensor that is as long as the first.
+    Otherwise the method's own code runs: each module that it calls is planned separately, and parameters that it reads
+    are DTensors. Called on every rank. The method returns plain tensors: whole ones, or with `inputs="local"` the rows
+    that the rank has passed, in dim 0 of every tensor that is as long as the first.
 
-    Raises InputError for a module of no planned model, and a method that its class does not have.
+    Raises InputError for a module outside planned models, and for a method that its class does not have.
     """
     forward = vars(module).get("forward")
     if isinstance(forward, Entered) and forward.model is not None:

@@ -15,17 +15,17 @@ from autopar.runtime.stored.carried import planned_of
 
 
 def own_rows(model: nn.Module, outputs: Any) -> Any:
-    """Of tensors that have a row for each of the whole batch, this rank's rows, as plain tensors.
+    """This rank's rows of tensors that have the rows of the whole batch, as plain tensors.
 
         predicted = autopar.own_rows(model, output.logits).argmax(-1)
         right = (predicted == labels).sum()  # labels: of the rows that this rank has passed
 
-    For plans with `inputs="local"`; with `inputs="global"` every row is every rank's, and the tensors are whole.
-    `outputs`: a tensor that the planned model has returned, or a tree of them; scalars and what is no tensor stay as
-    they are. All ranks call it, since rows that lie elsewhere are sent. Gradients that come back count as those of
-    DistributedDataParallel do: the mean over the ranks.
+    For plans with `inputs="local"`; with `inputs="global"` every rank has all rows, and the tensors are whole.
+    `outputs`: a tensor that the planned model has returned, or a tree of them; scalars and other objects are returned
+    unchanged. Called on every rank, since rows may be sent between ranks. Gradients through it are averaged over the
+    ranks, as by DistributedDataParallel.
 
-    Raises InputError for a tensor of other rows than the batches that the model was called with.
+    Raises InputError for a tensor whose number of rows is not that of a batch that the model was called with.
     """
     planned = planned_of(model)
     rows = sorted({program.rows for program in planned.programs} - {0})  # none where every rank passes all

@@ -83,16 +83,16 @@ def _refused(
     """Why a call cannot run: how it differs from the traced one, and why it cannot be planned itself."""
     earlier = planned.programs.of(entry)
     if not earlier:
-        error.add_note(f"This came of a call of {of_model(entry)}, which is planned for itself.")
+        error.add_note(f"This happened in a call of {of_model(entry)}, which is planned separately.")
         return error
     try:
         earlier[-1].traced.bind(*planned.whole_call(model, earlier[-1:], args, kwargs, entry))
     except InputError as difference:
         where = error.where if isinstance(error, AutoparError) else place_of(error)
         reason = error.message if isinstance(error, AutoparError) else f"{type(error).__name__}: {error}"
-        return InputError(f"{difference.message}; nor can such a call be planned: {reason}", where=where)
+        return InputError(f"{difference.message}; planning such a call failed too: {reason}", where=where)
     error.add_note(
-        "This came of a call that is planned for itself: its arguments are like those of an earlier one, but the "
-        "mode (train() or eval(), no_grad), what is trainable, or a value set on a module is another."
+        "This happened in a call that is planned separately: its arguments match those of an earlier one, but the mode "
+        "(train() or eval(), no_grad), which parameters are trained, or a value set on a module differs."
     )
     return error

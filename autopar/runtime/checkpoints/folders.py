@@ -33,7 +33,7 @@ _LEFTOVER = re.compile(r"\.step-\d{8,}\.(partial|deleted)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: where it lies, after which step and by how many ranks it was saved.
+    """A complete checkpoint: its path, the step after which it was saved, and by how many ranks.
 
     `sequence` counts the saves into a folder: the latest checkpoint is the one saved last, which need not be that of
     the highest step (training may have gone back to an earlier one).

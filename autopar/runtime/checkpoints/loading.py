@@ -24,7 +24,7 @@ from autopar.runtime.stored.parameters import check_values
 
 
 def latest_checkpoint(folder: str | Path) -> Checkpoint | None:
-    """The complete checkpoint of `folder` that was saved last, or None; every rank gets what rank 0 finds."""
+    """The complete checkpoint in `folder` that was saved last, or None; every rank gets the one that rank 0 finds."""
     finish_running()
     here = Path(folder).absolute()
     return Together("latest_checkpoint").first_does(
@@ -40,22 +40,21 @@ def load_checkpoint(
     extra_state: Mapping[str, Any] | None = None,
     random_states: bool = True,
 ) -> int:
-    """Read a checkpoint into `model` and `optimizer` in place and return its step; every rank calls this alike.
+    """Load a checkpoint into `model` and `optimizer` in place, and return its step; called on every rank.
 
-    The model may be planned, under any plan and mesh, or any plain module with the same parameters, on one process or
-    more. Values are those that were saved, bit for bit, cast where the model has another dtype. One on the meta device
-    gets its memory first, from `autopar.materialise(model, draw=False)`.
+    The model may have any plan and mesh, or be a plain module with the same parameters, on any number of processes.
+    Values are the saved ones, bit for bit, cast if the model has another dtype. A model on the meta device needs
+    `autopar.materialise(model, draw=False)` first.
 
     Args:
-        optimizer: as saved, one or a list; None to leave the optimizer's state out (a model that is only evaluated).
-        checkpoint: what `latest_checkpoint` found, or a path that ends in `step-…`.
-        extra_state: what is to be loaded of the `extra_state` that was saved, each with a `load_state_dict`.
-        random_states: also go on with the random numbers. On the number of ranks that saved it each rank gets its own;
-            on another, rank r gets those of saved rank r modulo their number, `extra_state` likewise.
+        optimizer: one or a list, as saved; None: do not load optimizer state (for a model that is only evaluated).
+        checkpoint: from `latest_checkpoint`, or a path that ends in `step-…`.
+        extra_state: the objects of the saved `extra_state` to load, by name, each with a `load_state_dict`.
+        random_states: also restore the random states. On as many ranks as saved it, each rank gets its own; on another
+            number, rank r gets that of saved rank r modulo their number. The same holds for `extra_state`.
 
-    Raises, on every rank: InputError, before anything is changed, where the checkpoint is not complete or its
-    parameters, groups of parameters, kind of optimizer or `extra_state` are others; CheckpointError where reading
-    fails midway.
+    Raises, on every rank: InputError, before anything is changed, if the checkpoint is not complete or has other
+    parameters, parameter groups, optimizers or `extra_state`; CheckpointError if reading fails midway.
     """
     finish_running()
     together, model = Together("load_checkpoint"), uncompiled(model)

@@ -40,27 +40,27 @@ def save_checkpoint(
     keep: int | None = None,
     asynchronous: bool = False,
 ) -> Future[Path]:
-    """Save model, optimizer, random states, step and plan into `folder/step-…`; every rank calls this alike.
+    """Save model, optimizer, random states, step and plan into `folder/step-…`; called on every rank.
 
-    The model may be planned or not, on any number of ranks; `load_checkpoint` reads it on any other. It is complete
-    or not there: whenever a process dies, the last complete one stays usable. Ranks on several machines need a
-    `folder` on a filesystem that all of them see. One folder is for one run: leftovers of crashes in it are removed.
+    The model may be planned or not, on any number of ranks; `load_checkpoint` reads it on any other number. Whenever a
+    process dies, the last complete checkpoint stays usable. Ranks on several machines need a `folder` on a shared
+    filesystem. Use one folder for one run: leftovers of crashes in it are removed.
 
     Args:
-        optimizer: the one of the model, or a list of those that its parameters have.
-        step: optimizer steps that were made.
-        extra_state: further things by name, each with a `state_dict` and a `load_state_dict` (schedulers, data
-            loaders, gradient scalers, averaged weights), or values of numbers, strings, tensors, lists and dicts; every
-            rank's own, but for sharded tensors (DTensors).
-        keep: how many checkpoints stay in the folder, the last ones; None: all.
+        optimizer: the optimizer of the model, or a list of several.
+        step: optimizer steps made so far.
+        extra_state: other objects by name, each with a `state_dict` and a `load_state_dict` (schedulers, data loaders,
+            gradient scalers, averaged weights), or numbers, strings, tensors, lists and dicts; saved for each rank,
+            except sharded tensors (DTensors).
+        keep: how many of the last checkpoints stay in the folder; None: all.
         asynchronous: return as soon as everything is copied to CPU memory, and write in the background. The next call
             waits for the one before.
 
-    Returns a future of the checkpoint's path: done already, or with `asynchronous` when it is complete. `result()`
-    raises what went wrong, and so does the next call; call it before `dist.destroy_process_group()`.
+    Returns a future of the checkpoint's path, which with `asynchronous` is done when the checkpoint is complete.
+    `result()` raises errors of the writing, and so does the next call; call it before `dist.destroy_process_group()`.
 
-    Raises, on every rank: InputError where the ranks disagree about the step or something cannot be kept in a
-    checkpoint, CheckpointError where writing fails.
+    Raises, on every rank: InputError if the ranks disagree about the step, or if a value cannot be kept in a
+    checkpoint; CheckpointError if writing fails.
     """
     global _running
     finish_running()

@@ -90,6 +90,8 @@ def _all_to_all(action: Action, tensor: torch.Tensor) -> torch.Tensor:
 
 def _slice(action: Action, tensor: torch.Tensor) -> torch.Tensor:
     assert action.cut is not None
+    if action.cut.repeats(tensor):
+        return action.cut.take(tensor, action.rank)
     # a copy: a view would keep the whole in memory for as long as the piece is saved for backward
     return action.cut.copy(tensor, action.rank)
 

@@ -75,6 +75,13 @@ class Cut:
         digits = torch.unflatten(tensor, self.dim, (self.outer, self.ranks, self._part))
         return digits.select(self.dim + 1, rank).flatten(self.dim, self.dim + 1)
 
+    def repeats(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is expanded along the dim, so that a view of a piece keeps no more in memory than a copy."""
+        if tensor.stride(self.dim) or torch.compiler.is_compiling():  # compilers see storages of their own
+            return False
+        piece = tensor.numel() // self.length * self.longest
+        return tensor.untyped_storage().nbytes() <= piece * tensor.element_size()
+
     def copy(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """The same in memory of its own, copied once."""
         if self.outer == 1:

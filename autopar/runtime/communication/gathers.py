@@ -3,12 +3,15 @@
 A gather begins while the buckets before it in the order of the pass are read (`cost.buckets.ahead`). Outside recomputed
 segments, gathering again needs saved-tensor hooks: what autograd saves of a gathered copy (the copy itself, or a view
 of it such as its transpose) is replaced by its place in the bucket, and the copy is freed after its use.
+
+Of what a bucket shares with one that is gathered while it is there, nothing travels: recomputed blocks that share
+parameters have a bucket each, and what the replay of one has gathered the next one reads too (`Route.handed_on`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -35,13 +38,27 @@ class _Gather(NamedTuple):
     read_bytes: int
 
 
+class _Arriving(NamedTuple):
+    """Members of a bucket: those that are `handed` on, and the others in a flight."""
+
+    members: Sequence[int]
+    handed: Mapping[int, torch.Tensor]
+    flight: Flight | None
+
+    def finish(self) -> list[torch.Tensor]:
+        """The members, whole."""
+        arrived = iter(self.flight.finish() if self.flight is not None else ())
+        return [self.handed[i] if i in self.handed else next(arrived) for i in self.members]
+
+
 class Gathers:
     """Those of one call. `shards`: local tensors of the state by place, without history."""
 
     def __init__(self, route: Route, shards: Sequence[torch.Tensor]) -> None:
         self._thread = threading.get_ident()
         self._route, self._shards = route, shards
-        self._begun: dict[Bucket, Flight] = {}
+        self._begun: dict[Bucket, _Arriving] = {}
+        self._handed: dict[Bucket, dict[int, torch.Tensor]] = {}  # to buckets that have not begun
         self._live: dict[int, Gathered] | None = None
         self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
         self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
@@ -54,8 +71,8 @@ class Gathers:
             self._abandon()
 
     def _abandon(self) -> None:
-        leave(self._begun.values(), self._thread)
-        self._begun = {}
+        leave([one.flight for one in self._begun.values() if one.flight is not None], self._thread)
+        self._begun, self._handed = {}, {}
 
     def gather(self, bucket: Bucket) -> list[torch.Tensor]:
         """All members, whole; the next bucket's gather is under way then."""
@@ -93,25 +110,39 @@ class Gathers:
         return whole
 
     def _arrived(self, bucket: Bucket, members: Sequence[int]) -> list[torch.Tensor]:
-        flight = self._begun.pop(bucket, None) or self._begin(bucket, members)
+        arriving = self._begun.pop(bucket, None) or self._begin(bucket, members)
         self._go_ahead(bucket, read=False)  # at the start of a pass: behind its first collective, not the last
-        return flight.finish()
+        whole = arriving.finish()
+        self._hand_on(bucket, dict(zip(members, whole, strict=True)))
+        return whole
 
-    def _begin(self, bucket: Bucket, members: Sequence[int]) -> Flight:
-        stages = [bucket.stages[i] for i in members]
-        shards = [self._shards[bucket.places[i]] for i in members]
+    def _begin(self, bucket: Bucket, members: Sequence[int]) -> _Arriving:
+        handed = self._handed.pop(bucket, {})
+        travel = [i for i in members if i not in handed]
+        if not travel:
+            return _Arriving(members, handed, None)
+        stages = [bucket.stages[i] for i in travel]
+        shards = [self._shards[bucket.places[i]] for i in travel]
         with torch.no_grad(), named(f"gather {bucket.title}"):
-            return Flight(shards, [stage.forward for stage in stages], stages[0].dtype)
+            return _Arriving(members, handed, Flight(shards, [stage.forward for stage in stages], stages[0].dtype))
+
+    def _hand_on(self, bucket: Bucket, whole: Mapping[int, torch.Tensor]) -> None:
+        """Leave members to a bucket that reads them soon; as tensors of their own, since those that a call makes carry
+        its history."""
+        backward = torch._C._current_graph_task_id() != -1
+        for member, (after, place) in self._route.handed_on(self._gather, backward=backward).get(bucket, {}).items():
+            if member in whole:
+                self._handed.setdefault(after, {})[place] = whole[member].detach()
 
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
         """Of the buckets behind one, begin what is due by now. Waits for such alone as began at a bucket before."""
         backward = torch._C._current_graph_task_id() != -1
         here, behind = self._gather(bucket), self._behind(bucket, backward=backward)
         for (after, *_), collectives in due_ahead(here, behind, self._route.longest, read=read):
-            flight = self._begun.get(after)
-            if flight is not None:
-                while flight.launched < collectives:
-                    flight.advance()
+            arriving = self._begun.get(after)
+            if arriving is not None:
+                while arriving.flight is not None and arriving.flight.launched < collectives:
+                    arriving.flight.advance()
             else:
                 members = (
                     sorted(self._packed[after]) if backward and after in self._packed else range(len(after.places))

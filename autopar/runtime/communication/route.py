@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from autopar.cost.buckets.ahead import due_ahead
 from autopar.runtime.communication.buckets import Bucket
 from autopar.runtime.communication.convert import Stage
+
+Handed = dict[Bucket, dict[int, tuple[Bucket, int]]]  # members of a bucket, each as a member of another
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Route:
     names: tuple[str, ...] = ()  # of the state
     read_bytes: dict[Bucket, int] = field(default_factory=dict)  # of those that were asked for already
     awaiting: dict[Bucket, frozenset[int]] = field(default_factory=dict)  # members that a later one in backward has too
+    runs: tuple[Sequence[Sequence[Bucket]], ...] = ((), ())  # by segment, in forward and in backward
+    _handed: dict[bool, Handed] = field(default_factory=dict)
 
     def missing(self, bucket: Bucket, is_missing: Callable[[Bucket], bool]) -> Bucket | None:
         """The first bucket that is missing of those that backward gathers before one."""
@@ -47,18 +53,50 @@ class Route:
                 runs[-1].append(stop)
             else:
                 runs.append([stop])
-        back: list[Bucket] = []
+        back_runs: list[list[Bucket]] = []
         for run in reversed(runs):
             if run[0].segment < 0:
-                back += [stop.bucket for stop in reversed(run) if stop.bucket.again]
+                back_runs.append([stop.bucket for stop in reversed(run) if stop.bucket.again])
             else:
-                back += [stop.bucket for stop in run if stop.replayed]
+                back_runs.append([stop.bucket for stop in run if stop.replayed])
+        back = list(itertools.chain.from_iterable(back_runs))
         again = any(stop.bucket.again and stop.segment < 0 for stop in stops)
         longest = max((bucket.gathers for bucket in there), default=0)
         moving = (stop.bucket for stop in stops if stop.bucket.gathers or stop.bucket.reduces)
         places = frozenset(place for bucket in moving for place in bucket.places)
         forward, backward = (dict(itertools.pairwise(order)) for order in (there, back))
-        return Route(forward, backward, again, longest, places, tuple(names), awaiting=_awaiting(stops))
+        awaiting = _awaiting(stops)
+        both = [[stop.bucket for stop in run] for run in runs], list(filter(None, back_runs))
+        return Route(forward, backward, again, longest, places, tuple(names), awaiting=awaiting, runs=both)
+
+    def handed_on(self, gather: Callable[[Bucket], Any], *, backward: bool) -> Handed:
+        """Members that the next run reads too, by bucket: those whose gather would begin while they are there.
+
+        A run is a recomputed segment, or what lies between two. What backward reads of a replay is there until it is
+        through with the segment, so until the last bucket of it has been read at least; else, a member is while its own
+        bucket is. `gather`: a bucket as `cost.buckets.ahead` asks for it.
+        """
+        if backward not in self._handed:
+            self._handed[backward] = self._find_handed(gather, backward=backward)
+        return self._handed[backward]
+
+    def _find_handed(self, gather: Callable[[Bucket], Any], *, backward: bool) -> Handed:
+        found: Handed = {}
+        order = list(itertools.chain.from_iterable(self.runs[backward]))
+        for run, following in itertools.pairwise(self.runs[backward]):
+            reads = {member: (one, i) for one in following for i, member in enumerate(_members(one))}
+            for bucket in run:
+                shared = {i: reads[member] for i, member in enumerate(_members(bucket)) if member in reads}
+                if shared:
+                    last = run[-1] if backward and bucket.in_segment else bucket
+                    behind = map(gather, order[order.index(last) + 1 :])
+                    due = {one.bucket for one, _ in due_ahead(gather(last), behind, self.longest, read=True)}
+                    found[bucket] = {i: one for i, one in shared.items() if one[0] in due}
+        return found
+
+
+def _members(bucket: Bucket) -> list[tuple[int, Stage]]:
+    return list(zip(bucket.places, bucket.stages, strict=True))
 
 
 def _awaiting(stops: Sequence[Stop]) -> dict[Bucket, frozenset[int]]:
@@ -67,7 +105,7 @@ def _awaiting(stops: Sequence[Stop]) -> dict[Bucket, frozenset[int]]:
     found: dict[Bucket, frozenset[int]] = {}
     reduced: set[tuple[int, Stage]] = set()
     for bucket in dict.fromkeys(stop.bucket for stop in stops if stop.bucket.reduces):
-        members = list(zip(bucket.places, bucket.stages, strict=True))
+        members = _members(bucket)
         if again := frozenset(i for i, member in enumerate(members) if member in reduced):
             found[bucket] = again
         reduced.update(members)

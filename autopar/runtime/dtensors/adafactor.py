@@ -10,11 +10,12 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 
 class Adafactor(torch.optim.Adafactor):
-    """`torch.optim.Adafactor`, argument by argument and step by step the same numbers, for DTensors and plain tensors.
+    """`torch.optim.Adafactor` for DTensors and plain tensors, with the same arguments and the same results in each
+    step.
 
-    Squares are averaged where gradients lie, and only the averages (a row and a column a matrix), norms and what comes
-    to one number cross ranks; the factors of the second moment lie as the dims of the parameter that they keep.
-    `foreach` has no effect. Noam Shazeer and Mitchell Stern, Adafactor (2018), in the form of torch 2.13.
+    Squares are averaged on each rank's shards; only the averages (a row and a column for each matrix), norms and other
+    single numbers are exchanged. The factors of the second moment are sharded like the dims of the parameter that they
+    keep. `foreach` has no effect. Noam Shazeer and Mitchell Stern, Adafactor (2018), in the form of torch 2.13.
     """
 
     @torch.no_grad()

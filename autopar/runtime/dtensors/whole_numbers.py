@@ -48,8 +48,8 @@ def _formatted(tensor: DTensor, spec: str) -> str:
         return str(tensor)
     if not all(placement.is_replicate() for placement in tensor.placements):
         raise InputError(
-            "a number of which each rank has a part is formatted, and no rank has the whole: read it before, on every "
-            "rank (`norm = clip_grad_norm_(...).item()`)"
+            "a number of which each rank has only a part is formatted: read it first, on every rank "
+            "(`norm = clip_grad_norm_(...).item()`)"
         )
     return format(tensor.to_local(), spec)
 

@@ -9,9 +9,9 @@ from torch.distributed.tensor import DTensor
 
 
 def gradients_are_finite(model: nn.Module) -> bool:
-    """Whether no gradient of the model holds a NaN or an infinity, on any rank; every rank calls this alike.
+    """Whether no gradient of the model has a NaN or an infinity, on any rank; called on every rank.
 
-    A bad batch or an overflow then costs one step and not the run:
+    So a bad batch or an overflow costs one step, not the run:
 
         loss.backward()
         if autopar.gradients_are_finite(model):

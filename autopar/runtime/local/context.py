@@ -80,7 +80,7 @@ class LocalContext:
         start = 0
         for cut, rank in self.cuts(layout, dim, length):
             if cut.outer != 1:
-                raise LayoutError(f"dim {dim} lies strided as {layout}, where contiguous shards are needed")
+                raise LayoutError(f"dim {dim} is strided in layout {layout}, where contiguous shards are needed")
             begin, length = cut.runs(rank)[0]
             start += begin
         return start, length

@@ -214,7 +214,9 @@ class _Lowering:
             value = tensor_of(refs[0]) if refs else None
             self.outputs.append((layout, tuple(value.shape), value.stride()) if layout and value is not None else None)
             if layout is not None and not layout.is_plain(self.rank.mesh.shape):
-                raise PlanMismatchError(f"an output lies as {layout}; outputs are whole or plain shards: plan again")
+                raise PlanMismatchError(
+                    f"an output has layout {layout}; outputs must be whole or plain shards: plan again"
+                )
         self.outer.graph.output(self._arguments(tuple(leaves), inputs, self.outer))
 
 

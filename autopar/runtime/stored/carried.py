@@ -20,7 +20,7 @@ def planned_of(model: nn.Module) -> Planned:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan that `autoparallelize` gave the model; not those of other shapes or modes that came later.
+    """The plan that `autoparallelize` gave the model, not those of later calls with other shapes or modes.
 
     Raises InputError for a model without a plan.
     """

@@ -23,8 +23,8 @@ def refuse_shared_memory(model: nn.Module) -> None:
             for other_name, other in under_way:
                 if (one.requires_grad or other.requires_grad) and _overlap(one, other):
                     raise InputError(
-                        f"the parameters '{other_name}' and '{name}' are two that share memory (`a.data = b.data` does "
-                        "this), which they would not do once they are dealt out: let them be one parameter "
+                        f"the parameters '{other_name}' and '{name}' share memory (`a.data = b.data` does this), and "
+                        "would no longer do so once they are sharded: let them be one parameter "
                         f"(model.{other_name} = model.{name}), or give each its own (`data = data.clone()`)"
                     )
             under_way.append((name, one))

@@ -70,7 +70,7 @@ class Trained:
             if budget is not None and peak - states.total() <= budget < peak:
                 warn(
                     f"this call trains {len(new)} parameters that an earlier one does not, and the optimizer keeps "
-                    f"{show_bytes(states.total())} of states for them: steps of the earlier call take "
+                    f"{show_bytes(states.total())} of state for them: steps of the earlier call take "
                     f"{show_bytes(peak)} from now on, more than the budget of {show_bytes(budget)}"
                 )
 

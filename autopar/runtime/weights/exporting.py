@@ -35,17 +35,18 @@ class _File:
 def export_full_state(
     model: nn.Module, path: str | Path, *, largest_file: int | str = "5GB", dtype: torch.dtype | None = None
 ) -> list[Path]:
-    """Write parameters and persistent buffers to safetensors; every rank calls this alike, rank 0 writes.
+    """Write parameters and persistent buffers to safetensors; called on every rank, rank 0 writes.
 
-    `path`: a folder, which gets `model.safetensors`, or a file `NAME.safetensors`. More than `largest_file` bytes
-    become several files and an index, as transformers reads them; rank 0 holds one file's tensors at a time beside its
-    own parts, the other ranks none. A tied tensor is stored under one of its names. A model of transformers gets its
-    config beside, so that its `from_pretrained` reads the folder. `dtype`: what floating tensors are cast to; None: as
-    they are stored. A model without a plan is written too.
+    `path`: a folder, in which `model.safetensors` is written, or a file `NAME.safetensors`. More than `largest_file`
+    bytes are split into several files with an index, as transformers reads them. In addition to its shards, rank 0
+    holds the tensors of one file at a time, other ranks none. A tied tensor is stored under one of its names. For a
+    model of transformers the config is written too, so that `from_pretrained` reads the folder. `dtype`: floating
+    tensors are cast to it; None: as they are stored. A model without a plan can be written too.
 
-    Files are written beside and put in place when they are all complete, the index last. Returns their paths.
+    Files are first written under temporary names, and renamed when all are complete, the index last. Returns their
+    paths.
 
-    Raises InputError, on every rank, for a model on the meta device and where files cannot be written.
+    Raises InputError, on every rank, for a model on the meta device, or if files cannot be written.
     """
     folder, stem = _place(Path(path))
     planned = getattr(model, ATTRIBUTE, None)

@@ -76,8 +76,8 @@ def _fitted(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     entries = {key: state for key, state in states.items() if key in by_key and isinstance(state, Mapping)}
     if isinstance(optimizer, LBFGS) and any(map(_is_plain, tree_leaves(entries))):
         raise InputError(
-            "the state of LBFGS is made of vectors over all parameters, and those of one process do not lie as a "
-            "planned model's: start LBFGS anew from the weights"
+            "the state of LBFGS is made of vectors over all parameters, and those of one process are not "
+            "sharded like a planned model's: start LBFGS again from the weights"
         )
     check_own_shards((value, by_key[key]) for key, state in entries.items() for value in state.values())
     fitted = {

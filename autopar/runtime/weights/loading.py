@@ -29,19 +29,19 @@ _WHOLE_NUMBERS = ("I", "U", "BOOL")  # how safetensors' names of dtypes that are
 
 
 def load_weights(model: nn.Module, path: str | Path, *, strict: bool = True) -> int:
-    """Read a planned model's weights from safetensors; every rank calls this alike. Returns the bytes this rank read.
+    """Read a planned model's weights from safetensors; called on every rank. Returns the bytes that this rank read.
 
     `path`: a file, a folder, or an index of several files. Names are those of `model.state_dict()`; a tied tensor is
-    stored once, under any of its names. Values are cast to the dtype that the plan stores. What files of transformers
-    hold in another form (experts one by one, older names) is found as by its own `from_pretrained`, and so is a model
-    without its head, or with one (`base_model_prefix`).
-    `strict`: all that the model has must be there, and no more. If not, what is missing stays as it is (on the meta
-    device it waits for `materialise`), and a warning says what was missing or left over. Buffers that no `state_dict`
-    has wait for it in any case.
+    stored once, under any of its names. Values are cast to the dtype in which the plan stores them. Other forms in
+    files of transformers (experts one by one, older names, a model without its head or with one: `base_model_prefix`)
+    are converted as by its own `from_pretrained`.
+    `strict`: the files must hold all tensors of the model, and no others. If False, missing tensors stay as they are
+    (those on the meta device need `materialise`), and a warning lists missing and unused ones. Non-persistent buffers
+    on the meta device always need `materialise`.
 
-    Raises InputError, on every rank, for files that cannot be read, for names, shapes or kinds of numbers that differ
-    (before anything is changed), and for tied tensors of which the files hold several values; PlanMismatchError where
-    ranks see other files.
+    Raises InputError, on every rank, for files that cannot be read, for names, shapes or kinds of dtypes that differ
+    (before anything is changed), and for tied tensors with several values in the files; PlanMismatchError if ranks see
+    different files.
     """
     planned = planned_of(model)
     meet("load_weights")

@@ -30,23 +30,23 @@ _OWN = ("reset_parameters", "_reset_parameters")
 def materialise(
     model: nn.Module, build: Build | None = None, *, device: torch.device | str | None = None, draw: bool = True
 ) -> nn.Module:
-    """Give what is on the meta device its initial values, each rank its part; every rank calls this alike.
+    """Give tensors on the meta device their initial values, each rank its shards; called on every rank.
 
-    The values are, bit for bit, those that one process gets from `build()` when its generator stands as rank 0's does
-    now: the constructor runs once without data on every rank, then its ops run again in order, each tensor whole only
-    from the op that fills it to the last that needs it. Parameters and buffers that have values already keep them.
+    The values are, bit for bit, those that one process gets from `build()` with the generator state of rank 0. The
+    constructor runs once without data on every rank; then its ops run again in order, and each tensor is whole only
+    from the op that fills it to the last one that needs it. Parameters and buffers with values keep them.
 
-    `build`: the function that made the model. None: a model of transformers is built anew from its config; any other
-    runs its `init_weights()` if it has one, else every module's `reset_parameters()`, inner modules first: the values
-    of `model.to_empty(device=...)` followed by just that.
-    `device`: where numbers are drawn, for generators of CPUs and GPUs differ; None: the device of the mesh.
-    `draw`: if False parameters get zeros, and buffers alone their initial values: for `load_checkpoint`, which fills
-    what is there.
+    `build`: the function that built the model. None: a model of transformers is built again from its config; any other
+    runs its `init_weights()` if it has one, else every module's `reset_parameters()`, inner modules first, as after
+    `model.to_empty(device=...)`.
+    `device`: where random numbers are drawn (CPUs and GPUs give different ones); None: the device of the mesh.
+    `draw`: if False, parameters get zeros, and only buffers their initial values; for `load_checkpoint`, which
+    overwrites the parameters.
 
-    Afterwards the generator of a rank stands where the constructor leaves it, if it stood as rank 0's did.
+    Afterwards a rank's generator has the state in which the constructor leaves it, if it began with that of rank 0.
 
-    Raises InputError, on every rank, where something gets no value, or where it depends on random numbers how the
-    constructor goes on; PlanMismatchError where constructors differ between ranks.
+    Raises InputError, on every rank, if a tensor gets no value, or if the constructor branches on random numbers;
+    PlanMismatchError if constructors differ between ranks.
     """
     planned = planned_of(model)
     meet("materialise")

@@ -32,6 +32,7 @@ _MARKS = {
     "_is_expert_parallel": False,
 }
 _SKIPS = (5, 17)  # the version from which its implementations leave routes to no expert out, in gradients too
+_COPYING = "batched_mm_experts_forward"  # transformers' own
 _NAMES = ("gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_proj", "down_proj_bias")
 
 
@@ -72,7 +73,11 @@ class Experts:
         return twin
 
     def _data_free(self, hidden: Tensor, index: Tensor, weights: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The same products, of the same sizes, as if every token went to the first expert."""
+        """The same products, of the same sizes, as if every token went to the first expert; where each route takes a
+        copy of its expert's weights, so it does here."""
+        if getattr(self.forward, "__name__", "") == _COPYING:
+            copied: Tensor = self.forward(self._twin(parameters), hidden, index, weights)
+            return copied
         module, first = self._twin(parameters), {name: tensor[0] for name, tensor in parameters.items()}
         rows = hidden.repeat_interleave(index.shape[1], 0)
         for name in ("gate_up_proj" if self.options["has_gate"] else "up_proj", "down_proj"):

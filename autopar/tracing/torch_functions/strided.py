@@ -39,9 +39,9 @@ def as_strided(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         fault = "elements that are not the tensor's own"
     if fault:
         raise UntraceableError(
-            f"{func.__name__} reads {fault}; under a plan a tensor may lie in memory by itself: give it a contiguous "
-            "tensor with strides of its own, as .contiguous() makes it, or write with indices, unfold or diagonal "
-            "what it picks",
+            f"{func.__name__} reads {fault}; under a plan a tensor may have memory of its own: give it a contiguous "
+            "tensor with strides of its own, as .contiguous() makes it, or select the elements with indices, unfold "
+            "or diagonal",
             where=recorder.where(),
         )
     recorder.reads_memory = True  # inputs that lie otherwise are traced anew
