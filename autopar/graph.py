@@ -203,9 +203,12 @@ def write_into(tensor: torch.Tensor, writes: Writes, named: Callable[[str], torc
         return argument
 
     with torch.no_grad():
+        # The compiler loses writes through `data`. Elsewhere one through `detach` would be counted, and backward of an
+        # earlier call refuse it.
+        written = tensor.detach() if torch.compiler.is_compiling() else tensor.data
         for method, args, kwargs in writes:
             values = [value_of(argument) for argument in args]
-            getattr(tensor.data, method)(*values, **{name: value_of(value) for name, value in kwargs})
+            getattr(written, method)(*values, **{name: value_of(value) for name, value in kwargs})
 
 
 def tensor_of(ref: TensorRef) -> torch.Tensor:

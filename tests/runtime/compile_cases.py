@@ -14,6 +14,7 @@ import torch.distributed as dist
 from applying import whole
 from architecture_plans import with_cheap_links
 from call_cases import Net
+from loop_cases import ROWS, Clamped
 from small_architectures import MODELS as MODELS_OF_ALL_KINDS
 from small_language import gpt2, llama, losses_of, mixtral
 from torch import nn
@@ -130,6 +131,16 @@ def given(gradient: torch.Tensor | None) -> torch.Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
+def weights_written_first() -> float:
+    """Forward clamps and averages weights, and reads them: losses of two calls beside those of one process."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    alone, mesh = Clamped().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    model = autopar.autoparallelize(copy.deepcopy(alone), {"x": ROWS}, mesh, constraints="fsdp")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    return max(abs(compiled(ROWS).item() - alone(ROWS).item()) for _ in range(2))
+
+
 def default_device() -> float:
     """torch watches every function for it, which keeps the compiler from some methods of tensors."""
     torch._dynamo.reset()
@@ -208,5 +219,6 @@ CASES[2]["another_kind_of_call"] = another_kind_of_call
 CASES[2]["models_in_one_process"] = models_in_one_process
 CASES[2]["gradients_of_norms"] = gradients_of_norms
 CASES[2]["default_device"] = default_device
+CASES[2]["weights_written_first"] = weights_written_first
 CASES[2]["architectures"] = architectures
 CASES[2]["tokens_are_sent"] = tokens_are_sent

@@ -26,9 +26,12 @@ def check(found: dict[str, Any], tolerance: float) -> None:
 
 
 def test_compiled_is_eager() -> None:
-    for rank in launch("compile_cases.py", 2, cases=[*QUICK, "tokens_are_sent"], timeout_seconds=800):
+    cases = [*QUICK, "tokens_are_sent", "weights_written_first"]
+    for rank in launch("compile_cases.py", 2, cases=cases, timeout_seconds=800):
         for case in QUICK:
             check(rank[case], tolerance=1e-6)
+        assert "error" not in rank["weights_written_first"], rank["weights_written_first"]["traceback"]
+        assert rank["weights_written_first"]["value"] < 1e-12
         sent = rank["tokens_are_sent"]
         assert "error" not in sent, sent["traceback"]
         assert sent["value"]["sent"] == 1

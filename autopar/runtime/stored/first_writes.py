@@ -29,13 +29,16 @@ class FirstWrites:
     def write(self, state: Sequence[torch.Tensor]) -> None:
         """Write into these of `state`. Others are read as they were, in the shards of what is written: where these
         lie otherwise, they are moved, by all ranks alike."""
+        # Behind a write into a local tensor, compiled graphs read what the parameter was before: DTensors are written.
+        compiled = torch.compiler.is_compiling()
         for place, several in self.written:
             tensor = state[place]
 
             def beside(name: str, like: torch.Tensor = tensor) -> torch.Tensor:
-                return _as_it_lies(state[self.places[name]].detach(), like)
+                other = state[self.places[name]].detach()
+                return other if compiled else _as_it_lies(other, like)
 
-            write_into(_local(tensor), several, beside)
+            write_into(tensor if compiled else _local(tensor), several, beside)
 
 
 def _as_it_lies(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
