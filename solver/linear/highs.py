@@ -51,6 +51,7 @@ class HighsSession:
         self._iterations, self._end = 0, 0.0  # of a question: those that it has taken, and when it ends
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self._held: tuple[Array, ...] | None = None  # what HiGHS was passed, if it stands at a basis of it
+        self._moved = False  # whether the next question starts from another basis than that
 
     def stand(self, basis: Basis | None) -> None:
         """Start the next question from this basis; columns that it lacks are 0, and rows that it lacks say nothing."""
@@ -59,7 +60,7 @@ class HighsSession:
         if basis is not None:
             columns, of_columns, rows, of_rows = basis
             self._column_status[columns], self._row_status[rows] = of_columns, of_rows
-            self._stands = True
+            self._stands, self._moved = True, basis is not self.basis
 
     def run(
         self,
@@ -79,7 +80,7 @@ class HighsSession:
         stays = self._pass(inside) and not first
         self._engine.setOptionValue("objective_bound", cutoff)
         self._engine.setOptionValue("simplex_update_limit", _UPDATES[first])
-        if not first and not stays:
+        if not first and (self._moved or not stays):
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
             start_basis.row_status = self._row_status[self._rows].tolist()
@@ -105,7 +106,7 @@ class HighsSession:
             self._anew = self._iterations
         ended = status in ("Optimal", "Infeasible", ENOUGH if first else "")
         basis = self._engine.getBasis() if ended else None  # not where it is cut off
-        self._held = self._held if ended else None
+        self._held, self._moved = self._held if ended else None, False
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
             self._column_status[self._columns], self._row_status[self._rows] = found[1], found[3]
@@ -208,8 +209,10 @@ class HighsSession:
         return TIME if left <= 0 else LIMIT
 
     def _pass(self, inside: Array) -> bool:
-        """Give HiGHS these columns; whether it had them, and all that changes is bounds: then it goes on from its last
-        basis, which suits any bounds, and has it factorised."""
+        """Give HiGHS these columns; whether it had them, and all that changes is bounds.
+
+        Then it can go on from its last basis, which suits any bounds, and has it factorised.
+        """
         part, matrix = Part(self._matrix, inside, self._matrix.awake(inside)), self._matrix
         self._columns, self._rows = part.columns, part.rows
         passed = part.columns, part.rows, matrix.value[part.entries], matrix.cost[part.columns]
