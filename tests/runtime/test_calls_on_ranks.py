@@ -254,7 +254,7 @@ def test_conjugate_inputs_are_compared(two: Two) -> None:
 
 def test_vectors_over_all_parameters_are_not_loaded(two: Two) -> None:
     for rank in two(STATE):
-        assert "start LBFGS anew" in rank["vectors_of_one_process"]["value"], rank["vectors_of_one_process"]
+        assert "start LBFGS again" in rank["vectors_of_one_process"]["value"], rank["vectors_of_one_process"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -26,8 +26,8 @@ def test_a_weight_that_a_layer_outside_shares_is_told(ranks: list[dict[str, Any]
 
 def test_numbers_are_formatted_or_told_how(ranks: list[dict[str, Any]]) -> None:
     for number, norm, part, text in values(ranks, "formatted"):
-        assert norm == number or "read it before, on every rank" in norm
-        assert "read it before, on every rank" in part
+        assert norm == number or "read it first, on every rank" in norm
+        assert "read it first, on every rank" in part
         assert text.startswith("DTensor(")
 
 
