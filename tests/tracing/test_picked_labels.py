@@ -53,5 +53,5 @@ def test_the_loss_of_picked_labels_is_that_of_eager(reduction):
 @pytest.mark.parametrize("counted", ["others", "read"])
 def test_who_else_asks_for_them_is_told(counted):
     """Lengths that another mask counts would part the labels elsewhere; and their number nobody knows."""
-    with pytest.raises(UnknownDataError, match=r"what a mask has picked, .* give 'labels' a known example"):
+    with pytest.raises(UnknownDataError, match=r"is given rows that a mask picked, .* give 'labels' a known example"):
         trace(Spelling(counted), _batch(0))
