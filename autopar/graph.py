@@ -19,7 +19,7 @@ TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run,
 COST           `cost.NodeCost`
 FIRST_WRITES   of a parameter: what forward writes into it before anything reads it, in order:
                ((method, arguments, keyword arguments), ...), the same for each element; arguments are
-               numbers, other parameters (`OfParameter`) and what is `Computed` of them
+               numbers, other parameters and what is computed of them (`autopar.first_writes`)
 STATE          of an input that is a state: which of the outputs is what the next call is given, -1 without
 STATE_OF       of an input that is a state: the attribute, as in 'model.layers.0.h'
 ROWS           of an input that is a state: along which dim its rows lie where that is known, -1 for none; so of any
@@ -34,8 +34,7 @@ FORM           of a call that was annotated: a number, equal for calls that are 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -63,30 +62,6 @@ OF_DATA = "of data"
 
 _NUMBERS = (int, float, type(None))  # values that hold no tensor
 _SINGLE = frozenset((*_NUMBERS, bool, str))  # arguments that hold no node
-Writes = tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]  # what FIRST_WRITES is
-
-
-@dataclass(frozen=True)
-class OfParameter:
-    """In `Writes`: the elements of the parameter of this name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Computed:
-    """In `Writes`: what a function of `ELEMENTWISE`, by name, makes of numbers, parameters and what is computed."""
-
-    function: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-
-_OPERATORS = {f"operator.{one.__name__}": one for one in (operator.add, operator.mul, operator.sub, operator.truediv)}
-ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
-    **_OPERATORS,
-    **{f"torch.{name}": getattr(torch, name) for name in ("add", "div", "lerp", "mul", "sub")},
-}
 
 
 class TensorRef(NamedTuple):
@@ -186,29 +161,6 @@ def storage_of(value: Any) -> int | None:
     if isinstance(value, torch.Tensor) and torch._C._has_storage(value):
         return value.untyped_storage()._cdata
     return None
-
-
-def write_into(tensor: torch.Tensor, writes: Writes, named: Callable[[str], torch.Tensor]) -> None:
-    """Do what `FIRST_WRITES` says; autograd sees nothing of it.
-
-    `named`: the elements of another parameter that these of `tensor` stand beside.
-    """
-
-    def value_of(argument: Any) -> Any:
-        if isinstance(argument, OfParameter):
-            return named(argument.name)
-        if isinstance(argument, Computed):
-            keywords = {name: value_of(value) for name, value in argument.kwargs}
-            return ELEMENTWISE[argument.function](*map(value_of, argument.args), **keywords)
-        return argument
-
-    with torch.no_grad():
-        # The compiler loses writes through `data`. Elsewhere one through `detach` would be counted, and backward of an
-        # earlier call refuse it.
-        written = tensor.detach() if torch.compiler.is_compiling() else tensor.data
-        for method, args, kwargs in writes:
-            values = [value_of(argument) for argument in args]
-            getattr(written, method)(*values, **{name: value_of(value) for name, value in kwargs})
 
 
 def tensor_of(ref: TensorRef) -> torch.Tensor:

@@ -249,6 +249,8 @@ def _counts_items(model: nn.Module) -> bool:
 
 def _unlike(batches: Sequence[Any]) -> bool:
     """Whether they have unequally many labels."""
+    if len(batches) < 2:  # counting waits for the device
+        return False
     labels = [batch.get("labels") if isinstance(batch, Mapping) else None for batch in batches]
     return len({int(one.ne(-100).sum()) for one in labels if isinstance(one, torch.Tensor)}) > 1
 

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from autopar.entries import FORWARD, Entry
 from autopar.fingerprint import fingerprint
-from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL, write_into
+from autopar.first_writes import write_into
+from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL
 from autopar.states import ABSENT, State
 from autopar.tracing.calls import matching
 from autopar.tracing.calls.guards import Guards

@@ -58,7 +58,7 @@ class Gathers:
         self._thread = threading.get_ident()
         self._route, self._shards = route, shards
         self._begun: dict[Bucket, _Arriving] = {}
-        self._handed: dict[Bucket, dict[int, torch.Tensor]] = {}  # to buckets that have not begun
+        self._handed: dict[tuple[int, Bucket], dict[int, torch.Tensor]] = {}  # by pass, to buckets not yet begun
         self._live: dict[int, Gathered] | None = None
         self._packed: dict[Bucket, dict[int, int]] = {}  # how often each member was saved
         self._whole: dict[Bucket, dict[int, torch.Tensor]] = {}  # gathered again
@@ -117,7 +117,7 @@ class Gathers:
         return whole
 
     def _begin(self, bucket: Bucket, members: Sequence[int]) -> _Arriving:
-        handed = self._handed.pop(bucket, {})
+        handed = self._handed.pop((torch._C._current_graph_task_id(), bucket), {})
         travel = [i for i in members if i not in handed]
         if not travel:
             return _Arriving(members, handed, None)
@@ -129,10 +129,11 @@ class Gathers:
     def _hand_on(self, bucket: Bucket, whole: Mapping[int, torch.Tensor]) -> None:
         """Leave members to a bucket that reads them soon; as tensors of their own, since those that a call makes carry
         its history."""
-        backward = torch._C._current_graph_task_id() != -1
-        for member, (after, place) in self._route.handed_on(self._gather, backward=backward).get(bucket, {}).items():
+        this_pass = torch._C._current_graph_task_id()
+        on = self._route.handed_on(self._gather, backward=this_pass != -1).get(bucket, {})
+        for member, (after, place) in on.items():
             if member in whole:
-                self._handed.setdefault(after, {})[place] = whole[member].detach()
+                self._handed.setdefault((this_pass, after), {})[place] = whole[member].detach()
 
     def _go_ahead(self, bucket: Bucket, *, read: bool) -> None:
         """Of the buckets behind one, begin what is due by now. Waits for such alone as began at a bucket before."""

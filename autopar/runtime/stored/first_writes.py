@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from autopar.graph import FIRST_WRITES, Writes, write_into
+from autopar.first_writes import Writes, write_into
+from autopar.graph import FIRST_WRITES
 
 
 @dataclass(frozen=True)
