@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from peak_memory import PeakMemory
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import autopar
-from examples.peak_memory import PeakMemory
 
 STEPS, PRESETS, MICRO_BATCHES = 3, ("ddp", "fsdp", "tp"), (1, 2, 3)
 
