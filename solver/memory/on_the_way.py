@@ -144,15 +144,21 @@ class OnTheWay:
                 if v in self._alike and one.arriving:
                     others.setdefault(self._alike[v], []).append(v)
             self._apart[stage, there] = [
-                [(one, left) for one, v in read if (left := self._left_of(v, others.get(self._alike.get(v), ()))) >= 0]
+                [
+                    (one, left)
+                    for one, v in read
+                    if (left := self._left_of(v, others.get(self._alike.get(v), ()))) is not None
+                ]
                 for read in self._kept[stage]
             ]
         return self._apart[stage, there]
 
-    def _left_of(self, v: int, others: Sequence[int]) -> int:
-        """E of a flow, itself where no other is alike; -1 where it is among the others."""
-        if v in others or not others:
-            return -1 if others else v
+    def _left_of(self, v: int, others: Sequence[int]) -> int | None:
+        """E of a flow, itself where no other is alike; None where it is among the others."""
+        if not others:
+            return v
+        if v in others:
+            return None
         found = self.program.variable("arriving beside", whole=False)
         self.program.at_least("arriving beside", [(found, 1.0), (v, -1.0), *((o, 1.0) for o in others)], 0.0)
         return found
