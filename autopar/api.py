@@ -10,15 +10,14 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from autopar.argument_checks import check_names, count_of, module_of
+from autopar.arguments.checks import check_names, count_of, module_of
+from autopar.calls.entries import Entry
 from autopar.cluster import Cluster
-from autopar.code_version import code_version
-from autopar.collecting import collection_paused
-from autopar.entries import Entry
 from autopar.errors import InputError
-from autopar.fingerprint import check_fingerprints, fingerprints
+from autopar.fingerprints.code_version import code_version
+from autopar.fingerprints.fingerprint import check_fingerprints, fingerprints
 from autopar.layout import Layout
-from autopar.plan_checks import check_given, check_on_graph
+from autopar.plan_forms.checks import check_given, check_on_graph
 from autopar.planning.comparison import alternatives, check_asked
 from autopar.planning.comparison import tradeoff as budget_ladder
 from autopar.planning.later_calls import plan_that_does, request_beside, trace_first, trace_later
@@ -37,6 +36,7 @@ from autopar.planning.stages import (
 )
 from autopar.plans import Plan
 from autopar.precision import Precision
+from autopar.python.collecting import collection_paused
 from autopar.tracing import Traced
 
 if TYPE_CHECKING:

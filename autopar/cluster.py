@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autopar.argument_checks import count_of
-from autopar.environment import number_in
+from autopar.arguments.checks import count_of
+from autopar.arguments.environment import number_in
+from autopar.arguments.text_files import path_of, write_text
 from autopar.errors import InputError
 from autopar.hardware.devices import Axis, Device, Node
 from autopar.hardware.figure_checks import check_spreads
 from autopar.hardware.presets import ALIASES, PRESETS, network, preset_of_device_name
-from autopar.text_files import path_of, write_text
 
 __all__ = ["Axis", "Cluster", "Device", "Node"]
 

@@ -19,7 +19,7 @@ TRIAL_FLOPS    of a leaf that cannot run on data-free tensors: FLOPs of the run,
 COST           `cost.NodeCost`
 FIRST_WRITES   of a parameter: what forward writes into it before anything reads it, in order:
                ((method, arguments, keyword arguments), ...), the same for each element; arguments are
-               numbers, other parameters and what is computed of them (`autopar.first_writes`)
+               numbers, other parameters and what is computed of them (`autopar.ops.first_writes`)
 STATE          of an input that is a state: which of the outputs is what the next call is given, -1 without
 STATE_OF       of an input that is a state: the attribute, as in 'model.layers.0.h'
 ROWS           of an input that is a state: along which dim its rows lie where that is known, -1 for none; so of any

@@ -1,4 +1,7 @@
-"""A module that the trace left whole, as a function of its own tensors."""
+"""A module that the trace left whole, as a function of its own tensors.
+
+Fingerprints of graphs hold the path of this file: moved, it would have all plans of models with leaves made again.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from autopar.one_process import one_process
-from autopar.replaced import replaced
+from autopar.python.one_process import one_process
+from autopar.python.replaced import replaced
 
 
 class LeafCall:

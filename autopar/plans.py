@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autopar.arguments.text_files import path_of, write_text
 from autopar.errors import InputError, LayoutError, PlanMismatchError
-from autopar.json_form import json_form, revived
 from autopar.layout import Layout
-from autopar.plan_checks import damage
-from autopar.shown import Shown
-from autopar.text_files import path_of, write_text
+from autopar.plan_forms.checks import damage
+from autopar.plan_forms.json_form import json_form, revived
+from autopar.plan_forms.shown import Shown
 
 VERSION = 1
 

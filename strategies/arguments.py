@@ -11,7 +11,7 @@ from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
 
 from autopar.graph import VAL, input_nodes, output_tensors, resolve, target_name, tensor_inputs
-from autopar.on_copies import OnCopies
+from autopar.ops.on_copies import OnCopies
 
 Writer = Callable[[fx.Node], "str | None"]
 

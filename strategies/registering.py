@@ -11,7 +11,7 @@ import torch
 
 from autopar.errors import RuleError
 from autopar.graph import output_tensors
-from autopar.on_copies import OnCopies
+from autopar.ops.on_copies import OnCopies
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.bind import bind
 from autopar.strategies.check import check

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from autopar.calls.state_rows import by_output
 from autopar.graph import ROWS, STATE, TensorRef, tensor_of
-from autopar.state_rows import by_output
 from autopar.strategies import ends
 from autopar.strategies.batch_dims import batch_dims
 from autopar.strategies.strategy import Strategy

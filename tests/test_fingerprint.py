@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autopar.cost import annotate
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.tracing import trace
 
 CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {

@@ -15,7 +15,7 @@ from torch import nn
 import autopar
 from autopar.errors import InputError
 from autopar.layout import Layout
-from autopar.plan_checks import check_on_graph
+from autopar.plan_forms.checks import check_on_graph
 from autopar.plans import Plan
 from autopar.tracing import trace
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 import typer
 from rich.status import Status
 
+from autopar.arguments.environment import number_in
 from autopar.cli.output import check_folder, progress, say, say_json
 from autopar.cli.question import axis_words, mesh_shape
 from autopar.cluster import Axis, Cluster
-from autopar.environment import number_in
 from autopar.errors import AutoparError, InputError
 from autopar.report.tables import show_amount, show_seconds, table
 from autopar.sizes import show_bytes

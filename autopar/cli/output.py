@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from autopar.arguments.text_files import write_text
 from autopar.errors import InputError, PlanMismatchError
 from autopar.plans import Plan
-from autopar.text_files import write_text
 
 
 def progress(text: str) -> Status:

@@ -12,8 +12,8 @@ from autopar.cli.output import check_folder, load_plan, progress, say, say_json,
 from autopar.cli.question import MeshQuestion, PlanQuestion, Question, answered_by, asks, each_prepared, traced_source
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InputError, budget_bounds
-from autopar.fingerprint import check_fingerprints, fingerprints
-from autopar.plan_checks import check_on_graph
+from autopar.fingerprints.fingerprint import check_fingerprints, fingerprints
+from autopar.plan_forms.checks import check_on_graph
 from autopar.planning.comparison import alternatives, check_asked
 from autopar.planning.comparison import tradeoff as budget_ladder
 from autopar.planning.mesh_search import MeshResult, factorisations, planned_meshes, ranked

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.entries import FORWARD, Entry
+from autopar.calls.entries import FORWARD, Entry
 from autopar.planning.stages import LossFunction
 from autopar.tracing import known
 from autopar.tracing.calls.inputs import loss_names_of, needed_by_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autopar.argument_checks import texts_of
+from autopar.arguments.checks import texts_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
 from autopar.planning.stages import Prepared
 from autopar.plans import Alternative, Plan, TradeoffPoint

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from autopar.entries import FORWARD, Entry
-from autopar.looks import repeated
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.looks import repeated
+from autopar.calls.state_rows import note_rows
+from autopar.calls.states import states_in, without_states
 from autopar.planning.call_arguments import is_without_loss, sorted_arguments
 from autopar.planning.leaf_requests import split_requests
 from autopar.planning.stages import Request, Stopwatch, trace_for
 from autopar.plans import Plan
-from autopar.state_rows import note_rows
-from autopar.states import states_in, without_states
 from autopar.tracing import Traced
 from autopar.tracing.leaves.loss_owners import modules_of
 

@@ -16,11 +16,11 @@ from fnmatch import fnmatchcase
 
 from torch import fx, nn
 
+from autopar.arguments.near_names import did_you_mean
 from autopar.cost.ops.annotation import total_flops
 from autopar.errors import InputError, UntraceableError
 from autopar.graph import COST, PLACE
 from autopar.leaf_calls import LeafCall
-from autopar.near_names import did_you_mean
 from autopar.user_warnings import AutoparWarning, warn
 
 LARGEST_SHARE = 0.1

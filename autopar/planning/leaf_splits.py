@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from autopar.errors import AutoparError, RuleError
 from autopar.graph import PLACE, TensorRef, is_getitem, output_tensors, tensor_inputs, tensor_of
 from autopar.leaf_calls import LeafCall
-from autopar.random_ops import draws
+from autopar.ops.random_ops import draws
 from autopar.strategies.arguments import op_name, value
 from autopar.strategies.bind import Spot
 from autopar.strategies.positions import position_at

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.argument_checks import count_of
+from autopar.arguments.checks import count_of
 from autopar.errors import AutoparError, InfeasibleError, InputError, TimeLimitError, budget_bounds
 from autopar.planning.stages import Prepared, Request, Stopwatch, prepare, trace_for
 from autopar.plans import GAP, Certificate, Plan

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from torch import fx
 
 from autopar.cluster import Cluster
-from autopar.collecting import collection_paused
 from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.formulas import StepMemory
 from autopar.cost.memory.on_cluster import memory_on
@@ -23,11 +22,12 @@ from autopar.cost.step import predict, seconds_of
 from autopar.cost.structure.blocks import Repeat
 from autopar.cost.traffic import announced
 from autopar.errors import PlanMismatchError
-from autopar.fingerprint import check_fingerprints, fingerprints
-from autopar.plan_checks import check_on_graph
+from autopar.fingerprints.fingerprint import check_fingerprints, fingerprints
+from autopar.plan_forms.checks import check_on_graph
 from autopar.planning.stages import Prepared
 from autopar.plans import Collective, ParameterPlan, Plan, Prediction, Span
 from autopar.precision import Precision
+from autopar.python.collecting import collection_paused
 from autopar.strategies.strategy import Strategy
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import fx, nn
 
-from autopar.argument_checks import count_of, flag_of, loss_of, module_of, seconds_of, solver_of, texts_of
-from autopar.claimed_device import claimed_device
+from autopar.arguments.checks import count_of, flag_of, loss_of, module_of, seconds_of, solver_of, texts_of
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.states import State
 from autopar.cluster import Cluster
-from autopar.collecting import collection_paused
-from autopar.entries import FORWARD, Entry
 from autopar.errors import AutoparError, InputError
-from autopar.fingerprint import fingerprints
+from autopar.fingerprints.fingerprint import fingerprints
 from autopar.layout import Layout
+from autopar.planning.claimed_device import claimed_device
 from autopar.planning.data_numbers import check_numbers
 from autopar.planning.failed_forward import as_untraceable
 from autopar.planning.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
@@ -26,8 +26,8 @@ from autopar.planning.leaf_splits import find_splits
 from autopar.planning.mask_notes import mask_notes
 from autopar.plans import GAP, Plan
 from autopar.precision import Precision
+from autopar.python.collecting import collection_paused
 from autopar.sizes import parse_bytes
-from autopar.states import State
 from autopar.tracing import Traced, trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors
 

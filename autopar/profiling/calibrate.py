@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from autopar.arguments.environment import number_in
 from autopar.cluster import Cluster
 from autopar.cost.fitting import Sample, fit_axis
-from autopar.environment import number_in
 from autopar.errors import InputError
 from autopar.hardware.devices import Axis, Device
 from autopar.hardware.presets import gpu_overlap

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.errors import InputError, PlanMismatchError
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.plans import Plan
 from autopar.runtime.calling.entered import let_submodules_be_called
 from autopar.runtime.calling.states import deal_out_states

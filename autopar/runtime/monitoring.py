@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from autopar.calls.entries import FORWARD
 from autopar.cluster import Cluster
-from autopar.entries import FORWARD
 from autopar.plans import Plan
 from autopar.runtime.communication.collectives import waits
 from autopar.runtime.live_storages import LiveStorages

@@ -15,9 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from autopar.entries import FORWARD, Entry
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.states import without_states
 from autopar.errors import AutoparError, InputError
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.layout import Layout
 from autopar.plans import Plan
 from autopar.runtime.calling.calls import call_key, gathered, global_stand_ins, order_of
@@ -41,7 +42,6 @@ from autopar.runtime.stored.parameters import check_ready, holder_of, local_of, 
 from autopar.runtime.stored.structure import Structure, check_parameters
 from autopar.runtime.stored.trained import Trained
 from autopar.runtime.traces import Replan, Traced
-from autopar.states import without_states
 
 _COMPARED = 10
 """The call in which batches are compared again; then in twice as many each time."""

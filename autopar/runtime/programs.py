@@ -12,7 +12,9 @@ from typing import Any, overload
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autopar.entries import Entry, of_model
+from autopar.calls.entries import Entry, of_model
+from autopar.calls.state_rows import by_output
+from autopar.calls.states import State
 from autopar.graph import STATE
 from autopar.layout import Layout
 from autopar.plans import Plan
@@ -20,8 +22,6 @@ from autopar.runtime.calling.calls import Order
 from autopar.runtime.lowering.lowering import Lowered
 from autopar.runtime.ranks.agreement import BATCH, content_digest
 from autopar.runtime.traces import Traced
-from autopar.state_rows import by_output
-from autopar.states import State
 from autopar.user_warnings import warn
 
 MAX_GRAPHS = 16

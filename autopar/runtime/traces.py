@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
-from autopar.entries import Entry
+from autopar.calls.entries import Entry
+from autopar.calls.states import State
 from autopar.layout import Layout
 from autopar.plans import Plan
-from autopar.states import State
 
 
 class PlainValues(Protocol):

@@ -4,7 +4,7 @@ One recorder does it (`recorder`): data-free tensors flow through the user's own
 function they meet is written down. The other names are thin fronts on it.
 """
 
-from autopar.replaced import override
+from autopar.python.replaced import override
 from autopar.tracing import passes
 from autopar.tracing.contents.known import known
 from autopar.tracing.contents.unknown import as_tensor

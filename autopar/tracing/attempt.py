@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autopar.entries import FORWARD, Entry
+from autopar.calls.entries import FORWARD, Entry
 from autopar.graph import EXAMPLE, STATE, STATE_OF, VAL
-from autopar.one_process import one_process
-from autopar.replaced import overrides_active
+from autopar.python.one_process import one_process
+from autopar.python.replaced import overrides_active
 from autopar.tracing import huggingface
 from autopar.tracing.calls import matching
 from autopar.tracing.calls.containers import flattened

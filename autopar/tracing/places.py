@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 
 import torch
 
-from autopar import one_process, replaced
+from autopar.python import one_process, replaced
 
 _OURS = (
     os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "torch" + os.sep,

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from autopar.graph import OF_DATA, VAL, storage_of
-from autopar.on_copies import without
+from autopar.ops.on_copies import without
 from autopar.tracing import places
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.calls.dynamic import DynamicSizes

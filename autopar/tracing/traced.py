@@ -12,11 +12,11 @@ from torch import fx, nn
 from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
-from autopar.entries import FORWARD, Entry
-from autopar.fingerprint import fingerprint
-from autopar.first_writes import write_into
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.states import ABSENT, State
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES, REGION, SCOPE, VAL
-from autopar.states import ABSENT, State
+from autopar.ops.first_writes import write_into
 from autopar.tracing.calls import matching
 from autopar.tracing.calls.guards import Guards
 from autopar.tracing.calls.inputs import Inputs

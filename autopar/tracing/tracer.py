@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from autopar.entries import FORWARD, Entry
-from autopar.states import State
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.states import State
 from autopar.tracing.attempt import Attempt, Options
 from autopar.tracing.calls.free_sizes import FreeSizes, prove
 from autopar.tracing.calls.inputs import Inputs, gather

@@ -23,11 +23,11 @@ from fnmatch import fnmatchcase
 
 from torch import fx
 
+from autopar.arguments.near_names import did_you_mean
 from autopar.cost.memory.formulas import StepMemory
 from autopar.errors import InputError, LayoutError
 from autopar.graph import SCOPE, TensorRef, is_getitem, output_tensors, resolve, target_name, tensor_of
 from autopar.layout import Layout, Placement
-from autopar.near_names import did_you_mean
 from autopar.solver.constraints.parameter_names import names_by_node, unread
 from autopar.solver.constraints.restricted import RECOMPUTE, ExcludedError, Restricted
 from autopar.strategies.strategy import Strategy

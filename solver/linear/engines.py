@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pulp
 
-from autopar.argument_checks import SOLVERS, solver_of
+from autopar.arguments.checks import SOLVERS, solver_of
 from autopar.solver.linear.clock import PACE, cpu_seconds
 from autopar.solver.linear.highs import pass_to
 from autopar.solver.linear.matrix import Part

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from autopar.environment import is_on
+from autopar.arguments.environment import is_on
 from autopar.graph import output_tensors
 from autopar.strategies.arguments import qualified_name
 from autopar.strategies.discovery import cache

@@ -8,8 +8,8 @@ from itertools import count, pairwise
 
 from torch import fx
 
+from autopar.ops.strided_dims import dims_passed
 from autopar.strategies.arguments import Writer, argument, input_shape, integers, letters, op_name, output_shapes
-from autopar.strided_dims import dims_passed
 
 
 def regroup(before: Sequence[int], after: Sequence[int]) -> str:

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from autopar.cost.ops.measure import storage_id
-from autopar.flops import TotalFlops
 from autopar.graph import VAL
+from autopar.ops.flops import TotalFlops
 
 
 class _Flat(fx.Tracer):

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from autopar.flops import TotalFlops
+from autopar.ops.flops import TotalFlops
 
 
 @pytest.mark.parametrize("groups", [1, 4, 24])

@@ -12,14 +12,14 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from autopar.entries import FORWARD, Entry
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.states import State
 from autopar.errors import InputError
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import BIAS_OF, VAL, output_tensors, target_name, tensor_inputs, tensor_of
 from autopar.layout import Layout
 from autopar.plans import Bucket, Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.resharding.reshard import steps
-from autopar.states import State
 from autopar.tracing.model_state.plain_reads import PlainValues
 
 

@@ -26,7 +26,7 @@ from one_op import DTYPES, NO_PARAMETERS, OneOp, database, eager, function_of, s
 from random_plans import random_plan
 
 from autopar.errors import AutoparError
-from autopar.random_ops import draws
+from autopar.ops.random_ops import draws
 from autopar.runtime.local import NEEDS_KEY
 from autopar.tracing import trace
 from autopar.tracing.leaves.tensors import show_leaf_tensors

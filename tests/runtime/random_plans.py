@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import VAL, output_tensors, target_name
 from autopar.plans import Certificate, NodePlan, ParameterPlan, Plan, PlanSize, Prediction, Segment
 from autopar.runtime.application import apply

@@ -14,7 +14,7 @@ from deviation import deviation
 from random_plans import random_plan
 from torch import nn
 
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.tracing import trace
 
 

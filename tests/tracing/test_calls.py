@@ -12,8 +12,8 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 from typing_extensions import Unpack
 
+from autopar.calls.states import State
 from autopar.errors import InputError
-from autopar.states import State
 from autopar.tracing import TraceError, trace
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from autopar import Cluster
 from autopar.errors import UntraceableError
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import target_name
 from autopar.planning.stages import Stopwatch, request_of, trace_for
 from autopar.tracing import trace

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import FIRST_WRITES
 from autopar.tracing import trace
 from autopar.tracing.errors import UntraceableError

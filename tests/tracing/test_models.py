@@ -10,7 +10,7 @@ import transformers as hf
 from tiny_models import CASES, IDS, MASK, TEXT, gpt2, run, tensors
 from torch.overrides import TorchFunctionMode
 
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.graph import VAL, output_tensors, resolve
 from autopar.tracing import known, trace
 

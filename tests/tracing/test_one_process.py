@@ -13,7 +13,7 @@ from torch.distributed import all_reduce, get_world_size
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autopar import Cluster, UntraceableError, plan
-from autopar.one_process import one_process
+from autopar.python.one_process import one_process
 from autopar.tracing import trace
 
 X = torch.ones(4, 3)

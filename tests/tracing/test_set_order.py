@@ -13,7 +13,7 @@ GOES_OVER_A_SET = """
 import torch
 from torch import nn
 
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.tracing import trace
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.fingerprint import fingerprint
+from autopar.fingerprints.fingerprint import fingerprint
 from autopar.tracing import trace
 
 

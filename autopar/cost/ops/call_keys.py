@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.cost.structure.found import Found
-from autopar.frozen import PLAIN, frozen
+from autopar.fingerprints.frozen import PLAIN, frozen
 from autopar.graph import GRAD_MODE, VAL, TensorRef, input_nodes, is_getitem, resolve, target_name
 
 _SCALARS = frozenset(

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.flops import TotalFlops
+from autopar.ops.flops import TotalFlops
 
 # These read, of their first argument, only as much as they yield.
 _PICKS = {"embedding", "index_select", "gather", "index", "take", "select_backward", "slice_backward"}
@@ -96,7 +96,7 @@ def _has_all(tensor: torch.Tensor) -> bool:
 def measure(call: Callable[[], Any], inputs: Sequence[torch.Tensor]) -> Measured:
     """Run `call` and its backward towards those `inputs` that require a gradient, all on the meta device.
 
-    FLOPs are those of `autopar.flops`, which depend on which inputs need a gradient; the saved storages those that
+    FLOPs are those of `autopar.ops.flops`, which depend on which inputs need a gradient; the saved storages those that
     `saved_tensors_hooks` is handed, each counted once and whole.
     """
     saved: list[torch.Tensor] = []

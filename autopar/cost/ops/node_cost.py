@@ -38,10 +38,10 @@ class Work:
 class NodeCost:
     """Cost of one node at its global shapes, on one device, as `node.meta[COST]`.
 
-    `flops_*` are model FLOPs: what `autopar.flops` counts on the meta device. Saved tensors are named by their place
-    in `autopar.graph.tensor_inputs(node)` and `output_tensors(node)`; what is kept beside them (statistics, masks) is
-    `saved_internal_bytes`, of which `saved_copies` are inputs laid out anew (for a product, say): place and bytes.
-    `alias_of`: per output, the input whose storage it shares. `gradient_alias_of`: per input,
+    `flops_*` are model FLOPs: what `autopar.ops.flops` counts on the meta device. Saved tensors are named by their
+    place in `autopar.graph.tensor_inputs(node)` and `output_tensors(node)`; what is kept beside them (statistics,
+    masks) is `saved_internal_bytes`, of which `saved_copies` are inputs laid out anew (for a product, say): place and
+    bytes. `alias_of`: per output, the input whose storage it shares. `gradient_alias_of`: per input,
     the output whose gradient is its gradient too (a view's, an addition's), None where its gradient is a tensor of its
     own; `gradient_is_view`: whether it is a view, to which autograd adds nothing in place. `workspace_*`: bytes of
     temporaries that live at once beside inputs, outputs, what is kept, and gradients of inputs and outputs. Bytes moved

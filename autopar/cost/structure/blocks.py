@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopar.frozen import frozen
+from autopar.fingerprints.frozen import frozen
 from autopar.graph import KIND, SCOPE, VAL, input_nodes, output_tensors, target_name
 
 

@@ -15,12 +15,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from autopar.entries import FORWARD, Entry
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.looks import lie_of, repeated
+from autopar.calls.states import placeholder_name
 from autopar.errors import InputError
 from autopar.layout import Layout
-from autopar.looks import lie_of, repeated
 from autopar.runtime.traces import Traced
-from autopar.states import placeholder_name
 
 _OURS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 

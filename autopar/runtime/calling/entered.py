@@ -18,9 +18,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from autopar.entries import Entry, StandIn
+from autopar.arguments.near_names import did_you_mean
+from autopar.calls.entries import Entry, StandIn
 from autopar.errors import InputError
-from autopar.near_names import did_you_mean
 from autopar.runtime.calling.ambient import ambient_kept
 from autopar.runtime.stored.model_class import ATTRIBUTE
 from autopar.runtime.stored.structure import Structure, refuse_transforms

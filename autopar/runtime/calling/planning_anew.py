@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autopar.entries import FORWARD, Entry, of_model
+from autopar.calls.entries import FORWARD, Entry, of_model
 from autopar.errors import AutoparError, InputError
 from autopar.runtime.calling.calls import Call, description, place_of, tensors_of_call
 from autopar.runtime.calling.entered import as_built

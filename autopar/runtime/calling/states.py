@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from autopar.calls.states import State, placeholder_name, states_in
 from autopar.errors import InputError
 from autopar.layout import Layout, R, shard, take_shard
 from autopar.runtime.calling.calls import Lies, replaced
 from autopar.runtime.calling.outputs import returned, rows_of_rank, rows_or_whole
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.programs import Program, Programs, made_by_calls
-from autopar.states import State, placeholder_name, states_in
 
 
 def with_states(states: Mapping[str, State], model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

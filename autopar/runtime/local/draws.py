@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.random_ops import BY_COUNTER, drawn_name
+from autopar.ops.random_ops import BY_COUNTER, drawn_name
 from autopar.runtime.local.context import LocalContext
 from autopar.runtime.randomness import bits, seeded
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from autopar.layout import Layout
+from autopar.ops.strided_dims import on_part
 from autopar.runtime.local.context import LocalContext
-from autopar.strided_dims import on_part
 
 _RESHAPES = {"view", "reshape", "view_as", "reshape_as", "unflatten", "flatten"}
 _EXPANDS = {"expand", "expand_as", "broadcast_to"}

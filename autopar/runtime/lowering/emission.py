@@ -13,8 +13,8 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast  # private: 
 
 from autopar.graph import AUTOCAST, GRAD_MODE, VAL, output_tensors, tensor_inputs, tensor_of
 from autopar.leaf_calls import LeafCall
+from autopar.ops.random_ops import draws
 from autopar.plans import NodePlan
-from autopar.random_ops import draws
 from autopar.runtime.communication.collectives import LocalMesh
 from autopar.runtime.local import LOCAL_OPS, NEEDS_KEY, LocalContext
 from autopar.runtime.lowering.scopes import Scope

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.entries import FORWARD, Entry
+from autopar.calls.entries import FORWARD, Entry
 from autopar.errors import InputError
 from autopar.runtime.calling.calls import description
 from autopar.runtime.ranks.failures import told

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from autopar.calls.states import State
 from autopar.runtime.traces import Traced
-from autopar.states import State
 from autopar.user_warnings import warn
 
 Changed = dict[str, str]  # what values are now, by name

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from autopar.first_writes import Writes, write_into
 from autopar.graph import FIRST_WRITES
+from autopar.ops.first_writes import Writes, write_into
 
 
 @dataclass(frozen=True)

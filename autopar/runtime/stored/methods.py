@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from autopar.entries import StandIn
+from autopar.calls.entries import StandIn
 from autopar.errors import InputError
 
 

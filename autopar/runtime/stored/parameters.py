@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement as DTensorPlacement
 
 from autopar.errors import InputError
-from autopar.held import Held
 from autopar.layout import Layout
 from autopar.plans import Plan
+from autopar.python.held import Held
 from autopar.runtime.communication.transit import Transit
 from autopar.runtime.gradients.own_gradients import own
 from autopar.runtime.gradients.parameter_hooks import comes_without_gradient, wait_for_gradients

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.errors import InputError
-from autopar.held import Held
+from autopar.python.held import Held
 from autopar.runtime.planned import Planned
 from autopar.runtime.ranks.agreement import agree
 from autopar.runtime.ranks.meeting import meet

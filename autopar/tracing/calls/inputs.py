@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.entries import FORWARD, Entry
-from autopar.states import State, placeholder_name
+from autopar.calls.entries import FORWARD, Entry
+from autopar.calls.states import State, placeholder_name
 from autopar.tracing.calls.containers import flattened
 from autopar.tracing.calls.free_sizes import FreeSizes
 from autopar.tracing.calls.names import check_names

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autopar.looks import lie_of, repeated
-from autopar.states import without_states
+from autopar.calls.looks import lie_of, repeated
+from autopar.calls.states import without_states
 from autopar.tracing.calls.free_sizes import FreeSizes
 from autopar.tracing.calls.inputs import Inputs, Leaf
 from autopar.tracing.errors import ArgumentError

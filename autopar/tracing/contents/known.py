@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import KNOWN
-from autopar.random_ops import is_random_operator
+from autopar.ops.random_ops import is_random_operator
 from autopar.tracing.contents.deferred import Deferred
 from autopar.tracing.targets import RANDOM, methods
 

@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from autopar.replaced import original, replaced
+from autopar.python.replaced import original, replaced
 from autopar.tracing import places
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder

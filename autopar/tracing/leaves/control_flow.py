@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
-from autopar.replaced import original, replaced
+from autopar.python.replaced import original, replaced
 from autopar.tracing.arguments import Arguments
 from autopar.tracing.recorder import Recorder
 from autopar.tracing.rewriting import functional

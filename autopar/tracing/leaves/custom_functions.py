@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionMeta
 from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
-from autopar.replaced import original, replaced
+from autopar.python.replaced import original, replaced
 from autopar.tracing.errors import TraceError
 from autopar.tracing.leaves.drawing import Drawing
 from autopar.tracing.leaves.reads import Reads

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autopar.replaced import original, replaced
+from autopar.python.replaced import original, replaced
 from autopar.tracing.errors import TraceError
 from autopar.tracing.recorder import Recorder
 

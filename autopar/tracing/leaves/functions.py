@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.graph import TRIAL_FLOPS
 from autopar.leaf_calls import LeafCall
-from autopar.replaced import is_copy, original, replaced
+from autopar.python.replaced import is_copy, original, replaced
 from autopar.tracing import places
 from autopar.tracing.contents.unknown import UnknownNumber
 from autopar.tracing.errors import NotOneOpError, TraceError

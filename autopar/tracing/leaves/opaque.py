@@ -19,9 +19,9 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from autopar.flops import TotalFlops
 from autopar.graph import EXAMPLE
-from autopar.one_process import ExchangeError
+from autopar.ops.flops import TotalFlops
+from autopar.python.one_process import ExchangeError
 from autopar.tracing.errors import DrawError
 from autopar.tracing.leaves.effects import EffectError, Effects, content, same
 from autopar.tracing.leaves.guesses import Guesses

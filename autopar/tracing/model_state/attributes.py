@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.collecting import all_are_old, collection_paused
-from autopar.held import Held
+from autopar.python.collecting import all_are_old, collection_paused
+from autopar.python.held import Held
 from autopar.tracing.contents.arrays import is_array
 
 _DICTS = (dict, collections.OrderedDict)

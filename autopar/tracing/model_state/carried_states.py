@@ -9,8 +9,8 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from autopar.calls.states import State
 from autopar.graph import STATE
-from autopar.states import State
 from autopar.tracing.calls.inputs import Inputs
 from autopar.tracing.model_state.left_values import Look
 from autopar.tracing.traced import Traced

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autopar.calls.states import ABSENT, State, placeholder_name
 from autopar.gradient_starts import start_of_gradients
 from autopar.graph import PLACE
-from autopar.states import ABSENT, State, placeholder_name
 from autopar.tracing import places
 from autopar.tracing.calls.inputs import leaf_names
 from autopar.tracing.contents.unknown import has_unknown

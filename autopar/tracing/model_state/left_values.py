@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from autopar.graph import VAL
-from autopar.random_ops import drawn_name, draws
+from autopar.ops.random_ops import drawn_name, draws
 from autopar.tracing.contents.known import AS_ANOTHER, FILLING, Known
 from autopar.tracing.contents.unknown import UnknownNumber
 

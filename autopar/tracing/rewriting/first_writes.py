@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.first_writes import ELEMENTWISE, Computed, OfParameter
 from autopar.graph import FIRST_WRITES, VAL, input_nodes, storage_of
+from autopar.ops.first_writes import ELEMENTWISE, Computed, OfParameter
 from autopar.tracing.rewriting.cleaning import WRITES
 
 _WRITES = {"abs_", "add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "nan_to_num_"}

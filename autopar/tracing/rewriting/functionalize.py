@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from autopar.errors import UntraceableError
 from autopar.graph import GRAD_MODE, KNOWN, PLACE, VAL, input_nodes, output_tensors, storage_of
-from autopar.on_copies import OnCopies
+from autopar.ops.on_copies import OnCopies
 from autopar.tracing.rewriting import functional
 from autopar.tracing.rewriting.cleaning import WRITES
 from autopar.tracing.rewriting.first_writes import take_first_writes

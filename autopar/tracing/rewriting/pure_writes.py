@@ -10,7 +10,7 @@ from torch import fx
 from torch._ops import OpOverloadPacket  # private: there is no other name for what `torch.ops` holds
 
 from autopar.graph import KNOWN, VAL
-from autopar.random_ops import is_random
+from autopar.ops.random_ops import is_random
 from autopar.tracing.rewriting import functional
 from autopar.tracing.rewriting.cleaning import WRITES
 

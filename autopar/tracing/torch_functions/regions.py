@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.utils.checkpoint as machinery
 
-from autopar.replaced import replaced
+from autopar.python.replaced import replaced
 from autopar.tracing.patching import attributes_set
 from autopar.tracing.recorder import Recorder
 

@@ -35,7 +35,7 @@ def _file_of(kind: type) -> str | None:
 @functools.cache
 def _own_digest() -> str:
     """By content: the folder may lie elsewhere on each host."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     files = (*here.rglob("*.py"), *(here / "strategies").rglob("*.py"), *(here / "solver").rglob("*.py"))
     contents = sorted({str(file.relative_to(here)): _digest(file) for file in files}.items())
     return hashlib.sha256(repr(contents).encode()).hexdigest()

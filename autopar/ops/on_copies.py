@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from autopar.random_ops import is_random
+from autopar.ops.random_ops import is_random
 
 
 class OnCopies:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from autopar.errors import UntraceableError
-from autopar.replaced import forwarding, original
+from autopar.python.replaced import forwarding, original
 
 _ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}
 _EXCHANGES = (

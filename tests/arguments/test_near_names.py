@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.near_names import did_you_mean
+from autopar.arguments.near_names import did_you_mean
 
 NAMES = [
     f"model.layers.{i}.{part}.weight" for i in range(12) for part in ("self_attn.q_proj", "mlp.up_proj", "input_norm")

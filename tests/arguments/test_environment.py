@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.environment import is_on, number_in
+from autopar.arguments.environment import is_on, number_in
 from autopar.errors import InputError
 
 

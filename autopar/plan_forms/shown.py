@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from autopar.text_files import write_text
+from autopar.arguments.text_files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from autopar.errors import PlanMismatchError
-from autopar.frozen import frozen
+from autopar.fingerprints.frozen import frozen
 from autopar.graph import FIRST_WRITES, FORM, input_nodes, output_tensors, target_name
 
 

@@ -1,0 +1,1 @@
+"""Digests and keys that tell graphs, calls and the code itself apart."""

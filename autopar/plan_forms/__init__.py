@@ -1,0 +1,1 @@
+"""A plan in other forms: as JSON, and as it is shown; what holds in every plan."""
