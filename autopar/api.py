@@ -266,8 +266,7 @@ def autoparallelize(
         """Rank 0 alone plans; `given`: what an earlier plan of the model has settled, as `Prepared.solve` takes it."""
 
         def solved() -> str:
-            prepared, budget = prepare(model, traced, request, watch), request.memory_budget_bytes
-            return prepared.solve(memory_budget_bytes=budget, constraints=request.constraints, **given).to_json()
+            return prepare(model, traced, request, watch).solve(**given).to_json()
 
         return Plan.from_json(from_rank_zero(solved, device))
 

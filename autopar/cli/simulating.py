@@ -48,7 +48,7 @@ def simulate(
     with progress("...") as status:
         ready = prepared(question, request, status)
         if given is None:
-            given = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+            given = ready.solve()
         step = simulated(ready, given)
     figures = {
         "step_seconds": step.step_seconds,

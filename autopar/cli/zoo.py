@@ -92,7 +92,7 @@ def _planned(training: Training, request: Request, names: Sequence[str]) -> Iter
             status.update(f"planning {name}, {number} of {len(names)} ...")
             try:
                 ready = prepared(Question(model=name, **given), request, status)
-                made = ready.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+                made = ready.solve()
             except InputError as error:  # of the question, then, or of one whose longest sequence is shorter
                 raise InputError(f"{name}: {error.message}", where=error.where) from error
             except AutoparError as error:  # nothing fits, or no graph: the others may still have a plan

@@ -60,10 +60,9 @@ def alternatives(prepared: Prepared, names: Sequence[str] | None = None) -> Iter
                 yield Alternative(name, fits=False, predicted=None, note=error.message)
 
 
-def _alternative(prepared: Prepared, name: str, constraints: Sequence[str]) -> Alternative:
-    budget = prepared.request.memory_budget_bytes
+def _alternative(prepared: Prepared, name: str, constraints: tuple[str, ...]) -> Alternative:
     try:
-        return _of(name, prepared.solve(memory_budget_bytes=budget, constraints=constraints))
+        return _of(name, prepared.solve(constraints=constraints))
     except InputError:
         raise
     except AutoparError as error:
@@ -81,11 +80,10 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     before is not lost for them. The smallest that it finds may be more than the fastest plan takes: that is then the
     least.
     """
-    constraints = prepared.request.constraints
-    free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES, constraints=constraints)
+    free = prepared.solve(memory_budget_bytes=_UNBOUNDED_BYTES)
     least, most = 1, free.predicted.peak_bytes
     try:
-        prepared.solve(memory_budget_bytes=1, constraints=constraints)
+        prepared.solve(memory_budget_bytes=1)
     except InfeasibleError as error:
         if error.smallest_budget_bytes is None:
             raise
@@ -93,7 +91,7 @@ def tradeoff(prepared: Prepared, points: int) -> Iterator[TradeoffPoint]:
     for i in range(points - 1):
         budget = least + (most - least) * i // (points - 1)
         try:
-            made = prepared.solve(memory_budget_bytes=budget, constraints=constraints)
+            made = prepared.solve(memory_budget_bytes=budget)
         except (InfeasibleError, TimeLimitError) as error:
             warn(f"the curve has no plan for a budget of {show_bytes(budget)}: {error.message}")
             continue

@@ -70,7 +70,7 @@ def fastest(ready: Iterable[Prepared]) -> tuple[Prepared, Plan]:
     for one in ready:
         request = one.request
         try:
-            made = one.solve(memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints)
+            made = one.solve()
         except (InfeasibleError, TimeLimitError) as error:
             if isinstance(error, InfeasibleError):
                 refusals.append(error)
@@ -104,14 +104,14 @@ def _is_proven(error: AutoparError, request: Request) -> bool:
     """Whether there is no plan, by the planner's count of memory."""
     if isinstance(error, TimeLimitError):
         return False
-    least, budget = budget_bounds(error)["budget_lower_bound_bytes"], request.memory_budget_bytes
-    return least is None or least >= (request.cluster.device.usable_bytes if budget is None else budget)
+    least = budget_bounds(error)["budget_lower_bound_bytes"]
+    return least is None or least >= request.budget_bytes_on(request.cluster)
 
 
 def _bound_without_budget(one: Prepared) -> float:
     """Seconds that no plan goes below, whatever memory it takes; 0 where that takes too long to tell."""
     try:
-        made = one.solve(memory_budget_bytes=_NO_BUDGET, constraints=one.request.constraints)
+        made = one.solve(memory_budget_bytes=_NO_BUDGET)
     except TimeLimitError:
         return 0.0
     return made.certificate.bound

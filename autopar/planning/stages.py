@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import fx, nn
+from typing_extensions import Unpack
 
 from autopar.arguments.checks import count_of, flag_of, loss_of, module_of, seconds_of, solver_of, texts_of
 from autopar.calls.entries import FORWARD, Entry
@@ -18,13 +19,14 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError, InputError
 from autopar.fingerprints.fingerprint import fingerprints
 from autopar.layout import Layout
+from autopar.plan_request import PlanRequest
 from autopar.planning.claimed_device import claimed_device
 from autopar.planning.data_numbers import check_numbers
 from autopar.planning.failed_forward import as_untraceable
 from autopar.planning.leaf_requests import asked_for, check_requests, check_shares, split_requests, warn_of_leaves
 from autopar.planning.leaf_splits import find_splits
 from autopar.planning.mask_notes import mask_notes
-from autopar.plans import GAP, Plan
+from autopar.plans import Plan
 from autopar.precision import Precision
 from autopar.python.collecting import collection_paused
 from autopar.sizes import parse_bytes
@@ -40,21 +42,13 @@ if TYPE_CHECKING:
 LossFunction = Callable[..., torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for, once and for all graphs of a model."""
+@dataclass(frozen=True, kw_only=True)
+class Request(PlanRequest):
+    """What the user asked for, once and for all graphs of a model; `compiled` as in `plan`."""
 
     cluster: Cluster
-    precision: Precision
-    memory_budget_bytes: int | None
-    micro_batches: int
-    optimizer: str
-    constraints: tuple[str, ...]
-    inputs: str
-    time_limit: float
-    loss_fn: LossFunction | None
+    loss_fn: LossFunction | None = None
     compiled: bool = False
-    solver: str = "highs"
 
 
 @dataclass
@@ -85,6 +79,15 @@ class CommonOptions(TypedDict, total=False):
     time_limit: float
     compiled: bool
     solver: str
+
+
+class OtherTerms(TypedDict, total=False):
+    """What plans of one graph may be asked otherwise, as in `PlanRequest`."""
+
+    memory_budget_bytes: int | None
+    constraints: tuple[str, ...]
+    gap: float
+    fold: bool
 
 
 class RequestOptions(CommonOptions, total=False):
@@ -209,47 +212,33 @@ class Prepared:
     def solve(
         self,
         *,
-        memory_budget_bytes: int | None = None,
-        constraints: Sequence[str] = (),
         pinned: Mapping[str, Layout] | None = None,
         trained: Collection[str] = (),
-        gap: float = GAP,
-        fold: bool = True,
+        **other: Unpack[OtherTerms],
     ) -> Plan:
-        """The best plan, to `gap`, under this budget (None: `Device.usable_bytes`), these constraints and this storage.
+        """The best plan as requested, but for what is given in `other`.
 
-        `trained`: parameters that other graphs of the model train.
-        `fold`: equal repeated blocks share their decisions.
+        `pinned`, `trained`: storage that is given already, and names of parameters that other graphs train.
         """
         from autopar.cost.memory.weights import buffers_of, parameters_of
-        from autopar.solver import make_plan
+        from autopar.solver import ModelGraph, make_plan
         from autopar.strategies.batch_dims import batch_dims
 
-        request = self.request
-        leaves, _ = split_requests(request.constraints)
-        _, others = split_requests(constraints)
-        chosen = make_plan(
+        request = replace(self.request, **other)
+        leaves, _ = split_requests(self.request.constraints)
+        _, others = split_requests(request.constraints)
+        graph = ModelGraph(
             self.traced.graph,
             self.strategies,
-            request.cluster,
-            parameters=parameters_of(self.model),
-            buffers=buffers_of(self.model),
-            memory_budget_bytes=memory_budget_bytes,
-            precision=request.precision,
-            micro_batches=request.micro_batches,
-            optimizer=request.optimizer,
-            constraints=others,
-            inputs=request.inputs,
-            time_limit=request.time_limit,
-            solver=request.solver,
+            parameters_of(self.model),
+            buffers_of(self.model),
             pinned=pinned,
             trained=trained,
-            gap=gap,
-            fold=fold,
             train=torch.is_grad_enabled(),
             repeats=self.repeats,
             fingerprints=fingerprints(self.model, self.traced.graph, request.cluster.shape),
         )
+        chosen = make_plan(graph, request.cluster, replace(request, constraints=others))
         seconds = {**self.seconds, **chosen.planning_seconds}
         return replace(
             chosen,

@@ -105,7 +105,7 @@ def planned(prepared: Prepared, mesh: tuple[int, ...], limit: float, gap: float)
             warnings.simplefilter("ignore")
             if mesh != prepared.request.cluster.shape:
                 prepared = prepared.on(Cluster.preset("h100", mesh))
-            plan = prepared.solve(memory_budget_bytes=prepared.request.memory_budget_bytes, gap=gap)
+            plan = prepared.solve(gap=gap)
     except (Exception, OutOfTime) as error:
         kind = "no plan fits" if isinstance(error, InfeasibleError) else failure(error, limit)["why"]
         return {"why": kind, "cpu_seconds": round(time.process_time() - start, 2)}

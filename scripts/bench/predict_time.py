@@ -137,10 +137,10 @@ def _planned(prepared: Prepared, pair: Pair) -> Plan:
     budget = 1 << 60
     if pair.tight:
         try:
-            prepared.solve(memory_budget_bytes=1, constraints=pair.constraints)
+            prepared.solve(memory_budget_bytes=1)
         except InfeasibleError as error:
             budget = int(1.02 * (error.smallest_budget_bytes or budget))
-    return prepared.solve(memory_budget_bytes=budget, constraints=pair.constraints)
+    return prepared.solve(memory_budget_bytes=budget)
 
 
 def median_cluster(measured: Sequence[Cluster]) -> Cluster:

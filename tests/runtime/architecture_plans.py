@@ -45,9 +45,7 @@ def plan_of(kind: str, name: str, model: nn.Module, traced: Traced) -> Plan:
         return random_plan(traced.graph, model, shape, random.Random(name), split=split)
     constraints = "fsdp+tp" if kind == "forced" else ()
     request = request_of(with_cheap_links(shape), "100GiB", None, 1, "adamw", constraints, None, "global", 60)
-    return prepare(model, traced, request, Stopwatch()).solve(
-        memory_budget_bytes=request.memory_budget_bytes, constraints=request.constraints, gap=GAP
-    )
+    return prepare(model, traced, request, Stopwatch()).solve(gap=GAP)
 
 
 def with_cheap_links(shape: tuple[int, ...]) -> Cluster:

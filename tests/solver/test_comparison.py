@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -230,11 +229,11 @@ def test_a_budget_whose_plan_is_not_found_in_time_is_left_out_of_the_curve(monke
     model, inputs = _problem()
     solve, asked = Prepared.solve, list[int]()
 
-    def slow(prepared: Prepared, *, memory_budget_bytes: int, constraints: Sequence[str]) -> Plan:
+    def slow(prepared: Prepared, *, memory_budget_bytes: int) -> Plan:
         asked.append(memory_budget_bytes)
         if len(asked) == 4:  # without a budget, with the least one, and the first point were before
             raise TimeLimitError("the solver found no plan")
-        return solve(prepared, memory_budget_bytes=memory_budget_bytes, constraints=constraints)
+        return solve(prepared, memory_budget_bytes=memory_budget_bytes)
 
     request = request_of(_cluster(2, 2))
     [ready] = prepared_for(1, model, inputs, None, request)

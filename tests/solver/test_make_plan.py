@@ -11,6 +11,7 @@ from toys import Stack, Toy, cluster, on_meta, toy
 from autopar.cluster import Cluster
 from autopar.errors import InfeasibleError, InputError
 from autopar.layout import Layout
+from autopar.plan_request import PlanRequest
 from autopar.plans import Plan
 from autopar.solver import make_plan
 
@@ -20,14 +21,7 @@ def _stack(on: Cluster, blocks: int = 3) -> Toy:
 
 
 def _plan(problem: Toy, **options: object) -> Plan:
-    memory = problem.memory
-    return make_plan(
-        problem.graph,
-        problem.restricted.strategies,
-        problem.cluster,
-        parameters=memory.parameters,
-        **options,  # type: ignore[arg-type]
-    )
+    return make_plan(problem.given, problem.cluster, PlanRequest(**options))  # type: ignore[arg-type]
 
 
 def _storage(plan: Plan) -> dict[str, str]:
@@ -168,7 +162,7 @@ def test_contradicting_pins_are_named() -> None:
 def test_pinned_storage_is_kept_and_forward_alone_needs_no_gradients() -> None:
     problem = _stack(cluster(2))
     pinned = {name: Layout.parse("S0") for name in ("head.weight", "embed.weight")}
-    plan = _plan(problem, pinned=pinned, train=False)
+    plan = make_plan(replace(problem.given, pinned=pinned, train=False), problem.cluster, PlanRequest())
     assert all(_storage(plan)[name] == "S0" for name in pinned)
     assert not any(c.phase != "forward" for c in plan.collectives)
     assert "gradients" not in plan.predicted.parts

@@ -56,7 +56,7 @@ def test_the_prediction_of_a_saved_plan_is_its_own() -> None:
     request = request_of(MESH, constraints=["param:blocks.1.up.weight = S0", "param:blocks.0.down.weight = S1"])
     watch = Stopwatch()
     ready = prepare(model, trace_for(model, inputs, None, request, watch), request, watch)
-    made = ready.solve(constraints=request.constraints)
+    made = ready.solve()
     again = predicted_on(ready, made, MESH)
     assert (again.step_seconds, again.peak_bytes) == (made.predicted.step_seconds, made.predicted.peak_bytes)
     assert simulated(ready, made).step_seconds == pytest.approx(made.predicted.step_seconds, rel=0.1)

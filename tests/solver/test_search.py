@@ -8,10 +8,9 @@ from typing import Any
 
 import pulp
 import pytest
-from toys import stack
+from toys import planned, stack
 
 from autopar.errors import InfeasibleError, TimeLimitError
-from autopar.solver import make_plan
 from autopar.solver.linear.clock import Clock
 from autopar.solver.linear.engines import engine_of
 from autopar.solver.linear.outcome import NONE, Outcome
@@ -45,10 +44,8 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = stack(2)
-    asked = problem.graph, problem.restricted.strategies, problem.cluster
-    parameters = problem.memory.parameters
     with pytest.raises(InfeasibleError) as refused:
-        make_plan(*asked, parameters=parameters, memory_budget_bytes=1)
+        planned(problem, budget=1)
     least = refused.value.smallest_budget_bytes
     assert least is not None
     whole = objective.run
@@ -59,14 +56,14 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
         return whole(model, *given, **named)
 
     monkeypatch.setattr(under_budget, "run", late)
-    plan = make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
+    plan = planned(problem, budget=least)
     assert plan.predicted.peak_bytes <= least
     assert plan.certificate.status == "feasible"
     assert plan.certificate.bound <= plan.certificate.objective
     with pytest.raises(
         InfeasibleError, match="the smallest budget that the planner finds one for is"
     ):  # which is proven
-        make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
+        planned(problem, budget=least // 2)
     exact = LeastMemory.smallest
 
     def unproven(asked: LeastMemory) -> Smallest:
@@ -77,11 +74,11 @@ def test_where_the_search_finds_nothing_in_time_the_plan_of_least_memory_is_take
     monkeypatch.setattr(LeastMemory, "smallest", unproven)
     monkeypatch.setattr(LeastMemory, "is_too_small", lambda *_: False)
     with pytest.raises(TimeLimitError, match=r"within 60 s.*; the plan of least memory that it found needs .*iB"):
-        make_plan(*asked, parameters=parameters, memory_budget_bytes=least // 2)
+        planned(problem, budget=least // 2)
     monkeypatch.setattr(LeastMemory, "smallest", too_late)
     monkeypatch.setattr(LeastMemory, "fitting", lambda *_: None)
     with pytest.raises(TimeLimitError, match=r"found no plan$"):
-        make_plan(*asked, parameters=parameters, memory_budget_bytes=least)
+        planned(problem, budget=least)
 
 
 def too_late(*_: Any, **__: Any) -> Smallest:
@@ -92,13 +89,7 @@ def test_a_budget_that_is_proven_too_small_is_so_without_the_smallest(monkeypatc
     problem = stack(2)
     monkeypatch.setattr(LeastMemory, "smallest", too_late)
     with pytest.raises(InfeasibleError, match="the smallest budget that has a plan was not found in time") as refused:
-        make_plan(
-            problem.graph,
-            problem.restricted.strategies,
-            problem.cluster,
-            parameters=problem.memory.parameters,
-            memory_budget_bytes=1,
-        )
+        planned(problem, budget=1)
     assert refused.value.smallest_budget_bytes is None
     assert refused.value.budget_lower_bound_bytes == 1
 

@@ -17,9 +17,10 @@ from autopar.cost.memory.on_cluster import memory_on
 from autopar.cost.step import predict
 from autopar.cost.structure.blocks import Repeat, find_repeats
 from autopar.cost.structure.levels import MOST
+from autopar.plan_request import PlanRequest
 from autopar.plans import Plan, Prediction
 from autopar.precision import Precision
-from autopar.solver import make_plan
+from autopar.solver import ModelGraph, make_plan
 from autopar.solver.building import build_problem
 from autopar.solver.constraints.restricted import Restricted
 from autopar.solver.linear.terms import Linear
@@ -73,6 +74,10 @@ class Toy:
     @property
     def graph(self) -> fx.Graph:
         return self.memory.graph
+
+    @property
+    def given(self) -> ModelGraph:
+        return ModelGraph(self.graph, self.restricted.strategies, self.memory.parameters)
 
     def problem(self, *, fold: bool = True, recompute: bool = True, inner_levels: int = MOST) -> Problem:
         some = self.memory, self.restricted, self.cluster, self.repeats
@@ -239,11 +244,5 @@ def stack(*mesh: int, blocks: int = 3) -> Toy:
 
 def planned(problem: Toy, *constraints: str, budget: int | None = None) -> Plan:
     """The best plan under constraints."""
-    return make_plan(
-        problem.graph,
-        problem.restricted.strategies,
-        problem.cluster,
-        parameters=problem.memory.parameters,
-        constraints=constraints,
-        memory_budget_bytes=budget,
-    )
+    asked = PlanRequest(constraints=constraints, memory_budget_bytes=budget)
+    return make_plan(problem.given, problem.cluster, asked)

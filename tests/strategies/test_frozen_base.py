@@ -41,7 +41,7 @@ def planned(preset: str) -> tuple[nn.Module, Plan]:
         for way in ways:
             for tensor, layout in zip(tensors, way.inputs, strict=True):
                 assert tensor.requires_grad or layout == layout.value(), "no gradient, no partial gradient"
-    return model, prepared.solve(constraints=request.constraints)
+    return model, prepared.solve()
 
 
 @pytest.mark.parametrize("preset", ["ddp", "fsdp"])

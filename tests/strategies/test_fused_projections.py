@@ -100,7 +100,7 @@ def planned(name: str) -> tuple[fx.Graph, dict[fx.Node, NodePlan]]:
     cluster = Cluster.preset("h100", (4,))
     request = request_of(cluster, None, "bf16", 1, "adamw", "tp", None, "global", 60)
     traced = trace_for(model, inputs, None, request, Stopwatch())
-    plan = prepare(model, traced, request, Stopwatch()).solve(constraints=request.constraints)
+    plan = prepare(model, traced, request, Stopwatch()).solve()
     nodes = list(traced.graph.nodes)
     return traced.graph, {nodes[p.position]: p for p in plan.nodes}
 

@@ -1,0 +1,66 @@
+"""What the solver is given of a model: one graph of it, what each op may do, and what the model holds beside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from autopar.cluster import Cluster
+from autopar.cost.memory.formulas import StepMemory
+from autopar.cost.memory.on_cluster import memory_on
+from autopar.cost.structure.blocks import Repeat
+from autopar.layout import Layout
+from autopar.plan_request import PlanRequest
+from autopar.solver.constraints.restricted import Strategies
+from autopar.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """An annotated graph of a model, ready to be planned.
+
+    `graph`: nodes carry VAL and COST; shapes are those of one micro-batch of the whole mesh. `strategies`: for every
+    node with tensors; of parameters, the storages. `parameters`, `buffers`: the model's by qualified name; buffers that
+    the graph does not read take memory too. `pinned`: storage of parameters that an earlier plan of the model has
+    given; None: this plan is the first. `trained`: names of parameters that other graphs of the model train. `train`:
+    False where a forward pass alone is planned. `repeats`: the graph's blocks, where they are known (`find_repeats`).
+    `fingerprints`: what ties a plan to this model, graph and mesh (`autopar.fingerprints`).
+    """
+
+    graph: fx.Graph
+    strategies: Strategies
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    pinned: Mapping[str, Layout] | None = None
+    trained: Collection[str] = ()
+    train: bool = True
+    repeats: tuple[Repeat, ...] | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+
+    def memory_on(self, cluster: Cluster, asked: PlanRequest) -> StepMemory:
+        """The memory of a step on this cluster."""
+        return memory_on(
+            cluster,
+            self.graph,
+            self.parameters,
+            asked.precision,
+            asked.optimizer,
+            asked.micro_batches,
+            self.train,
+            self.buffers,
+            self.pinned,
+            self.trained,
+        )
+
+    def as_stored(self, memory: StepMemory) -> ModelGraph:
+        """With strategies in which parameters have the storage that they have already."""
+        if not self.pinned:
+            return self
+        found = dict(self.strategies)
+        for node in self.strategies:
+            if memory.is_parameter(node) and str(node.target) in self.pinned:
+                found[node] = (Strategy((), (self.pinned[str(node.target)],), ("",) * len(memory.mesh_shape)),)
+        return replace(self, strategies=found)
