@@ -12,44 +12,70 @@ Of a parameter that two stages read, what arrives for the one while the other's 
 it alike::
 
     E >= f - sum of those of the other stage
+
+Where all blocks that share buckets are recomputed, `apart` tells the same of buckets of their own
+(`solver.memory.division`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
+from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.moving import Moving
-from autopar.cost.memory.on_the_way import READ, Phase, beside, on_the_way
+from autopar.cost.memory.on_the_way import READ, Phase, Terms, beside, on_the_way
+from autopar.solver.memory.division import Division
 from autopar.solver.memory.stage_bytes import UNIT, BucketBytes
-from autopar.solver.model import Model
 
 Case = Mapping[Phase, Sequence[int | None]]
 Moved = Sequence[tuple[Moving, int]]  # a read: what moves for it, by the flow that it takes
 _DIVIDED = "divided"  # what on_the_way is to call D
 
 
+class Moves(NamedTuple):
+    """By stage, what moves of the parameters that its ops keep (`kept`), and of those whose gradients are `reduced`
+    behind it, by read and the flows that it takes."""
+
+    kept: Sequence[Sequence[Moved]]
+    reduced: Sequence[Sequence[Moved]]
+
+
 class OnTheWay:
-    """Buckets in the backward of each stage: what moves of the parameters that its ops keep (`kept`), and of those
-    whose gradients are `reduced` behind it, by read and the flows that it takes. `alike`: of flows of parameters that
-    several regions read, what is equal for those that read one alike."""
+    """Buckets in the backward of each stage: those that blocks share, and of their `own`. `alike`: of flows of
+    parameters that several regions read, what is equal for those that read one alike."""
 
     def __init__(
-        self,
-        kept: Sequence[Sequence[Moved]],
-        reduced: Sequence[Sequence[Moved]],
-        total: BucketBytes,
-        model: Model,
-        alike: Mapping[int, Hashable],
+        self, shared: Moves, own: Moves, total: BucketBytes, division: Division, alike: Mapping[int, Hashable]
     ) -> None:
-        self.model, self.program = model, model.program
-        self.grouping, self.stages = model.problem.grouping, model.problem.stages
+        model = division.model
+        self.model, self.program, self.division = model, model.program, division
+        self.grouping, self.stages = division.grouping, model.problem.stages
         self.first = [sum(stage.count for stage in self.stages[:i]) for i in range(len(self.stages))]  # regions
         self.stage_of = [i for i, stage in enumerate(self.stages) for _ in range(stage.count)]
-        self._kept, self._reduced, self._total, self._alike = kept, reduced, total, alike
-        self._sums: dict[tuple[str, int, int | None], int | None] = {}
-        self._apart: dict[tuple[int, int], Sequence[Moved]] = {}
+        self._moves, self._total, self._alike = (shared, own), total, alike
+        self._of_own = False
+        self._sums: dict[tuple[str, int, int | None, bool], int | None] = {}
+        self._seen: dict[tuple[str, int, int | None], int | None] = {}
+        self._beside: dict[tuple[int, int, bool], Sequence[Moved]] = {}
         self._left: dict[tuple[int, int], int | None] = {}
+
+    def apart(self) -> OnTheWay:
+        """The same where all blocks that may have buckets of their own do."""
+        found = copy.copy(self)
+        found.grouping, found._of_own = self.division.divided, True
+        return found
+
+    def arriving(self, stage: int) -> int:
+        """What may arrive of a recomputed block, where those with which a stage's share buckets are not."""
+
+        def own(one: int) -> list[tuple[int | None, float]]:
+            kinds = "arriving", "begun"
+            return [(self._sum(kind, one, None, own=True), self._most(kind, one, own=True)) for kind in kinds]
+
+        return self.division.arriving(stage, own)
 
     def last_block(self, stage: int, *, divided: bool = True) -> Case:
         """What is under way in each phase of the backward of a stage's last block. `divided`: where recompute may
@@ -71,22 +97,45 @@ class OnTheWay:
 
     def cast(self, stage: int) -> int | None:
         """What is there of a bucket of a stage's while its gradients, reduced, are cast; None where none are."""
-        is_cast = any(one.landed for read in self._reduced[stage] for one, _ in read)
-        return self._sum("landed", stage) if is_cast else None
+        is_cast = any(one.landed for read in self._moves[0].reduced[stage] for one, _ in read)
+        return self._seen_from(None, "landed", stage, None) if is_cast else None
 
     def lands(self, stage: int) -> bool:
         """Whether the landing of a bucket may be a peak in any of a stage's blocks."""
         first, count = self.first[stage], self.stages[stage].count
-        return any(Phase.LANDING in on_the_way(self.grouping, region) for region in range(first, first + count))
+        either = self.division.grouping, self.division.divided
+        regions = range(first, first + count)
+        return any(Phase.LANDING in on_the_way(grouping, region) for grouping in either for region in regions)
 
     def _of(self, region: int, *, divided: bool) -> Case:
-        phases = on_the_way(self.grouping, region, _DIVIDED)
+        phases = self._phases(region)
         if not self.grouping.begins(region) and not (divided and self._dividing(region)):
             del phases[Phase.REDUCING]
         return {
             phase: [self._bytes(kind, region, one, there) for kind, one, there in beside(terms)]
             for phase, terms in phases.items()
         }
+
+    def _phases(self, region: int) -> dict[Phase, Terms]:
+        """What is there in each phase, whether other stages' blocks have buckets of their own or share them."""
+        with_it = self.division.of(self.stage_of[region])
+        one, other = (self._grouping_where(with_it, others) for others in (False, True))
+        found = on_the_way(one, region, _DIVIDED)
+        for phase, terms in on_the_way(other, region, _DIVIDED).items() if other is not one else ():
+            there = Counter((kind, self.stage_of[its]) for kind, its in found.get(phase, ()))
+            new = []
+            for kind, its in terms:
+                there[kind, self.stage_of[its]] -= 1
+                if there[kind, self.stage_of[its]] < 0:
+                    new.append((kind, its))
+            found[phase] = (*found.get(phase, ()), *new)
+        return found
+
+    def _grouping_where(self, with_it: frozenset[int], others: bool) -> Grouping:
+        """Of buckets of blocks of their own: of some stages, as here, and of the `others` or not."""
+        all_ = enumerate(self.stage_of)
+        apart = {i for i, stage in all_ if self.division.of(stage) and (self._of_own if stage in with_it else others)}
+        return self.division.grouping.divided(apart)
 
     def dividing(self, stage: int) -> list[int]:
         """Stages whose recompute would divide the buckets that a stage is in behind its blocks (but the last of
@@ -109,7 +158,8 @@ class OnTheWay:
     def _bytes(self, kind: str, region: int, one: int, there: int | None) -> int | None:
         if kind != _DIVIDED:
             shares = there is not None and self.grouping.share(one, there)
-            return self._sum(kind, self.stage_of[one], self.stage_of[there] if there is not None and shares else None)
+            its = self.stage_of[there] if there is not None and shares else None
+            return self._seen_from(self.stage_of[region], kind, self.stage_of[one], its)
         key = self.stage_of[region], self.stage_of[one]
         if key not in self._left:
             self._left[key] = self._left_where_divided(*key)
@@ -117,7 +167,9 @@ class OnTheWay:
 
     def _left_where_divided(self, stage: int, behind: int) -> int | None:
         """D of the head of this file, of a block of one stage and the next block, which may be of another stage."""
-        reads = [{v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._reduced[behind]]
+        reads = [
+            {v: max(one.left_of_one, one.left_of_rest) for one, v in read} for read in self._moves[0].reduced[behind]
+        ]
         most = sum(max(sizes.values(), default=0) for sizes in reads) / UNIT
         whether = [self.model.any_recomputed[one][0] for one in {stage, behind} if self.stages[one].depth]
         if not most or not whether:
@@ -128,30 +180,50 @@ class OnTheWay:
             self.program.at_least("left where divided", [(found, 1.0), (q, -most), *sizes], -most)
         return found
 
-    def _sum(self, kind: str, stage: int, there: int | None = None) -> int | None:
-        if (kind, stage, there) not in self._sums:
-            moved = (self._kept if kind in READ else self._reduced)[stage]
-            if there is not None:
-                moved = self._arriving_beside(stage, there)
-            self._sums[kind, stage, there] = self._total(kind, moved, False)
-        return self._sums[kind, stage, there]
+    def _seen_from(self, viewer: int | None, kind: str, stage: int, there: int | None) -> int | None:
+        """Of a stage, in the turn of another: whether blocks share buckets is the same for those that do."""
+        with_it = self.division.of(stage)
+        if not with_it or viewer in with_it:
+            return self._sum(kind, stage, there, own=self._of_own and bool(with_it))
+        if (kind, stage, there) not in self._seen:
+            shared, own = (self._sum(kind, stage, there, own=own) for own in (False, True))
+            self._seen[kind, stage, there] = self.division.seen(stage, shared, own, self._most(kind, stage, own=False))
+        return self._seen[kind, stage, there]
 
-    def _arriving_beside(self, stage: int, there: int) -> Sequence[Moved]:
+    def _sum(self, kind: str, stage: int, there: int | None, *, own: bool) -> int | None:
+        key = kind, stage, there, own
+        if key not in self._sums:
+            moved = self._moved(kind, stage, own=own)
+            if there is not None:
+                moved = self._arriving_beside(stage, there, own=own)
+            self._sums[key] = self._total(kind, moved, False)
+        return self._sums[key]
+
+    def _moved(self, kind: str, stage: int, *, own: bool) -> Sequence[Moved]:
+        moves = self._moves[own]
+        return (moves.kept if kind in READ else moves.reduced)[stage]
+
+    def _most(self, kind: str, stage: int, *, own: bool) -> float:
+        """MiB that a sum has at most."""
+        reads = self._moved(kind, stage, own=own)
+        return sum(max((one.alone * getattr(one, kind) for one, _ in read), default=0) for read in reads) / UNIT
+
+    def _arriving_beside(self, stage: int, there: int, *, own: bool) -> Sequence[Moved]:
         """What a stage keeps that another, or another block of its own, has not brought: E of the head of this file."""
-        if (stage, there) not in self._apart:
+        if (stage, there, own) not in self._beside:
             others: dict[Hashable, list[int]] = {}
-            for one, v in (pair for read in self._kept[there] for pair in read):
+            for one, v in (pair for read in self._moves[own].kept[there] for pair in read):
                 if v in self._alike and one.arriving:
                     others.setdefault(self._alike[v], []).append(v)
-            self._apart[stage, there] = [
+            self._beside[stage, there, own] = [
                 [
                     (one, left)
                     for one, v in read
                     if (left := self._left_of(v, others.get(self._alike.get(v), ()))) is not None
                 ]
-                for read in self._kept[stage]
+                for read in self._moves[own].kept[stage]
             ]
-        return self._apart[stage, there]
+        return self._beside[stage, there, own]
 
     def _left_of(self, v: int, others: Sequence[int]) -> int | None:
         """E of a flow, itself where no other is alike; None where it is among the others."""

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from autopar.cost.memory.on_the_way import Phase
-from autopar.graph import COST, TensorRef, output_tensors, tensor_of
+from autopar.solver.memory.limits import limit_of
 from autopar.solver.memory.on_the_way import Case, OnTheWay
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.model import Model
-from autopar.solver.problem import Stage
 from autopar.solver.seconds.replays import Expression, counted
 
 RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None]
@@ -42,6 +41,47 @@ class Peaks:
         `fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last
         block, where it is kept; `there`: what lives all the while, but what stages `before` keep.
         """
+        if not self.way.division.of(number):
+            self._add(number, data, fullest, behind, next_one, last, there, before)
+            return
+        k, stage = self.way.division.kept(number), self.model.problem.stages[number]
+        arriving, most = self.way.arriving(number), self._limit_of_bucket(number) + limit_of(self.model, stage)
+
+        def unless_apart(name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float) -> None:
+            own = [[*parts, arriving] for parts in sums]
+            self.rows(name, own, total(terms, {k: most * UNIT}), right + most)
+
+        shared = Peaks(self.model, self.way, unless_apart, self.total)
+        shared._add(number, data, fullest, behind, next_one, last, there, before)
+        Peaks(self.model, self.way.apart(), self.rows, self.total)._add_whole(number, data, fullest[0], there, before)
+
+    def _add_whole(
+        self,
+        number: int,
+        data: StageBytes,
+        w: Mapping[Phase, int | None],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
+        """The rows of blocks that are recomputed as a whole, where all of a stage's are."""
+        stage, blocks = self.model.problem.stages[number], self.way.blocks(number)
+        if stage.count == 1:
+            self._cases(f"backward of stage {number}, apart", [*there, before], w, blocks, data.inputs)
+            return
+        self._last_of_level(number, data, stage.depth, w, (), there, before)
+        self._first_of_level(number, data, stage.depth, w, there, before, blocks)
+
+    def _add(
+        self,
+        number: int,
+        data: StageBytes,
+        fullest: Sequence[Mapping[Phase, int | None]],
+        behind: Sequence[Mapping[Phase, int | None]],
+        next_one: Sequence[int | None],
+        last: Mapping[Phase, int | None],
+        there: Sequence[int | None],
+        before: int | None,
+    ) -> None:
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         m, blocks = stage.count, self.way.blocks(number, divided=not self.way.dividing(number))
         if m == 1:
@@ -75,7 +115,7 @@ class Peaks:
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, level {level}"
         m, whole = stage.count, level == stage.depth
         counts, whether = self.model.recomputed.get(number, []), self.model.any_recomputed.get(number, [])
-        limit = self._limit(stage) if stage.depth > 1 else 0.0
+        limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
         gradients = self._gradients_of_others(data, m)
         terms = self._gradients_behind(data, gradients, counts[level - 1], whether[level - 1], m)
         kept = before if whole else self._all_but_one(data, level, before)
@@ -109,7 +149,7 @@ class Peaks:
         its way behind any block."""
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
         whole = bool(level and level == stage.depth)
-        limit = self._limit(stage) if stage.depth > 1 else 0.0
+        limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
         off, right = self._switch(self.model.any_recomputed.get(number, []), level, limit)
         inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
         terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
@@ -133,7 +173,10 @@ class Peaks:
         if stage.count == 1:
             self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), 0.0)
             return
-        whether, limit = self.model.any_recomputed.get(number, []), self._limit(stage) if stage.depth > 1 else 0.0
+        whether, limit = (
+            self.model.any_recomputed.get(number, []),
+            limit_of(self.model, stage) if stage.depth > 1 else 0.0,
+        )
         for level in range(stage.depth + 1):
             whole, terms, right = bool(level and level == stage.depth), beside, 0.0
             if not behind:
@@ -192,7 +235,7 @@ class Peaks:
     def _limit_of_bucket(self, number: int) -> float:
         """MiB that nothing exceeds that is there when a bucket of a stage is reduced."""
         reducing = self.way.reducing(number).items()
-        return sum(self._limit(self.model.problem.stages[one]) * blocks for one, blocks in reducing)
+        return sum(limit_of(self.model, self.model.problem.stages[one]) * blocks for one, blocks in reducing)
 
     def _all_but_one(self, data: StageBytes, level: int, before: int | None) -> int | None:
         """What stages before keep, and blocks of at least a level without the last: less than 0 where there is none."""
@@ -248,18 +291,6 @@ class Peaks:
         if level < len(whether):
             terms[whether[level]] = -limit * UNIT
         return terms, limit if level else 0.0
-
-    def _limit(self, stage: Stage) -> float:
-        """MiB that no block of a stage can have at once."""
-        found = 0
-        for number in stage.ops:
-            node = self.model.problem.ops[number].node
-            outputs = [TensorRef(node, i) for i in range(len(output_tensors(node)))]
-            found += sum(tensor_of(ref).nbytes for ref in (*self.memory.inputs[node], *outputs))
-            cost = node.meta.get(COST)
-            if cost is not None:
-                found += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
-        return 4.0 * found / UNIT
 
 
 def _reducing(cases: Sequence[Case]) -> list[Case]:

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.moving import Moving, replayed
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Flow
 
 
 def replay_gathers(
-    model: Model, flows: Mapping[tuple[int, int], Sequence[Flow]], read_alike: dict[int, Hashable]
+    model: Model,
+    flows: Mapping[tuple[int, int], Sequence[Flow]],
+    read_alike: dict[int, Hashable],
+    grouping: Grouping,
 ) -> dict[int, list[list[tuple[Moving, int]]]]:
-    """By stage, what moves for parameters in replays, by read, with the variables that say whether it does.
+    """By stage, what moves for parameters in replays, by read, with the variables that say whether it does; with the
+    buckets of `grouping`.
 
     Those of parameters that several regions read go into `read_alike`, by how they read which.
     """
@@ -33,7 +38,7 @@ def replay_gathers(
         whether = model.any_recomputed[op.stage][op.again.dropped - 1]
         for flow in some:
             read = list[tuple[Moving, int]]()
-            for one, alike in _alike(model, flow).items():
+            for one, alike in _alike(model, flow, grouping).items():
                 again = program.variable("again", whole=False)
                 program.at_least("again", [(again, 1.0), (whether, -1.0), *((v, -1.0) for v in alike)], -1.0)
                 if problem.grouping.shared(problem.ops[source].node):
@@ -45,12 +50,12 @@ def replay_gathers(
     return found
 
 
-def _alike(model: Model, flow: Flow) -> dict[Moving, list[int]]:
+def _alike(model: Model, flow: Flow, grouping: Grouping) -> dict[Moving, list[int]]:
     """The flows of what is not gathered again, by what moves in backward for a replay."""
     problem, ref, found = model.problem, model.problem.ref(flow.tensor), dict[Moving, list[int]]()
     for ((storage, regather), wanted), variable in flow.pairs.items():
         if not regather:  # else, it is among what moves in backward anyway
-            one = replayed(problem.memory, problem.grouping, ref, storage, wanted)
+            one = replayed(problem.memory, grouping, ref, storage, wanted)
             if one.arriving:
                 found.setdefault(one, []).append(variable)
     return found

@@ -38,12 +38,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from autopar.cost.buckets.grouping import Grouping
 from autopar.cost.memory.moving import Moving, moving
 from autopar.cost.traffic import in_segment
+from autopar.solver.memory.division import Division
 from autopar.solver.memory.forward_part import ForwardPeaks
 from autopar.solver.memory.forward_rows import ForwardRows
 from autopar.solver.memory.held_by_caller import HeldByCaller
-from autopar.solver.memory.on_the_way import OnTheWay
+from autopar.solver.memory.on_the_way import Moves, OnTheWay
 from autopar.solver.memory.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.memory.parameter_copies import add_parameter_copies
 from autopar.solver.memory.peaks import Peaks
@@ -150,9 +152,9 @@ class Rows:
             if mine:
                 self.stages[stage].each_gradient.append((flows[0].all, mine))
 
-    def _moving(self, flows: Sequence[Flow]) -> list[tuple[Moving, int]]:
-        """What moves for parameters, by the flows that they take."""
-        found, grouping = [], self.problem.grouping
+    def _moving(self, flows: Sequence[Flow], grouping: Grouping | None = None) -> list[tuple[Moving, int]]:
+        """What moves for parameters, by the flows that they take; with the graph's buckets, or others."""
+        found, grouping = [], grouping or self.problem.grouping
         for flow in flows:
             ref = self.problem.ref(flow.tensor)
             if self.memory.is_parameter(ref.node) and in_segment(self.problem.ops[flow.use.op].node):
@@ -164,7 +166,7 @@ class Rows:
                             found.append((one, variable))
         return found
 
-    def _by_read(self, flows: Sequence[Flow]) -> list[list[tuple[Moving, int]]]:
+    def _by_read(self, flows: Sequence[Flow], grouping: Grouping) -> list[list[tuple[Moving, int]]]:
         """What moves for each read; what several ops read alike moves once."""
         found, by_source = list[list[tuple[Moving, int]]](), dict[int, list[Flow]]()
         for flow in flows:
@@ -173,12 +175,12 @@ class Rows:
             if self.problem.grouping.shared(self.problem.ops[source].node):
                 self.alike.update((v, (source, (pair,))) for flow in some for pair, v in flow.pairs.items())
             if len(some) == 1:
-                found.append(self._moving(some))
+                found.append(self._moving(some, grouping))
                 continue
             alike: dict[tuple[Pair, Moving], list[int]] = {}
             for flow in some:
                 pairs = {variable: pair for pair, variable in flow.pairs.items()}
-                for one, variable in self._moving([flow]):
+                for one, variable in self._moving([flow], grouping):
                     alike.setdefault((pairs[variable], one), []).append(variable)
             for (_, one), variables in alike.items():
                 any_ = variables[0]
@@ -222,12 +224,13 @@ class Rows:
         many, always = self.memory.micro_batches > 1, self._always()
         left = self.sums.sum("accumulated", self.accumulated)
         points = Points(self.model, self.stages, self.waiting, self.cast, self.shared)
-        again = replay_gathers(self.model, self.flows, self.alike)
-        stages = list(enumerate(self.problem.stages))
-        kept = [self._by_read(self._parameters_of(stage, kept=True)) + again.get(i, []) for i, stage in stages]
-        by_stage = [self._parameters_of(stage, reduced=True) for stage in self.problem.stages]
-        reduced = [self._by_read(flows) for flows in by_stage]
-        way = OnTheWay(kept, reduced, self.sums.bucket, self.model, self.alike)
+        stages, division = list(enumerate(self.problem.stages)), Division(self.model)
+        kept_by = [self._parameters_of(stage, kept=True) for _, stage in stages]
+        by_stage = [self._parameters_of(stage, reduced=True) for _, stage in stages]
+        shared = own = self._moves(kept_by, by_stage, division.grouping)
+        if division.divided is not division.grouping:
+            own = self._moves(kept_by, by_stage, division.divided)
+        way = OnTheWay(shared, own, self.sums.bucket, division, self.alike)
         peaks = Peaks(self.model, way, self.sums.at_most, self.sums.sum)
         part, forward = self.problem.grouping.forward, None
         if part is not None:
@@ -253,6 +256,14 @@ class Rows:
         cast = [[always, one] for i, _ in stages if (one := way.cast(i)) is not None]
         self.sums.at_most("gradients handed out", cast, self.handed_out)
         self.sums.at_most("optimizer step", [[always]], total(self.handed_out, self.temporaries))
+
+    def _moves(self, kept: Sequence[Sequence[Flow]], reduced: Sequence[Sequence[Flow]], grouping: Grouping) -> Moves:
+        """What moves by stage, in such buckets."""
+        again = replay_gathers(self.model, self.flows, self.alike, grouping)
+        return Moves(
+            [self._by_read(flows, grouping) + again.get(i, []) for i, flows in enumerate(kept)],
+            [self._by_read(flows, grouping) for flows in reduced],
+        )
 
     def _parameters_of(self, stage: Stage, *, kept: bool = False, reduced: bool = False) -> list[Flow]:
         """Flows of the parameters that a stage's ops read: that they keep, or whose gradients are reduced behind it."""

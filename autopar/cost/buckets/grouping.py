@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ class Grouping:
         self.full_bytes = memory.bucket_bytes
         self._forms: dict[TensorRef, tuple[object, ...]] = {}
         self.moved: dict[tuple[object, ...], Moving] = {}  # what `cost.memory.moving` has told already
+        self._divided: dict[frozenset[int], Grouping] = {}
         filled: dict[int, list[fx.Node]] = {}
         for node in nodes:
             if memory.is_parameter(node):
@@ -98,6 +100,29 @@ class Grouping:
         if not memory.train:  # in backward, gradients are beside what is a bucket by itself
             largest = [max((tensor_of(TensorRef(node, 0)).nbytes for node in some), default=0) for some in kept]
             self._read_bytes = [max(*pair) for pair in zip(self._read_bytes, largest, strict=True)]
+
+    def shares(self, region: int) -> bool:
+        """Whether a region's parameters are in one bucket with those of blocks like it."""
+        return self._share[region] > 1.0
+
+    def divided(self, apart: Set[int]) -> Grouping:
+        """The same where regions are recomputed that share buckets otherwise (`together`): each of them has its own,
+        and so has the rest of a group, all behind them."""
+        apart = frozenset(filter(self.shares, apart))
+        if not apart:
+            return self
+        if apart not in self._divided:
+            found = self._divided[apart] = copy.copy(self)
+            found._forms = {}
+            found._group, found._share, found._read_bytes = list(self._group), list(self._share), list(self._read_bytes)
+            for region in range(len(self._group)):
+                stretch, together = self._stretch[region], self.together(region)
+                rest = [region] if region in apart else [one for one in together if one not in apart]
+                found._group[region] = stretch, rest[0]
+                if region in apart or len(rest) < len(together):
+                    found._share[region] = float(len(rest))
+                    found._read_bytes[region] = round(self._read_bytes[region] / self._share[region] * len(rest))
+        return self._divided[apart]
 
     @cached_property
     def forward(self) -> ForwardPart | None:
@@ -173,6 +198,10 @@ class Grouping:
         taken = self.one_of_bucket(ref, wanted, 1)
         local = self._memory.local_bytes(ref, wanted) // tensor_of(ref).dtype.itemsize
         return local / taken if taken and self.is_cut(self._home[ref.node]) else 1.0
+
+    def is_alike(self, region: int, other: int) -> bool:
+        """Whether two regions' buckets are of equal blocks, and of as many."""
+        return (self._stretch[region], self._share[region]) == (self._stretch[other], self._share[other])
 
     def reads_several(self, region: int) -> bool:
         """Whether a region's ops keep more than one parameter for backward; without backward: read more than one."""

@@ -74,9 +74,10 @@ class _Walk:
         self.reduced: list[list[Moving]] = []
         for i in range(len(plan.rows)):
             model = plan.model(i)
-            alike = model != i and plan.form(model) == plan.form(i)  # else, replays may read more
+            shared = model != i and self.grouping.is_alike(model, i)
+            alike = shared and plan.form(model) == plan.form(i)  # else, replays may read more
             self.read.append(self.read[model] if alike else plan.kept_in(i))
-            self.reduced.append(plan.reduced_in(i) if model == i else self.reduced[model])
+            self.reduced.append(self.reduced[model] if shared else plan.reduced_in(i))
         self.always = Counter(self.memory.fixed)
         self.waiting: dict[fx.Node, int] = {}  # gradients in their own region, by the op that gives them
         self.cast: dict[fx.Node, int] = {}  # what these are cast from, likewise

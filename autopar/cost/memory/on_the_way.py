@@ -99,10 +99,10 @@ def begun_ahead(
 
 
 def _ahead(grouping: Grouping, region: int, *, read: bool) -> tuple[Terms, bool]:
-    """What has begun of buckets before a region's, as backward reads them; and whether one that arrives is of the same
-    blocks."""
+    """What has begun of buckets before a region's, as backward reads them; and whether one that arrives is of as many
+    of the same blocks."""
     arriving, begun = begun_ahead(grouping, region, grouping.before, read=read)
-    alike = any(grouping.stretch_of(one) == grouping.stretch_of(region) for one in arriving)
+    alike = any(grouping.is_alike(one, region) for one in arriving)
     return (*(("arriving", one) for one in arriving), *(("begun", one) for one in begun)), alike
 
 

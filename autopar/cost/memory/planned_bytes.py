@@ -42,7 +42,7 @@ class PlannedBytes:
         repeats: Sequence[Repeat],
         grouping: Grouping,
     ) -> None:
-        self.memory, self.chosen, self.grouping = memory, chosen, grouping
+        self.memory, self.chosen = memory, chosen
         self._parameters = parameters
         self.nodes = list(memory.graph.nodes)
         self.rows = regions(len(self.nodes), repeats)
@@ -59,6 +59,21 @@ class PlannedBytes:
             number = self.region_of[self.nodes[s.first]]
             start = self.rows[number].first
             self._cuts.setdefault(number, []).append((s.first - start, s.last - start, s.inner))
+        self.grouping = grouping.divided(self._apart(grouping)) if segments else grouping
+
+    def _apart(self, grouping: Grouping) -> set[int]:
+        """The regions whose parameters replays gather alone: those recomputed as a whole that no other one of their
+        group stands before."""
+        found: set[int] = set()
+        for i in sorted(self.recomputed):
+            whole = all(node in self.segment_of for node in self.members[i] if self._reads(node))
+            if whole and (grouping.begins(i) or i - 1 in found):
+                found.add(i)
+        return found
+
+    def _reads(self, node: fx.Node) -> bool:
+        """Whether an op reads a parameter."""
+        return in_segment(node) and any(self.memory.is_parameter(ref.node) for ref in self.memory.inputs[node])
 
     @cached_property
     def momentary(self) -> Momentary:
