@@ -1,13 +1,19 @@
 """What backward needs, in bytes by stage: saved tensors as copies, statistics and masks.
 
 A copy is a storage and the axes that cut it (`cost.memory.formulas`). Of a storage that several ops keep in one layout
-there is one copy::
+there is one copy. With x[v] the sum of an op's choices that keep it, z_l[v] the same in all blocks that are at level l
+of recompute or at a higher one (z_0 = m x in m blocks), and `start` and `end` the levels between which the op keeps it,
+there are, in the fields of `StageBytes` that are named::
 
-    s_v >= sum of x[v,.] that keep it, s_v >= s_u         one block as far as op v, of those that keep it; u before v
-    k >= sum of (z_from - z_until)[v,.], for each op v    all blocks, after forward; z_0 = m x
+    block          s_v >= x[v], s_v >= s_u            one block as far as op v; u: the op before v that keeps it
+    held           k >= (z_start - z_end)[v]          all blocks after forward, for each v
+    held_but_one   k >= (z_start - z_end)[v] - x[v]   all but the last, for each v
+    besides        b >= x[v] - sum of x[u]            an inner segment: what its op v reads, and no op u before the
+                                                      segment keeps in any case
 
 An op keeps what it saves until the level at which a segment makes that again; from its own level on, also what it reads
-from outside its segment.
+from outside its segment. In blocks that may be recomputed each op that keeps something has such an `end`, since it is
+in the segment of the whole block at the latest; elsewhere none has, and `end` is 0.
 """
 
 from __future__ import annotations
@@ -35,11 +41,11 @@ class Saved:
         self.counts = Counts(model, stages)
         self.neighbours = Neighbours(self.counts)
         self.copies = Copies(self.problem)
-        self._internal()
-        self._copies()
-        self._segment_inputs()
+        self._statistics()
+        self._every_copy()
+        self._inputs_of_recomputed_blocks()
 
-    def _parts(self, number: int) -> Iterator[Part]:
+    def _inner_segments(self, number: int) -> Iterator[Part]:
         """The inner segments that hold an op."""
         op = self.problem.ops[number]
         levels = self.problem.stages[op.stage].levels
@@ -50,7 +56,7 @@ class Saved:
             assert span is not None
             yield level, span
 
-    def _internal(self) -> None:
+    def _statistics(self) -> None:
         for number, op in enumerate(self.problem.ops):
             internal = self.memory.saved(op.node)[2]
             if not internal:
@@ -59,7 +65,7 @@ class Saved:
             for i, choice in enumerate(op.choices):
                 size = kept_bytes(op.node, choice.strategy, self.memory.mesh_shape, internal)
                 keep(data.block, number, self.model.x[number][i], size)
-                for part in self._parts(number):
+                for part in self._inner_segments(number):
                     add(data.freed.setdefault(part, {}), self.model.x[number][i], size)
                 for target, level, left_out in self.counts.held(op.stage):
                     for variable, coefficient in self.counts.of_choice(saver, i, level, left_out).items():
@@ -67,23 +73,23 @@ class Saved:
                 for target in data.least[: op.again.dropped or None]:
                     add(target, self.model.x[number][i], size)
 
-    def _copies(self) -> None:
+    def _every_copy(self) -> None:
         """Saved tensors: one copy per storage and axes, however many ops keep it."""
         copies, neighbours = self.copies, self.neighbours
         for (stage, copy), found in copies.own.items():
             savers, size, theirs = list(found.values()), self.memory.copy_bytes(copy), copies.of_next(stage, copy)
-            self._own_copy(stage, copy[0], size, savers, theirs)
+            self._copy_of_each_block(stage, copy[0], size, savers, theirs)
             if self.problem.stages[stage].repeat is None and self.problem.first_of_last(copy[0]) is not None:
                 neighbours.behind(stage, size, savers, copies.makers(copy))
         for (stage, first, later), found in copies.read.items():
             savers, size = list(found.values()), self.memory.copy_bytes(first)
             makers = copies.before(stage, first)
-            self._own_copy(stage, first[0], max(size, self.memory.copy_bytes(later)), savers, (), makers)
+            self._copy_of_each_block(stage, first[0], max(size, self.memory.copy_bytes(later)), savers, (), makers)
             neighbours.before(stage, size, savers, makers)
         for copy, found in copies.shared.items():
-            self._shared_copy(self.memory.copy_bytes(copy), list(found.values()))
+            self._copy_of_several_stages(self.memory.copy_bytes(copy), list(found.values()))
 
-    def _own_copy(
+    def _copy_of_each_block(
         self,
         stage: int,
         root: TensorRef,
@@ -98,30 +104,34 @@ class Saved:
         savers.sort(key=lambda saver: saver.op)
         readers = self.neighbours.brought(stage, size, savers, behind)
         always = [saver for saver in savers if not saver.start]  # what is not recomputed keeps it
-        so_far: Expression = {}
+        before_v: Expression = {}  # s_u
         for saver in always:
             uses = self.counts.uses(saver)
-            one = uses
-            if len({saver.op for saver in always}) > 1:  # whether this op or one before it keeps the storage
-                one = {self.program.variable("saved"): 1.0}
-                self.counts.largest("saved", one, [uses, so_far])
-            for variable, coefficient in one.items():
+            as_far = uses  # s_v, which is x[v] where one op alone keeps the storage
+            if len({saver.op for saver in always}) > 1:
+                as_far = {self.program.variable("saved"): 1.0}
+                self.counts.largest("saved", as_far, [uses, before_v])
+            for variable, coefficient in as_far.items():  # `block` has what each op adds: s_v - s_u
                 keep(data.block, saver.op, variable, coefficient * size)
-            for variable, coefficient in so_far.items():
+            for variable, coefficient in before_v.items():
                 keep(data.block, saver.op, variable, -coefficient * size)
-            so_far = one
-        self._in_segments(stage, root, size, savers, so_far)
+            before_v = as_far
+        self._of_segments(stage, root, size, savers, before_v)
+        # Between two neighbouring borders, which are levels at which ops begin or end to keep it, the same ops do.
         borders = sorted({border for saver in savers for border in (saver.start, saver.end)})
         for start, end in itertools.pairwise(borders) if len(borders) > 1 else [(0, 0)]:
-            there = [Saver(s.op, start, end, s.choices) for s in savers if s.start <= start and s.end >= end]
-            self._least(stage, size, there[:1], [*behind, *before])
+            keepers = [Saver(s.op, start, end, s.choices) for s in savers if s.start <= start and s.end >= end]
+            self._least_of_a_block(stage, size, keepers[:1], [*behind, *before])
             if readers:
-                self.neighbours.held(stage, size, there, readers)
+                self.neighbours.held(stage, size, keepers, readers)
             else:
-                self._held_copy(stage, size, there)
+                self._in_all_blocks(stage, size, keepers)
 
-    def _least(self, stage: int, size: int, savers: Sequence[Saver], others: Sequence[Saver]) -> None:
-        """Where this op keeps a storage, and none of others that are not of the block, a block does."""
+    def _least_of_a_block(self, stage: int, size: int, savers: Sequence[Saver], others: Sequence[Saver]) -> None:
+        """Where this op keeps a storage, and none of others that are not of the block, a block does.
+
+        It is a bound from below: of several ops of a block that keep it one is enough, and takes no variable.
+        """
         for saver in savers:
             uses = self.counts.uses(saver)
             if others:
@@ -134,16 +144,17 @@ class Saved:
                 for variable in uses:
                     add(target, variable, size)
 
-    def _held_copy(self, stage: int, size: int, savers: list[Saver]) -> None:
+    def _in_all_blocks(self, stage: int, size: int, savers: list[Saver]) -> None:
         """A storage that some ops keep between the same levels.
 
         A variable that counts such blocks may be larger than they are, and so is nothing to subtract: all but two are
         all but one, less one where some op keeps it.
         """
-        but_one: Expression = {}
+        but_one: Expression = {}  # all blocks but the last, of any level
         for held, level, left_out in self.counts.held(stage) if savers else ():
             each = [terms for saver in savers if (terms := self.counts.of(saver, level, left_out))]
             if len(each) > 1 and left_out == 2:
+                # where it is kept from a level on, the last blocks may be below that: nothing is taken off
                 each = [but_one if savers[0].start else {**but_one, self.counts.some(savers): -1.0}]
             elif len(each) > 1:
                 many = {self.program.variable("kept", lower=self.counts.least(level, left_out), upper=None): 1.0}
@@ -154,7 +165,7 @@ class Saved:
             for variable, coefficient in each[0].items() if each else ():
                 add(held, variable, coefficient * size)
 
-    def _in_segments(self, stage: int, root: TensorRef, size: int, savers: Sequence[Saver], kept: Expression) -> None:
+    def _of_segments(self, stage: int, root: TensorRef, size: int, savers: Sequence[Saver], kept: Expression) -> None:
         """What inner segments free of a storage, of which `kept` tells if a block keeps it; what they keep besides."""
         data, lifetimes = self.stages[stage], self.memory.lifetimes
         levels, repeat = self.problem.stages[stage].levels, self.problem.stages[stage].repeat
@@ -170,7 +181,7 @@ class Saved:
                 reads = [s for s, at in offsets if s.start and s.start <= level < s.end and first <= at <= last]
                 if not reads:
                     continue
-                earlier: Expression = {}
+                earlier: Expression = {}  # - sum of x[u]
                 for variable in (v for s, at in offsets if not s.start and at < first for v in self.counts.uses(s)):
                     add(earlier, variable, -1.0)
                 one = {self.program.variable("besides"): 1.0}
@@ -178,7 +189,7 @@ class Saved:
                 for variable in one:
                     add(data.besides.setdefault((level, (first, last)), {}), variable, size)
 
-    def _shared_copy(self, size: int, savers: list[Saver]) -> None:
+    def _copy_of_several_stages(self, size: int, savers: list[Saver]) -> None:
         """A storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
         first = min(self.problem.ops[saver.op].stage for saver in savers)
         many = self.program.variable("kept")
@@ -187,10 +198,10 @@ class Saved:
         before: dict[int, int] = {}  # by stage
         for saver in sorted(savers, key=lambda saver: saver.op):
             stage = self.problem.ops[saver.op].stage
-            uses, right = [(self.model.x[saver.op][i], -1.0) for i in saver.choices], 0.0
-            if saver.start:  # if any block is at such a level
+            uses, right = [(self.model.x[saver.op][i], -1.0) for i in saver.choices], 0.0  # many >= x[v]
+            if saver.start:  # and if any block is at such a level: many >= x[v] + q - 1
                 uses, right = [*uses, (self.model.any_recomputed[stage][saver.start - 1], -1.0)], -1.0
-            if stage in self.model.recomputed:
+            if stage in self.model.recomputed:  # and if any block is not recomputed
                 self.program.at_least("kept", [(many, 1.0), (self.model.kept(stage), -1.0), *uses], right - 1.0)
             else:
                 self.program.at_least("kept", [(many, 1.0), *uses], right)
@@ -204,7 +215,7 @@ class Saved:
                     keep(self.stages[stage].block, saver.op, before[stage], -size)
                 before[stage] = one
 
-    def _segment_inputs(self) -> None:
+    def _inputs_of_recomputed_blocks(self) -> None:
         """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
         for tensor in self.problem.tensors:
             stage, op = tensor.stage, self.problem.ops[tensor.source]
