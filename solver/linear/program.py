@@ -14,7 +14,7 @@ from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.once import Once
 from autopar.solver.linear.outcome import NONE, WHOLE, Bounds, Outcome
-from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator
+from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
 from autopar.solver.linear.relaxation import Relaxation
 from autopar.solver.linear.terms import Array, Entries, Terms
 
@@ -47,6 +47,7 @@ class Program:
     products: list[CountProducts] = field(default_factory=list)
     flows: list[Flows] = field(default_factory=list)
     implied_rows: list[Implied] = field(default_factory=list)
+    opened: list[Opened] = field(default_factory=list)
     once: Once = field(default_factory=Once)
     _matrix: Matrix | None = None
     _root: tuple[Array, Outcome] | None = None  # the relaxation of the whole program, with its objective

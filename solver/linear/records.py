@@ -50,6 +50,14 @@ class Implied(NamedTuple):
     is_bare: bool  # the rows have no terms but these two
 
 
+class Opened(NamedTuple):
+    """A 0/1 variable that is 1 where any of some flows is, and what is `missing` then: `many` less what these pay."""
+
+    variable: int
+    missing: int
+    many: float
+
+
 class CountProducts(NamedTuple):
     """Variables z = t * s: t is a sum of counts, s a sum of 0/1 variables that is itself 0 or 1.
 

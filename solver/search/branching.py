@@ -7,10 +7,10 @@ relaxation. A box is cut in two where its relaxation has the count, since produc
 node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right
 (`solver.search.incumbent`).
 
-Where such a box is still too large for that, it is cut by choices (`solver.search.choices`). The likelier part is cut
-again, and its relaxation rounded: the good solution that this finds makes most boxes small enough, so that the other
-parts are looked at last. In a small program a relaxation and its rounding take a tenth of the time of whole numbers, so
-that every box is rounded and cut like this first, and what is left of one is gone on with until a solution is found.
+Where such a box is still too large for that, it is cut by buckets and choices (`solver.search`: `openings`, `choices`).
+The likelier part is cut again, and its relaxation rounded: the good solution that this finds makes most boxes small
+enough, so that the other parts are looked at last. In a small program a relaxation and its rounding take a tenth of the
+time of whole numbers, so that every box is rounded and cut like this first, and what is left goes on till one is found.
 
 Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all
 that is left after some cuts is then solved at once, if reduced costs leave few variables to it. With more HiGHS tries
@@ -280,7 +280,7 @@ class Branching:
                 if incumbent.closed(node.objective):
                     incumbent.proven = min(incumbent.proven, node.objective)
                     break
-            parts = self.choices.split(node) if many else None
+            parts = (incumbent.openings.split(node) or self.choices.split(node)) if many else None
             if parts is None:
                 incumbent.solve(node)
                 break

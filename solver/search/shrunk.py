@@ -18,7 +18,7 @@ from autopar.solver.linear.highs import Basis
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.outcome import Outcome
 from autopar.solver.linear.program import Program
-from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator
+from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, Indicator, Opened
 from autopar.solver.linear.terms import Array, Entries
 
 
@@ -99,6 +99,7 @@ def part_of(program: Program, kept: Array) -> Shrunk:
         rest_rows=_indicators(program.rest_rows, place, line),
         products=[_product(product, inside, place, line) for product in program.products],
         flows=[_flows(flows, inside, place, line) for flows in program.flows],
+        opened=[Opened(int(place[b]), int(place[e]), n) for b, e, n in program.opened if inside[b]],
         implied_rows=[_implied(one, inside, place, line) for one in program.implied_rows],
     )
     return Shrunk(part, kept, np.flatnonzero(needed))

@@ -3,7 +3,8 @@
 For each block and way w, with flows f of the conversions m that move so::
 
     c_w = sum_m p_m f_m                   the parts that are paid
-    e_w >= n f_m - c_w    for every m     buckets that are missing, each a latency
+    b_w >= f_m            for every m     whether any moves so: an integer, which the search branches on
+    e_w >= n b_w - c_w                    buckets that are missing, each a latency
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from autopar.cost.buckets.latency import Phase, moves_of
 from autopar.cost.collectives import least_latency
+from autopar.solver.linear.records import Opened
 from autopar.solver.linear.terms import Array, Linear
 from autopar.solver.problem import Tensor
 from autopar.solver.seconds.shares import Shares
@@ -85,10 +87,11 @@ class BucketLatency:
                 paid = program.variable("paid", upper=bucket.most, whole=False)
                 program.equal_to_sum("paid", paid, bucket.parts.terms())
                 missing = program.variable("missing", upper=full, whole=False)
+                opened = program.variable("opened", integer=True)
+                program.at_least("missing", [(missing, 1.0), (paid, 1.0), (opened, -full)], 0.0)
                 for asking in bucket.asking.values():
-                    program.at_least(
-                        "missing", [(missing, 1.0), (paid, 1.0), *((v, -full) for v in asking.tolist())], 0.0
-                    )
+                    program.at_least("opened", [(opened, 1.0), *((v, -1.0) for v in asking.tolist())], 0.0)
+                program.opened.append(Opened(opened, missing, full))
                 self.model.pay_missing(phase, bucket.tensor, missing, seconds)
 
 
