@@ -20,6 +20,7 @@ from autopar.tracing.torch_functions.covariance import COVARIANCES, covariances
 from autopar.tracing.torch_functions.legacy_new import new
 from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.torch_functions.strided import as_strided
+from autopar.tracing.torch_functions.type_names import type_of
 from autopar.tracing.values import value_of
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.data.__set__: histories.data_assigned,  # type: ignore[attr-defined]
     **dict.fromkeys(methods("squeeze"), _squeezed),
     Tensor.new: new,
+    Tensor.type: type_of,
     Tensor.to: _moved,
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,
