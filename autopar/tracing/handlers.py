@@ -13,6 +13,7 @@ from autopar.graph import VAL
 from autopar.tracing.contents.asking import ask
 from autopar.tracing.contents.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.contents.masked import INDEXING, indexed
+from autopar.tracing.contents.unknown import UnknownNumber
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.torch_functions import gradients, histories
@@ -214,7 +215,9 @@ def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    if args and classes == -1 and not recorder.known.can_tell(args[:1]):
+    if isinstance(classes, UnknownNumber):
+        raise recorder.unknown("the number of classes of one_hot() depends on data", mend="give a plain number")
+    if args and not isinstance(classes, Tensor) and classes == -1 and not recorder.known.can_tell(args[:1]):
         raise recorder.unknown(
             "the number of classes of one_hot() depends on the largest value, which is data",
             mend="give their number, num_classes=N",
