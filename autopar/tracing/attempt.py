@@ -34,6 +34,7 @@ from autopar.tracing.leaves.experts import experts_as_one
 from autopar.tracing.leaves.flex import flex_attention_recorded
 from autopar.tracing.leaves.functions import function_leaves
 from autopar.tracing.leaves.loss_owners import restored
+from autopar.tracing.leaves.scripted import scripted_functions
 from autopar.tracing.leaves.which import LeafPolicy
 from autopar.tracing.leaves.written_around import check_writes
 from autopar.tracing.libraries import DataFreePaths
@@ -221,6 +222,7 @@ class Attempt:
             stack.enter_context(checkpoint_regions(recorder, tagged=options.trace_act_ckpt))
             stack.enter_context(custom_functions(recorder))
             stack.enter_context(compiled_functions(recorder))
+            stack.enter_context(scripted_functions(recorder))
             stack.enter_context(flex_attention_recorded(recorder))
             stack.enter_context(one_node_functions(recorder, options.one_node))
             stack.enter_context(function_leaves(recorder, self.model, options.policy.functions, self.called))

@@ -13,6 +13,7 @@ from autopar.graph import VAL
 from autopar.tracing.contents.asking import ask
 from autopar.tracing.contents.data_free import DATA_FREE, STANDS_FOR
 from autopar.tracing.contents.masked import INDEXING, indexed
+from autopar.tracing.contents.unknown import UnknownNumber
 from autopar.tracing.sizes import TracedInt, traced
 from autopar.tracing.targets import DATA_QUESTIONS, getter, methods
 from autopar.tracing.torch_functions import gradients, histories
@@ -20,6 +21,7 @@ from autopar.tracing.torch_functions.covariance import COVARIANCES, covariances
 from autopar.tracing.torch_functions.legacy_new import new
 from autopar.tracing.torch_functions.looked_into import LOOKED_INTO, look_into
 from autopar.tracing.torch_functions.strided import as_strided
+from autopar.tracing.torch_functions.type_names import type_of
 from autopar.tracing.values import value_of
 
 if TYPE_CHECKING:
@@ -213,7 +215,9 @@ def _bincount(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    if args and classes == -1 and not recorder.known.can_tell(args[:1]):
+    if isinstance(classes, UnknownNumber):
+        raise recorder.unknown("the number of classes of one_hot() depends on data", mend="give a plain number")
+    if args and not isinstance(classes, Tensor) and classes == -1 and not recorder.known.can_tell(args[:1]):
         raise recorder.unknown(
             "the number of classes of one_hot() depends on the largest value, which is data",
             mend="give their number, num_classes=N",
@@ -252,6 +256,7 @@ HANDLERS: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {
     Tensor.data.__set__: histories.data_assigned,  # type: ignore[attr-defined]
     **dict.fromkeys(methods("squeeze"), _squeezed),
     Tensor.new: new,
+    Tensor.type: type_of,
     Tensor.to: _moved,
     Tensor.cpu: _moved,
     Tensor.cuda: _moved,

@@ -441,13 +441,29 @@ def test_generators_are_left_out_of_the_graph_with_a_warning():
     assert not any(isinstance(a, torch.Generator) for n in traced.graph.nodes for a in (*n.args, *n.kwargs.values()))
 
 
-def test_classes_that_nobody_counts_are_asked_for():
+@pytest.mark.parametrize(
+    ("classes", "mend"),
+    [
+        (lambda y: -1, "give their number, num_classes=N"),
+        (lambda y: max(y.max() + 1, 4), "give 'y' a known example"),
+        (lambda y: y.max().item() + 1, "one_hot.. depends on data: give a plain number"),
+    ],
+)
+def test_classes_that_nobody_counts_are_asked_for(classes, mend):
     class Marked(nn.Module):
         def forward(self, y):
-            return F.one_hot(y).float()
+            return F.one_hot(y, classes(y)).float()
 
-    with pytest.raises(TraceError, match="give their number, num_classes=N"):
+    with pytest.raises(TraceError, match=mend):
         trace(Marked(), dict(y=torch.arange(4)))
+
+
+def test_a_known_tensor_may_count_classes():
+    class Marked(nn.Module):
+        def forward(self, y):
+            return F.one_hot(y, torch.tensor(3) + 1).float()
+
+    assert trace(Marked(), dict(y=torch.arange(4))).gm(torch.arange(4)).shape == (4, 4)
 
 
 @pytest.mark.parametrize("distance", [lambda a, b: (a - b).square().sum(-1), nn.PairwiseDistance()])

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.errors import UntraceableError
 from autopar.python.collecting import all_are_old, collection_paused
 from autopar.python.held import Held
 from autopar.tracing.contents.arrays import is_array
@@ -118,6 +119,7 @@ class Attributes:
         trace would start from what the one before it left.
         """
         saved: list[tuple[Any, dict[str, Any]]] = []
+        _check_scripted(self.model)
         held = Held(self.model)
         stand_ins: dict[int, torch.Tensor] = {}
         for path, module in list(self.model.named_modules()):
@@ -148,6 +150,16 @@ class Attributes:
                 tensors.clear()
                 tensors.update(before)
             held.update()
+
+
+def _check_scripted(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UntraceableError(
+                "a module of TorchScript (made by torch.jit.script, trace or load) holds its tensors where no plan can "
+                "lay them out: use the module that it was made of, and torch.compile of the planned model",
+                where=path,
+            )
 
 
 def _number(tensor: torch.Tensor) -> torch.Tensor | None:
