@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -107,10 +106,11 @@ def _generated(model: nn.Module) -> list[FunctionType]:
     waiting = [value for kind in classes for value in vars(kind).values() if isinstance(value, FunctionType)]
     seen = dict.fromkeys(waiting)
     while waiting:
-        for inner in inspect.getclosurevars(waiting.pop()).nonlocals.values():
-            if isinstance(inner, FunctionType) and inner not in seen:
-                seen[inner] = None
-                waiting.append(inner)
+        for cell in waiting.pop().__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable that is not set yet, or no longer
+                if isinstance(inner := cell.cell_contents, FunctionType) and inner not in seen:
+                    seen[inner] = None
+                    waiting.append(inner)
     return [function for function in seen if function.__code__.co_filename.startswith(_GENERATED)]
 
 
