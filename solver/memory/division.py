@@ -7,8 +7,8 @@ others where these count. What other stages see of these blocks is T, of S bytes
 
     T >= s,  T >= S - most S * (1 - k)
 
-Where some buckets are of recomputed blocks and others are not, shared buckets count for all of them, and beside these what may
-arrive for a recomputed block before, A, of the bytes s that arrive of one::
+Where some buckets are of recomputed blocks and others are not, shared buckets count for all of them, and beside these
+what may arrive for a recomputed block before, A, of the bytes s that arrive of one::
 
     A >= s - most s * (1 - q)
 
