@@ -7,12 +7,12 @@ others where these count. What other stages see of these blocks is T, of S bytes
 
     T >= s,  T >= S - most S * (1 - k)
 
-Where some blocks are recomputed and others are not, shared buckets count for all of them, and beside these what may
-arrive for a recomputed block before, A, of the bytes s that arrive of one::
+Where some buckets are of recomputed blocks and others are not, shared buckets count for all of them, and beside these
+what may arrive for a recomputed block before, A, of the bytes s that arrive of one::
 
     A >= s - most s * (1 - q)
 
-So rows say more than the prediction there, as far as the rest of a group has less than a whole one.
+So rows say more than the prediction there where whole groups are recomputed, and others are not.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Division:
         for stage, with_it in enumerate(self._together):
             if not all(stages[one].depth for one in with_it):
                 self._together[stage] = frozenset()
+        self._buckets: dict[frozenset[int], set[int]] = {}  # by stages, the first regions of each
+        for region, stage in enumerate(stage_of):
+            self._buckets.setdefault(self._together[stage], set()).add(self.grouping.together(region).start)
         regions = {i for i, stage in enumerate(stage_of) if self._together[stage]}
         self.divided: Grouping = self.grouping.divided(regions)
         self._kept: dict[frozenset[int], int] = {}
@@ -72,8 +75,11 @@ class Division:
             self.program.at_least("seen", [(found, 1.0), (own, -1.0)], 0.0)
         return found
 
-    def arriving(self, stage: int, own: Callable[[int], list[tuple[int | None, float]]]) -> int:
-        """A of the head of this file; `own`: sums in MiB of a stage that arrive, each with its most."""
+    def arriving(self, stage: int, own: Callable[[int], list[tuple[int | None, float]]]) -> int | None:
+        """A of the head of this file, where there are several buckets; `own`: sums in MiB of a stage that arrive, each
+        with its most."""
+        if len(self._buckets[self._together[stage]]) < 2:
+            return None
         found = self.program.variable("arriving", upper=None, whole=False)
         for one in sorted(self._together[stage]):
             sums = own(one)

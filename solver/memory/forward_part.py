@@ -21,7 +21,7 @@ from autopar.cost.memory.on_the_way import Phase
 from autopar.solver.memory.forward_rows import ForwardRows
 from autopar.solver.memory.peaks import Peaks
 from autopar.solver.memory.points import Pieces, Points
-from autopar.solver.memory.stage_bytes import StageBytes, add, total
+from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.memory.sums import Sums
 from autopar.solver.model import Model
 from autopar.solver.seconds.replays import Expression, Flow
@@ -59,12 +59,21 @@ class ForwardPeaks:
             row = total(kept, terms), 0.0, float("inf")
             pieces.setdefault(behind, {}).setdefault((_BLOCK, begins[member]), []).append(row)
 
-        self.rows.stage(number, note, self.part.regions)
-        later = self._returned_later(number) if pieces else {}
+        self.rows.stage(number, note, self.part.regions, self.part.landings)
+        later, off = self._returned_later(number) if pieces else {}, 0.0
+        if self.part.landings and not self._always_counts(number):
+            off = self.peaks.most_of_bucket(number)
+            later = total(later, {self.peaks.way.division.kept(number): off * UNIT})
         for behind, some in pieces.items():
             levels = self.points.by_level(number, some, self.sums.largest)
             fullest = [found[_BLOCK] for found in levels]
-            self.peaks.add_forward(number, data, fullest, there, before, later, behind=behind)
+            self.peaks.add_forward(number, data, fullest, there, before, later, off, behind=behind)
+
+    def _always_counts(self, number: int) -> bool:
+        """Whether rows of a stage count where all blocks that share its buckets are recomputed, too."""
+        first, count = self.rows.first[number], self.problem.stages[number].count
+        some = not self.part.regions.isdisjoint(range(first, first + count))
+        return some or not self.peaks.way.division.of(number)
 
     def _growth(self, number: int, data: StageBytes, *, behind: bool) -> dict[int, tuple[Expression, Expression]]:
         """What a block keeps before each op and with it, parameters apart."""

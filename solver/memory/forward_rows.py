@@ -96,12 +96,14 @@ class ForwardRows:
 
             self.stage(number, a_row)
 
-    def stage(self, number: int, sink: Sink, some: Container[int] | None = None) -> None:
-        """What lives at the points of a stage's blocks, equal ones once; of `some` of all regions."""
+    def stage(self, number: int, sink: Sink, some: Container[int] | None = None, landings: Container[int] = ()) -> None:
+        """What lives at the points of a stage's blocks, equal ones once; of `some` of all regions, and of others those
+        at which a bucket lands."""
         first, stage = self.first[number], self.problem.stages[number]
         done: set[tuple[object, ...]] = set()
         for block in range(stage.count):
-            if some is not None and first + block not in some:
+            lands = first + block in landings
+            if some is not None and first + block not in some and not lands:
                 continue
             alike = self._region(first + block)
             if some is not None and not self._gathers(alike):
@@ -110,7 +112,7 @@ class ForwardRows:
             for one in sorted(blocks):
                 if (one, alike) not in done:
                     done.add((one, alike))
-                    _Block(self, alike, one, sink).add()
+                    _Block(self, alike, one, sink, landing_alone=lands).add()
 
     def _gathers(self, alike: _Region) -> bool:
         """Whether any parameter may be there otherwise than it is stored."""
@@ -157,8 +159,9 @@ class ForwardRows:
 class _Block:
     """The rows of one block of a stage, the region of which is `alike`."""
 
-    def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink) -> None:
+    def __init__(self, of: ForwardRows, alike: _Region, block: int, sink: Sink, *, landing_alone: bool) -> None:
         self.of, self.alike, self.block, self.sink = of, alike, block, sink
+        self.landing_alone = landing_alone
         stage = of.problem.stages[alike.stage]
         self.ops = stage.ops
         self.kind, self.ahead = "next" if block else "first", block * stage.repeat.period if stage.repeat else 0
@@ -195,6 +198,9 @@ class _Block:
         at = self.ops.index(member)
         later = tuple(read for read in own if self.ops.index(read.op) > at)
         seen = len(later) < len(own) or not own
+        if self.landing_alone:
+            self._landing(member, point, pending, later, before)
+            return
         if not self.alike.begins or Phase.SINCE not in self.moved:
             self._row(
                 member, Phase.SINCE if Phase.SINCE in self.moved else Phase.BEFORE, [self.there, self.landed, alive]
@@ -203,6 +209,11 @@ class _Block:
         if seen:
             self._row(member, Phase.SINCE, [self.there, self.landed, alive])
         self._row(member, Phase.BEFORE, [self.there, alive, self._switched_off(own[: len(own) - len(later)])], later)
+        self._landing(member, point, pending, later, before)
+
+    def _landing(
+        self, member: int, point: Point, pending: Sequence[Read], later: Sequence[Read], before: Expression
+    ) -> None:
         if pending:
             given = self.of.points.alive.given(member, point, self.kind)
             self._row(member, Phase.LANDING, [before, self.of.points.alive.passing(point), given], (*pending, *later))

@@ -1,11 +1,14 @@
-"""What no block can have at once, for rows that are to say nothing."""
+"""What makes memory rows say nothing where they do not apply, and what no block can have at once."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from autopar.graph import COST, TensorRef, output_tensors, tensor_of
 from autopar.solver.memory.stage_bytes import UNIT
 from autopar.solver.model import Model
 from autopar.solver.problem import Stage
+from autopar.solver.seconds.replays import Expression
 
 
 def limit_of(model: Model, stage: Stage) -> float:
@@ -19,3 +22,15 @@ def limit_of(model: Model, stage: Stage) -> float:
         if cost is not None:
             found += cost.saved_internal_bytes + cost.workspace_forward_bytes + cost.workspace_backward_bytes
     return 4.0 * found / UNIT
+
+
+def only_at(whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:
+    """What makes a row say nothing unless the first block has this level: terms on its left, and its right side."""
+    if not limit:
+        return {}, 0.0
+    terms: Expression = {}
+    if level:
+        terms[whether[level - 1]] = limit * UNIT
+    if level < len(whether):
+        terms[whether[level]] = -limit * UNIT
+    return terms, limit if level else 0.0

@@ -68,7 +68,7 @@ class OnTheWay:
         found.grouping, found._of_own = self.division.divided, True
         return found
 
-    def arriving(self, stage: int) -> int:
+    def arriving(self, stage: int) -> int | None:
         """What may arrive of a recomputed block, where those with which a stage's share buckets are not."""
 
         def own(one: int) -> list[tuple[int | None, float]]:

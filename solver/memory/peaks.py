@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from autopar.cost.memory.on_the_way import Phase
-from autopar.solver.memory.limits import limit_of
+from autopar.solver.memory.limits import limit_of, only_at
 from autopar.solver.memory.on_the_way import Case, OnTheWay
 from autopar.solver.memory.stage_bytes import UNIT, StageBytes, add, total
 from autopar.solver.model import Model
@@ -44,12 +44,15 @@ class Peaks:
         if not self.way.division.of(number):
             self._add(number, data, fullest, behind, next_one, last, there, before)
             return
-        k, stage = self.way.division.kept(number), self.model.problem.stages[number]
-        arriving, most = self.way.arriving(number), self._limit_of_bucket(number) + limit_of(self.model, stage)
+        arriving, most = self.way.arriving(number), self.most_of_bucket(number)
 
         def unless_apart(name: str, sums: Sequence[Sequence[int | None]], terms: Expression, right: float) -> None:
-            own = [[*parts, arriving] for parts in sums]
-            self.rows(name, own, total(terms, {k: most * UNIT}), right + most)
+            self.rows(
+                name,
+                [[*parts, arriving] for parts in sums],
+                total(terms, {self.way.division.kept(number): most * UNIT}),
+                right + most,
+            )
 
         shared = Peaks(self.model, self.way, unless_apart, self.total)
         shared._add(number, data, fullest, behind, next_one, last, there, before)
@@ -150,7 +153,7 @@ class Peaks:
         stage, here = self.model.problem.stages[number], f"backward of stage {number}, first block"
         whole = bool(level and level == stage.depth)
         limit = limit_of(self.model, stage) if stage.depth > 1 else 0.0
-        off, right = self._switch(self.model.any_recomputed.get(number, []), level, limit)
+        off, right = only_at(self.model.any_recomputed.get(number, []), level, limit)
         inputs = data.first_inputs if whole or stage.depth == 1 else {}  # 0 where the block is kept
         terms = {**self._gradients_of_others(data, stage.count), **inputs, **off}
         self._cases(here, [*there, before], w, blocks, terms, right)
@@ -164,14 +167,15 @@ class Peaks:
         there: Sequence[int | None],
         before: int | None,
         beside: Expression,
+        more: float = 0.0,
         *,
         behind: bool,
     ) -> None:
         """Of forward, by W of each level: of a stage's first block, or of those `behind` it, all taken for the last of
-        their level; `beside`: further terms."""
+        their level; `beside`: further terms, of which `more` is on the right side."""
         stage, name = self.model.problem.stages[number], f"forward of stage {number}"
         if stage.count == 1:
-            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), 0.0)
+            self.rows(name, [[*there, before, fullest[0]]], total(beside, data.inputs), more)
             return
         whether, limit = (
             self.model.any_recomputed.get(number, []),
@@ -180,14 +184,14 @@ class Peaks:
         for level in range(stage.depth + 1):
             whole, terms, right = bool(level and level == stage.depth), beside, 0.0
             if not behind:
-                off, right = self._switch(whether, level, limit)
+                off, right = only_at(whether, level, limit)
                 terms = total(total(terms, data.first_inputs if whole or stage.depth == 1 else {}), off)
             elif whole:
                 right = limit
                 terms = total(total(terms, data.inputs), {whether[-1]: limit * UNIT} if limit else {})
             kept = before if not behind or whole else self._all_but_one(data, level, before)
             if stage.depth > 1 or not level or (whole and behind):
-                self.rows(name, [[*there, kept, fullest[0 if whole else level]]], terms, right)
+                self.rows(name, [[*there, kept, fullest[0 if whole else level]]], terms, right + more)
 
     def _cases(
         self,
@@ -231,6 +235,10 @@ class Peaks:
             last_one, others = map(_reducing, ([self.way.last_block(number)], self.way.blocks(number)))
             limit = self._limit_of_bucket(number)
             yield last_one, [case for case in others if case not in last_one], {q: limit * UNIT}, limit
+
+    def most_of_bucket(self, number: int) -> float:
+        """MiB that no row says which counts with shared buckets of a stage beyond those without."""
+        return self._limit_of_bucket(number) + limit_of(self.model, self.model.problem.stages[number])
 
     def _limit_of_bucket(self, number: int) -> float:
         """MiB that nothing exceeds that is there when a bucket of a stage is reduced."""
@@ -280,17 +288,6 @@ class Peaks:
         bytes_ = [(v, c / UNIT) for v, c in terms.items()]
         self.program.at_most("less", [(less, 1.0), (kept, -limit), *bytes_], 0.0)
         return {less: -UNIT}
-
-    def _switch(self, whether: Sequence[int], level: int, limit: float) -> tuple[Expression, float]:
-        """What makes a row say nothing unless the first block has this level: terms on its left, and its right side."""
-        if not limit:
-            return {}, 0.0
-        terms: Expression = {}
-        if level:
-            terms[whether[level - 1]] = limit * UNIT
-        if level < len(whether):
-            terms[whether[level]] = -limit * UNIT
-        return terms, limit if level else 0.0
 
 
 def _reducing(cases: Sequence[Case]) -> list[Case]:

@@ -111,6 +111,22 @@ class Again(nn.Module):
         return x.square().mean()
 
 
+class Narrow(nn.Module):
+    """Small blocks that share a bucket, of a batch that cannot be split: all of it lands where the first one runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(LENGTH, 128), nn.ReLU(), nn.Linear(128, LENGTH)) for _ in range(6)
+        )
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = input_ids / WORDS
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
 class Early(nn.Module):
     """Wide layers, each behind an op without weights that keeps its result: gradients are handed in before its turn."""
 
@@ -199,6 +215,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "one block in a loop": functools.partial(peaks, Loop, "ddp", 2),
         "one block in a loop, gathered": functools.partial(peaks, Loop, "fsdp", 2),
         "one block in a loop, gathered for replays": functools.partial(peaks, Again, "fsdp(recompute=full)", 8),
+        "stored in shards, computed whole": functools.partial(peaks, Narrow, "param:* = S0", 1),
         "places expanded to all rows": functools.partial(peaks, Relative, "ddp", 32),
         "what is kept before a layer": functools.partial(peaks, Early, "ddp", 4),
         "masks of what is dropped": functools.partial(peaks, Dropping, "ddp", 32),

@@ -72,6 +72,7 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
         "llama, ddp, no caches": functools.partial(peaks, "llama", "ddp", 16, caches=False),
         "llama, tp": functools.partial(peaks, "llama", "tp", 16),
         "llama, fsdp": functools.partial(peaks, "llama", "fsdp", 32),
+        "llama, fsdp, shared buckets": functools.partial(peaks, "llama", "fsdp", 32, bucket_bytes=SHARED_BYTES),
         "llama, ddp, adapters": functools.partial(peaks, "llama", "ddp", 8, adapters=True),
         "llama, fsdp, adapters": functools.partial(peaks, "llama", "fsdp", 8, adapters=True),
         "gpt2, ddp": functools.partial(peaks, "gpt2", "ddp", 16),

@@ -17,7 +17,13 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return launch("recompute_peak_cases.py", 2, cases=selected(request), timeout_seconds=300)
 
 
-QUICK = "llama, ddp", "llama, fsdp, adapters", "gpt2, tp, shared buckets", "gpt2, parts of blocks"
+QUICK = (
+    "llama, ddp",
+    "llama, fsdp, shared buckets",
+    "llama, fsdp, adapters",
+    "gpt2, tp, shared buckets",
+    "gpt2, parts of blocks",
+)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES[2]])

@@ -103,8 +103,10 @@ def test_rows_of_several_micro_batches(name: str) -> None:
 
 
 def test_nothing_is_asked_of_forward_where_all_that_is_read_is_trained_or_kept() -> None:
+    """And no bucket is of several blocks."""
     ids = torch.empty(32, dtype=torch.long, device="meta")
     for frozen in ("nothing", "head"):
         module = on_meta(Tuned, lambda name, some=frozen: name == f"{some}.weight", 3, False, False)
         asked = toy(module, ids, on=cluster(2))
+        asked = replace(asked, memory=replace(asked.memory, bucket_bytes=1 << 10))
         assert asked.problem().grouping.forward is None

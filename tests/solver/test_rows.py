@@ -112,6 +112,34 @@ def test_rows_of_small_buckets(mesh: tuple[int, ...], bucket_bytes: int) -> None
     check(replace(asked, memory=replace(asked.memory, bucket_bytes=bucket_bytes)), 3, fold=True)
 
 
+def sharded(problem: Problem, *, regather: bool) -> list[int]:
+    """The choices that split batches and store parameters in shards, as far as there are such."""
+    model, prices = Model(problem), dict[int, float]()
+    for op, variables in zip(problem.ops, model.x, strict=True):
+        for choice, variable in zip(op.choices, variables, strict=True):
+            placed = [p for layout in choice.strategy.outputs[:1] for p in layout.placements]
+            prices[variable] = float(not placed or any(not p.is_sharded or p.dim for p in placed))
+            prices[variable] += 0.5 * (choice.regather != regather)
+    model.seconds, model.overlap = Linear(prices), None
+    values = run(model, "highs", 60.0, 0.01).values
+    return [max(range(len(its)), key=lambda i: values[its[i]]) for its in model.x]
+
+
+@pytest.mark.parametrize("regather", [False, True])
+def test_recomputed_blocks_share_no_bucket(regather: bool) -> None:
+    asked = toy(on_meta(Stack, 3), torch.empty(4, 16, device="meta"), on=cluster(2))
+    problem = asked.problem()
+    fixed, choices, [stage] = Fixed(problem), sharded(problem, regather=regather), recomputable(problem)
+    assert problem.grouping.shares(problem.grouping.regions // 2)
+    for counts in every_count(problem.stages[stage]):
+        outcome = fixed.least(choices, [counts])
+        peak = asked.predict(read_solution(fixed.model, outcome)).peak_bytes
+        counted = outcome.objective * UNIT
+        assert peak <= counted * (1 + 1e-6), f"{counts}: {peak} bytes, rows say {counted:.0f}"
+        if counts[-1] in (0, counts[0]) and counts[0] in (0, problem.stages[stage].count):
+            assert counted <= peak * MOST, f"{counts}: {peak} bytes, rows say {counted:.0f}"
+
+
 def cases(quick: int) -> list[object]:
     return [pytest.param(name, marks=[] if i < quick else pytest.mark.slow) for i, name in enumerate(names())]
 

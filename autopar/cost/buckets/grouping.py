@@ -102,12 +102,12 @@ class Grouping:
             self._read_bytes = [max(*pair) for pair in zip(self._read_bytes, largest, strict=True)]
 
     def shares(self, region: int) -> bool:
-        """Whether a region's parameters are in one bucket with those of blocks like it."""
-        return self._share[region] > 1.0
+        """Whether a region's parameters are in one bucket with those of blocks like it, and none in several regions."""
+        return self._share[region] > 1.0 and not self._sharing.get(region)
 
     def divided(self, apart: Set[int]) -> Grouping:
-        """The same where regions are recomputed that share buckets otherwise (`together`): each of them has its own,
-        and so has the rest of a group, all behind them."""
+        """The same where regions are recomputed that share buckets otherwise, whole groups of them (`together`): each
+        has its own."""
         apart = frozenset(filter(self.shares, apart))
         if not apart:
             return self

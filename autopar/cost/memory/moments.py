@@ -103,8 +103,8 @@ class _Walk:
             inputs = self.plan.segment_inputs(i)
             self._add(live, inputs, kept)
             name = stretch_name(self.plan.nodes[row.first : row.last + 1])
-            if forward is not None and i in forward.regions:
-                parts = live + forward.fullest(i, kept | inputs)
+            if forward is not None and (fullest := forward.fullest(i, kept | inputs)) is not None:
+                parts = live + fullest
                 made = self.plan.returned.always
                 parts["inputs and outputs"] -= sum(size for region, size in made.items() if region > i)
                 found.append(Moment(f"forward of {name}", _parts(parts)))

@@ -59,17 +59,13 @@ class PlannedBytes:
             number = self.region_of[self.nodes[s.first]]
             start = self.rows[number].first
             self._cuts.setdefault(number, []).append((s.first - start, s.last - start, s.inner))
-        self.grouping = grouping.divided(self._apart(grouping)) if segments else grouping
+        self.apart = self._apart(grouping)
+        self.grouping = grouping.divided(self.apart)
 
     def _apart(self, grouping: Grouping) -> set[int]:
-        """The regions whose parameters replays gather alone: those recomputed as a whole that no other one of their
-        group stands before."""
-        found: set[int] = set()
-        for i in sorted(self.recomputed):
-            whole = all(node in self.segment_of for node in self.members[i] if self._reads(node))
-            if whole and (grouping.begins(i) or i - 1 in found):
-                found.add(i)
-        return found
+        """The regions that share buckets but in this plan, as all that do are recomputed as a whole."""
+        whole = {i for i in self.recomputed if all(n in self.segment_of for n in self.members[i] if self._reads(n))}
+        return {i for i in whole if whole.issuperset(grouping.together(i))}
 
     def _reads(self, node: fx.Node) -> bool:
         """Whether an op reads a parameter."""

@@ -23,16 +23,25 @@ class TrainingForward:
     def __init__(self, plan: PlannedBytes, part: ForwardPart) -> None:
         self.plan, self.regions = plan, part.regions
         self.gathers = Gathers(plan, part.memory, part.grouping)
+        shared, some = plan.grouping, range(part.grouping.regions) if part.landings else ()
+        self.landings = {i for i in some if shared.begins(i) and shared.goes_on(i)} - part.regions
+        self.landing = Gathers(plan, part.memory, part.grouping.divided(plan.apart)) if plan.apart else self.gathers
 
-    def fullest(self, i: int, kept: set[Copy]) -> Counter[str]:
-        """The largest point of a region's forward, by part; `kept` are storages that are there before."""
-        arrivals, growth = self.gathers.region(i), Growth(self.plan, i, kept, backward=False)
-        most, best = -1, Counter[str]()
+    def fullest(self, i: int, kept: set[Copy]) -> Counter[str] | None:
+        """The largest point of a region's forward, by part; `kept` are storages that are there before. None where none
+        counts."""
+        if i not in self.regions and i not in self.landings:
+            return None
+        gathers = self.landing if i in self.landings else self.gathers
+        arrivals, growth = gathers.region(i), Growth(self.plan, i, kept, backward=False)
+        most, best = -1, None
         for node in self.plan.members[i]:
             growth.begin(node)
             before = growth.parts.copy()
             growth.keep(node)
             for case in arrivals.at(node):
+                if i in self.landings and not case.lands:
+                    continue
                 grown, size = before if case.lands else growth.parts, arrivals.beside(case)
                 if (total := grown.total() + case.copies + case.moved + size) > most:
                     own = "logits and loss" if self.plan.memory.lifetimes.after_parameters(node) else "workspace"
