@@ -28,6 +28,7 @@ from autopar.solver.memory.neighbours import Neighbours
 from autopar.solver.memory.savers import Copies, Saver
 from autopar.solver.memory.stage_bytes import Part, StageBytes, add, keep, total
 from autopar.solver.model import Model
+from autopar.solver.problem import Tensor
 from autopar.solver.seconds.counts import Counts
 from autopar.solver.seconds.replays import Expression, counted
 
@@ -43,7 +44,8 @@ class Saved:
         self.copies = Copies(self.problem)
         self._statistics()
         self._every_copy()
-        self._inputs_of_recomputed_blocks()
+        for tensor in self._from_outside():
+            self._input_of_recomputed_blocks(tensor)
 
     def _inner_segments(self, number: int) -> Iterator[Part]:
         """The inner segments that hold an op."""
@@ -100,23 +102,11 @@ class Saved:
     ) -> None:
         """A storage that each block of a stage keeps for itself; some ops of the block `behind` it keep it too, or of
         stages `before` the first block's."""
-        data = self.stages[stage]
         savers.sort(key=lambda saver: saver.op)
         readers = self.neighbours.brought(stage, size, savers, behind)
-        always = [saver for saver in savers if not saver.start]  # what is not recomputed keeps it
-        before_v: Expression = {}  # s_u
-        for saver in always:
-            uses = self.counts.uses(saver)
-            as_far = uses  # s_v, which is x[v] where one op alone keeps the storage
-            if len({saver.op for saver in always}) > 1:
-                as_far = {self.program.variable("saved"): 1.0}
-                self.counts.largest("saved", as_far, [uses, before_v])
-            for variable, coefficient in as_far.items():  # `block` has what each op adds: s_v - s_u
-                keep(data.block, saver.op, variable, coefficient * size)
-            for variable, coefficient in before_v.items():
-                keep(data.block, saver.op, variable, -coefficient * size)
-            before_v = as_far
-        self._of_segments(stage, root, size, savers, before_v)
+        whole = self._in_one_block(stage, size, [saver for saver in savers if not saver.start])
+        self._freed(stage, root, size, whole)
+        self._besides(stage, size, savers)
         # Between two neighbouring borders, which are levels at which ops begin or end to keep it, the same ops do.
         borders = sorted({border for saver in savers for border in (saver.start, saver.end)})
         for start, end in itertools.pairwise(borders) if len(borders) > 1 else [(0, 0)]:
@@ -126,6 +116,26 @@ class Saved:
                 self.neighbours.held(stage, size, keepers, readers)
             else:
                 self._in_all_blocks(stage, size, keepers)
+
+    def _in_one_block(self, stage: int, size: int, savers: Sequence[Saver]) -> Expression:
+        """s_v >= x[v], s_v >= s_u: whether op v of a block that is not recomputed, or one before it, keeps a storage.
+
+        Returns that of the last op: whether the block keeps it. One op alone needs no variable: s_v is x[v].
+        """
+        block, several = self.stages[stage].block, len({saver.op for saver in savers}) > 1
+        before_v: Expression = {}  # s_u
+        for saver in savers:
+            uses = self.counts.uses(saver)
+            as_far = uses
+            if several:
+                as_far = {self.program.variable("saved"): 1.0}
+                self.counts.largest("saved", as_far, [uses, before_v])
+            for variable, coefficient in as_far.items():  # `block` has what each op adds: s_v - s_u
+                keep(block, saver.op, variable, coefficient * size)
+            for variable, coefficient in before_v.items():
+                keep(block, saver.op, variable, -coefficient * size)
+            before_v = as_far
+        return before_v
 
     def _least_of_a_block(self, stage: int, size: int, savers: Sequence[Saver], others: Sequence[Saver]) -> None:
         """Where this op keeps a storage, and none of others that are not of the block, a block does.
@@ -165,29 +175,39 @@ class Saved:
             for variable, coefficient in each[0].items() if each else ():
                 add(held, variable, coefficient * size)
 
-    def _of_segments(self, stage: int, root: TensorRef, size: int, savers: Sequence[Saver], kept: Expression) -> None:
-        """What inner segments free of a storage, of which `kept` tells if a block keeps it; what they keep besides."""
-        data, lifetimes = self.stages[stage], self.memory.lifetimes
-        levels, repeat = self.problem.stages[stage].levels, self.problem.stages[stage].repeat
-        if levels is None or repeat is None:
+    def _spans(self, stage: int) -> Iterator[Part]:
+        """The inner segments of a stage's block, by level."""
+        levels = self.problem.stages[stage].levels
+        if levels is not None:
+            yield from ((level, span) for level in range(1, len(levels)) for span in levels.spans(level))
+
+    def _freed(self, stage: int, root: TensorRef, size: int, whole: Expression) -> None:
+        """What inner segments free of a storage that lives within them; `whole`: whether a block keeps it."""
+        own = self.problem.stages[stage]
+        if own.repeat is None or not whole:
             return
-        start = repeat.start + self.problem.stages[stage].first * repeat.period
-        for level in range(1, len(levels)):
-            for first, last in levels.spans(level):
-                if kept and lifetimes.stays_within(root, start + first, start + last):
-                    for variable, coefficient in kept.items():
-                        add(data.freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
-                offsets = [(saver, self.problem.ops[saver.op].again.offset) for saver in savers]
-                reads = [s for s, at in offsets if s.start and s.start <= level < s.end and first <= at <= last]
-                if not reads:
-                    continue
-                earlier: Expression = {}  # - sum of x[u]
-                for variable in (v for s, at in offsets if not s.start and at < first for v in self.counts.uses(s)):
-                    add(earlier, variable, -1.0)
-                one = {self.program.variable("besides"): 1.0}
-                self.counts.largest("besides", one, [total(self.counts.uses(s), earlier) for s in reads])
-                for variable in one:
-                    add(data.besides.setdefault((level, (first, last)), {}), variable, size)
+        start = own.repeat.start + own.first * own.repeat.period
+        for level, (first, last) in self._spans(stage):
+            if self.memory.lifetimes.stays_within(root, start + first, start + last):
+                for variable, coefficient in whole.items():
+                    add(self.stages[stage].freed.setdefault((level, (first, last)), {}), variable, coefficient * size)
+
+    def _besides(self, stage: int, size: int, savers: Sequence[Saver]) -> None:
+        """b >= x[v] - sum of x[u]: what an inner segment keeps for its op v, and no op u before the segment keeps."""
+        if self.problem.stages[stage].repeat is None:
+            return
+        offsets = [(saver, self.problem.ops[saver.op].again.offset) for saver in savers]
+        for level, (first, last) in self._spans(stage):
+            reads = [s for s, at in offsets if s.start and s.start <= level < s.end and first <= at <= last]
+            if not reads:
+                continue
+            earlier: Expression = {}  # - sum of x[u]
+            for variable in (v for s, at in offsets if not s.start and at < first for v in self.counts.uses(s)):
+                add(earlier, variable, -1.0)
+            one = {self.program.variable("besides"): 1.0}
+            self.counts.largest("besides", one, [total(self.counts.uses(s), earlier) for s in reads])
+            for variable in one:
+                add(self.stages[stage].besides.setdefault((level, (first, last)), {}), variable, size)
 
     def _copy_of_several_stages(self, size: int, savers: list[Saver]) -> None:
         """A storage that several stages, or all blocks of one, keep once; it counts from the first of them on."""
@@ -215,33 +235,42 @@ class Saved:
                     keep(self.stages[stage].block, saver.op, before[stage], -size)
                 before[stage] = one
 
-    def _inputs_of_recomputed_blocks(self) -> None:
-        """What recomputed blocks keep of the tensors that they read from outside, as those lie there."""
+    def _from_outside(self) -> Iterator[Tensor]:
+        """What ops of segments in recomputable blocks read of other blocks; parameters and inputs are there anyway."""
         for tensor in self.problem.tensors:
-            stage, op = tensor.stage, self.problem.ops[tensor.source]
-            if tensor.kind not in ("first", "next", "outer") or stage not in self.model.recomputed:
+            if tensor.kind not in ("first", "next", "outer") or tensor.stage not in self.model.recomputed:
                 continue
-            there = self.memory.is_parameter(op.node) or is_cast_input(op.node)
-            if there or not any(in_segment(self.problem.ops[u.op].node) for u in tensor.uses):
+            node = self.problem.ops[tensor.source].node
+            if self.memory.is_parameter(node) or is_cast_input(node):
                 continue
-            copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
-            sizes = [self.memory.copy_bytes(copy) for copy in copies]
-            if not any(sizes):
-                continue
-            data, is_next = self.stages[stage], tensor.kind == "next"
-            r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
-            times: Expression = {r: 1.0, q: -1.0} if is_next else {q: 1.0}
-            most = self.problem.stages[stage].count - 1 if is_next else 1
-            ones = [[v] for v in self.model.x[tensor.source]]
-            counts = counted(self.program, ones, times, most).tolist()
-            found = [*zip(counts, sizes, strict=True)]
-            for copy in () if is_next else dict.fromkeys(copies):
-                some = [variable for variable, its in zip(counts, copies, strict=True) if its == copy]
-                one = self.neighbours.kept_before(some, self.copies.before(stage, copy))
-                if one is not None:
-                    found.append((one, -self.memory.copy_bytes(copy)))
-            for variable, size in found:
-                for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
-                    add(target, variable, size)
-                if not is_next:
-                    add(data.first_inputs, variable, size)
+            if any(in_segment(self.problem.ops[u.op].node) for u in tensor.uses):
+                yield tensor
+
+    def _input_of_recomputed_blocks(self, tensor: Tensor) -> None:
+        """What blocks that are recomputed as a whole keep of a tensor that they read from outside, as it lies there.
+
+        Of those blocks r, which are the first ones, the first (q: whether there is one) reads the stage before, and
+        the r - q others read the block before them.
+        """
+        stage, op, is_next = tensor.stage, self.problem.ops[tensor.source], tensor.kind == "next"
+        copies = [self.memory.copy(self.problem.ref(tensor), c.strategy.outputs[tensor.output]) for c in op.choices]
+        sizes = [self.memory.copy_bytes(copy) for copy in copies]
+        if not any(sizes):
+            return
+        data = self.stages[stage]
+        r, q = self.model.recomputed[stage][-1], self.model.any_recomputed[stage][-1]
+        times: Expression = {r: 1.0, q: -1.0} if is_next else {q: 1.0}
+        most = self.problem.stages[stage].count - 1 if is_next else 1
+        ones = [[v] for v in self.model.x[tensor.source]]
+        counts = counted(self.program, ones, times, most).tolist()
+        found = [*zip(counts, sizes, strict=True)]
+        for copy in () if is_next else dict.fromkeys(copies):  # less what ops before the blocks keep already
+            some = [variable for variable, its in zip(counts, copies, strict=True) if its == copy]
+            one = self.neighbours.kept_before(some, self.copies.before(stage, copy))
+            if one is not None:
+                found.append((one, -self.memory.copy_bytes(copy)))
+        for variable, size in found:
+            for target in (data.held, *data.held_but_one, data.held_but_two, data.inputs):
+                add(target, variable, size)
+            if not is_next:
+                add(data.first_inputs, variable, size)
