@@ -44,7 +44,7 @@ def test_a_scripted_function_is_traced_op_by_op_with_the_gradients_of_eager(name
     assert not any("prims" in str(n.target) or "empty" in str(n.target) for n in graph.graph.nodes)
     assert torch.equal(graph.gm(x), way(x))
     mine, its = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (graph.gm, way))
-    assert torch.equal(mine, its)
+    torch.testing.assert_close(mine, its)  # TorchScript has formulas of its own, which round otherwise
 
 
 def test_one_without_a_source_says_what_to_call() -> None:
