@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,21 @@ from autopar.solver.seconds.replays import Expression, counted
 RowsOf = Callable[[str, Sequence[Sequence[int | None]], Expression, float], None]
 
 
+class Living(NamedTuple):
+    """Variables of what lives in a stage's backward.
+
+    `fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last block,
+    where it is kept; `there`: what lives all the while, but what stages `before` keep.
+    """
+
+    fullest: Sequence[Mapping[Phase, int | None]]
+    behind: Sequence[Mapping[Phase, int | None]]
+    next_one: Sequence[int | None]
+    last: Mapping[Phase, int | None]
+    there: Sequence[int | None]
+    before: int | None
+
+
 class Peaks:
     """Adds the rows of stages with `rows`; `total` makes a variable of a sum."""
 
@@ -24,25 +40,11 @@ class Peaks:
         self.model, self.program, self.way, self.rows, self.total = model, model.program, way, rows, total
         self.memory = model.problem.memory
 
-    def add(
-        self,
-        number: int,
-        data: StageBytes,
-        fullest: Sequence[Mapping[Phase, int | None]],
-        behind: Sequence[Mapping[Phase, int | None]],
-        next_one: Sequence[int | None],
-        last: Mapping[Phase, int | None],
-        there: Sequence[int | None],
-        before: int | None,
-    ) -> None:
+    def add(self, number: int, data: StageBytes, sums: Living) -> None:
         """The rows of a stage's backward: of its last block and the next to last where these are kept, then of each
-        level of recompute.
-
-        `fullest`: W by level, and that of blocks `behind` others; `next_one`: N by level; `last`: W of the last
-        block, where it is kept; `there`: what lives all the while, but what stages `before` keep.
-        """
+        level of recompute."""
         if not self.way.division.of(number):
-            self._add(number, data, fullest, behind, next_one, last, there, before)
+            self._add(number, data, sums)
             return
         arriving, most = self.way.arriving(number), self.most_of_bucket(number)
 
@@ -55,36 +57,21 @@ class Peaks:
             )
 
         shared = Peaks(self.model, self.way, unless_apart, self.total)
-        shared._add(number, data, fullest, behind, next_one, last, there, before)
-        Peaks(self.model, self.way.apart(), self.rows, self.total)._add_whole(number, data, fullest[0], there, before)
+        shared._add(number, data, sums)
+        Peaks(self.model, self.way.apart(), self.rows, self.total)._add_whole(number, data, sums)
 
-    def _add_whole(
-        self,
-        number: int,
-        data: StageBytes,
-        w: Mapping[Phase, int | None],
-        there: Sequence[int | None],
-        before: int | None,
-    ) -> None:
+    def _add_whole(self, number: int, data: StageBytes, sums: Living) -> None:
         """The rows of blocks that are recomputed as a whole, where all of a stage's are."""
         stage, blocks = self.model.problem.stages[number], self.way.blocks(number)
+        w, there, before = sums.fullest[0], sums.there, sums.before
         if stage.count == 1:
             self._cases(f"backward of stage {number}, apart", [*there, before], w, blocks, data.inputs)
             return
         self._last_of_level(number, data, stage.depth, w, (), there, before)
         self._first_of_level(number, data, stage.depth, w, there, before, blocks)
 
-    def _add(
-        self,
-        number: int,
-        data: StageBytes,
-        fullest: Sequence[Mapping[Phase, int | None]],
-        behind: Sequence[Mapping[Phase, int | None]],
-        next_one: Sequence[int | None],
-        last: Mapping[Phase, int | None],
-        there: Sequence[int | None],
-        before: int | None,
-    ) -> None:
+    def _add(self, number: int, data: StageBytes, sums: Living) -> None:
+        fullest, behind, next_one, last, there, before = sums
         stage, name = self.model.problem.stages[number], f"backward of stage {number}"
         m, blocks = stage.count, self.way.blocks(number, divided=not self.way.dividing(number))
         if m == 1:

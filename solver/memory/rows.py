@@ -48,7 +48,7 @@ from autopar.solver.memory.held_by_caller import HeldByCaller
 from autopar.solver.memory.on_the_way import Moves, OnTheWay
 from autopar.solver.memory.optimizer_step import all_temporaries, each_temporaries
 from autopar.solver.memory.parameter_copies import add_parameter_copies
-from autopar.solver.memory.peaks import Peaks
+from autopar.solver.memory.peaks import Living, Peaks
 from autopar.solver.memory.points import Points
 from autopar.solver.memory.replay_gathers import replay_gathers
 from autopar.solver.memory.returned import Returned
@@ -249,7 +249,7 @@ class Rows:
             fullest = of_last = points.fullest(*given, lands=way.lands(i))
             if any(op in self.shared for op in stages[i][1].ops):
                 of_last = points.fullest(*given, lands=way.lands(i), last=True)
-            peaks.add(i, data, *fullest, of_last[1][0], [always, left, behind[i + 1]], before)
+            peaks.add(i, data, Living(*fullest, of_last[1][0], [always, left, behind[i + 1]], before))
             if forward is not None:
                 forward.add(i, data, [always, left], before)
             before = self.sums.sum("held", data.held, before)

@@ -51,7 +51,9 @@ def draws_refused(model: nn.Module) -> Iterator[None]:
         for function in _generated(model):
             held = function.__kwdefaults__ or {}
             found = [(key, *names[id(value)]) for key, value in held.items() if id(value) in names]
-            stack.enter_context(_keywords(function, {key: watched(name, draw) for key, name, draw in found}))
+            if found:
+                stack.callback(setattr, function, "__kwdefaults__", held)
+                function.__kwdefaults__ = {**held, **{key: watched(name, draw) for key, name, draw in found}}
         yield
     if _states() != expected[0]:
         raise _refusal("a function", "")
@@ -112,17 +114,6 @@ def _generated(model: nn.Module) -> list[FunctionType]:
                     seen[inner] = None
                     waiting.append(inner)
     return [function for function in seen if function.__code__.co_filename.startswith(_GENERATED)]
-
-
-@contextlib.contextmanager
-def _keywords(function: FunctionType, values: dict[str, Any]) -> Iterator[None]:
-    """While inside, these are the defaults of keywords of `function`."""
-    before = function.__kwdefaults__
-    function.__kwdefaults__ = {**(before or {}), **values}
-    try:
-        yield
-    finally:
-        function.__kwdefaults__ = before
 
 
 def _states() -> list[str]:
