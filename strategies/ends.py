@@ -18,7 +18,8 @@ Mesh = tuple[int, ...]
 def stored(shape: Shape, mesh_shape: Mesh, ragged: Container[int] = ()) -> tuple[Strategy, ...]:
     """Storage of a parameter: replicated, or plain shards.
 
-    Uneven ones are of dims that are `ragged`, which ops read in such pieces, or where no dim divides.
+    Uneven ones are of dims that are `ragged`, which ops read in such pieces, or where no dim divides. The latter are
+    gathered before an op reads them, so that the last ranks may have nothing: of 4096 rows 187 of 192 ranks have some.
     """
     return _one_output(_plain_layouts(shape, range(len(shape)), mesh_shape, ragged))
 
@@ -103,10 +104,10 @@ def _plain_layouts(shape: Shape, dims: Iterable[int], mesh_shape: Mesh, marked: 
         layout = Layout(tuple(placements))
         if _may_lie(layout, shape, mesh_shape, marked):
             allowed.append(layout)
-        elif layout.is_legal(shape, mesh_shape, ragged=True):
+        elif layout.is_legal(shape, mesh_shape, ragged=True) and _long_enough(layout, shape, mesh_shape):
             others.append(layout)
     covered = {_used(layout) for layout in allowed}
-    return allowed + [x for x in others if _used(x) not in covered and _filled(x, shape, mesh_shape)]
+    return allowed + [x for x in others if _used(x) not in covered]
 
 
 def _may_lie(layout: Layout, shape: Shape, mesh_shape: Mesh, ragged: Container[int]) -> bool:
@@ -127,8 +128,14 @@ def _used(layout: Layout) -> tuple[bool, ...]:
     return tuple(p.is_sharded for p in layout.placements)
 
 
+def _long_enough(layout: Layout, shape: Shape, mesh_shape: Mesh) -> bool:
+    """Whether no dim is shorter than the ranks that cut it: such a parameter is not worth cutting."""
+    digits = (layout.digits(dim, mesh_shape) for dim in range(len(shape)))
+    return all(math.prod(d.size for d in cut) <= length for length, cut in zip(shape, digits, strict=True))
+
+
 def _filled(layout: Layout, shape: Shape, mesh_shape: Mesh) -> bool:
-    """Whether a ragged layout gives every rank some: a parameter shorter than the mesh is not worth cutting."""
+    """Whether a ragged layout gives every rank some."""
     digits = (layout.digits(dim, mesh_shape) for dim in range(len(shape)))
     return all(fills(length, [digit.size for digit in cut]) for length, cut in zip(shape, digits, strict=True))
 

@@ -80,13 +80,10 @@ def _megatron(
 
 _HIDES_LESS = "DeepSpeed of 2021, for its order alone: its gathers hide less behind compute"
 
-_WHOLE = "no dim of its weights divides by the devices, so the plan priced here keeps whole copies, which do not fit"
-
 
 def _zero(layers: int, width: int, heads: int, devices: int, per_device: int) -> Run:
-    note = _WHOLE if 4 * width % devices else _HIDES_LESS
-    model = gpt(layers, width, heads)
-    return Run(model, layers, "a100", (devices,), ("fsdp",), devices * per_device, replays=("blocks.{}",), note=note)
+    model, replays = gpt(layers, width, heads), ("blocks.{}",)
+    return Run(model, layers, "a100", (devices,), ("fsdp",), devices * per_device, replays=replays, note=_HIDES_LESS)
 
 
 def _fms(size: str, layers: int, replayed: float, mesh: tuple[int, ...] = (128,), preset: str = "fsdp") -> Run:

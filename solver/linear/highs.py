@@ -13,7 +13,7 @@ from autopar.solver.linear.matrix import Matrix, Part
 from autopar.solver.linear.terms import Array
 
 _ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
-_OF_ANOTHER = 0.2  # as a part of the rows, from the basis of another program, where nothing was solved before
+_OF_ANOTHER = 0.3  # as a part of the rows, from the basis of another program, where nothing was solved before
 _IN_A_BOX = 0.25  # the part where counts have other bounds: these take about as long as a start from nothing
 _ANEW = 10_000, 10_000, 10_000  # and of such a start, where it is not the first
 _OF_PLAIN = 0.25  # of a start with the costs as they are, as a part of the rows: where it takes more, it was in vain

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -154,14 +155,17 @@ OF_UNEVEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "last dim scanned": lambda a, b: (a.cumsum(-1).exp() * a.logcumsumexp(-2)).sum(),
     "all dims": lambda a, b: ((a - a.mean(dim=())) ** 2 + a.sum(dim=[], keepdim=True) * b.amax(dim=())).sum(),
     "norm of a product": lambda a, b: (a.T @ b).norm() + (a @ b.T).norm() + a.mean(0).norm(),
+    "extremes": lambda a, b: a.max() * a.amax(0).sum() - a.min() * a.amin(dim=1, keepdim=True).sum() + b.abs().max(),
+    "norms of extremes": lambda a, b: a.norm(inf) * a.norm(-inf) + a.norm(inf, dim=0).sum() + a.norm(inf, dim=1).sum(),
+    "norms of lists": lambda a, b: a.sum() + sum(nn.utils.get_total_norm([a, b], order) for order in (inf, 1.0)),
 }
 
 
-def of_uneven(dim: int, name: str) -> float:
+def of_uneven(dim: int, name: str, *, rows: Sequence[int] = (5, 7)) -> float:
     """The largest difference of a number, or its gradient, of two tensors of which ranks hold unlike parts."""
     mesh, seeds = init_device_mesh("cpu", (dist.get_world_size(),)), torch.Generator().manual_seed(2)
     autopar.autoparallelize(built(4), {"input": torch.zeros(ROWS, 4).double()}, mesh)
-    tensors = [torch.randn(5, 7, dtype=torch.float64, generator=seeds) for _ in range(2)]
+    tensors = [torch.randn(*rows, dtype=torch.float64, generator=seeds) for _ in range(2)]
     found = []
     for one, other in (tensors, [distribute_tensor(tensor, mesh, [Shard(dim)]) for tensor in tensors]):
         loss = OF_UNEVEN[name](one.requires_grad_(), other)
@@ -190,6 +194,11 @@ CASES: dict[int, dict[str, Callable[[], Any]]] = {
     | {
         f"{name} of unlike parts of dim {dim}": functools.partial(of_uneven, dim, name)
         for dim in (0, 1)
+        for name in OF_UNEVEN
+    }
+    | {
+        f"{name} of a rank's whole dim {dim}": functools.partial(of_uneven, dim, name, rows=rows)
+        for dim, rows in ((0, (1, 7)), (1, (5, 1)))
         for name in OF_UNEVEN
     }
     | {"half_a_call": half_a_call}

@@ -49,6 +49,7 @@ def test_a_parameter_that_no_dim_divides_may_be_ragged() -> None:
     assert one("get_attr", (7, 8), (2,)) == ["R", "S1"]
     assert one("get_attr", (7, 5), (2,)) == ["R", "S0", "S1"]
     assert one("get_attr", (3,), (8,)) == ["R"]
+    assert one("get_attr", (4096, 4096), (192,)) == ["R", "S0", "S1"]  # of which the last five have nothing
 
 
 def test_inputs_are_whole_or_each_rank_has_its_part() -> None:

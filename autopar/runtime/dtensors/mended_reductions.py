@@ -15,11 +15,12 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from autopar.runtime.dtensors.empty_parts import EXTREMES, extreme
 from autopar.runtime.dtensors.own_way import in_torchs_own_way
 
 _aten = torch.ops.aten
 _SUMS = _aten.sum.default, _aten.nansum.default, _aten.mean.default
-_OVER_DIMS = _aten.sum.dim_IntList, _aten.mean.dim, _aten.amax.default, _aten.amin.default
+_OVER_DIMS = _aten.sum.dim_IntList, _aten.mean.dim
 _SCANS = _aten.cumsum.default, _aten.cumprod.default, _aten.logcumsumexp.default
 
 
@@ -33,6 +34,8 @@ def mend_reductions() -> None:
     for ops, handler in ((_SUMS, _of_joined), (_OVER_DIMS, _over_dims), (_SCANS, _scan)):
         for op in ops:
             handlers.setdefault(op, functools.partial(_mended, handler))
+    for op in EXTREMES:
+        handlers.setdefault(op, _extreme)
 
 
 def _mended(
@@ -42,6 +45,10 @@ def _mended(
     kwargs: dict[str, object],
 ) -> object:
     return in_torchs_own_way(op_call, rewritten(args), kwargs)
+
+
+def _extreme(op_call: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, object]) -> object:
+    return extreme(op_call, _over_dims(args) if op_call in (_aten.amax.default, _aten.amin.default) else args, kwargs)
 
 
 def _of_joined(args: tuple[Any, ...]) -> tuple[Any, ...]:
