@@ -68,6 +68,7 @@ def advised() -> list[list[str]]:
         (lambda: parameter.detach().norm(dim=1).clamp_(min=0.1), "takes clamp in place of clamp_"),
         (scaled_between_micro_batches, "moves gradients in every N-th backward"),
         (clipped_between_micro_batches, "where sync_gradients is true"),
+        (lambda: planned("fsdp", nn.Linear(16, 5).double()).bias.view(-1, 1), "not share its rows evenly"),
         (rows_of_all, "autopar.own_rows(model, output) has those of this rank"),
     )
     missing = []

@@ -57,6 +57,11 @@ _ADVICE = {  # by words of the error, the first that fit
         "torch takes a sum of two DTensors, as numbers of parameters of a planned model are, for one with a number of "
         "Python's that it has added before: add numbers ((p == 0).sum().item(), on every rank)"
     ),
+    "Cannot flatten unevenly sharded tensor": (
+        "a parameter of a planned model was made a vector, as LBFGS and parameters_to_vector do, and the ranks do not "
+        "share its rows evenly: keep parameters whole by constraints='param:* = R' (one R for each mesh axis), or join "
+        "it first (parameter.full_tensor(), on every rank)"
+    ),
     "Expected !nested_tensorlist[0].empty()": (
         "clip_grad_value_ found no gradient. A plan with micro_batches=N moves gradients in every N-th backward (with "
         "accelerate, where sync_gradients is true): clip after it"
