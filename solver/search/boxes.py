@@ -50,9 +50,9 @@ class Boxes:
     def split(self, node: Outcome, fixed: float | None = None) -> Iterator[Bounds]:
         """Split a box by the count whose products have the largest errors, at the count's value in the relaxation.
 
-        A count that may be 0 is first split into 0 and at least 1. If its value is whole already, one part fixes the
-        count to that value, as fixed counts give solutions. `fixed`: one part, the first, fixes the count in any case:
-        to its value in the relaxation less `fixed`, rounded up.
+        If this value is whole, one part fixes the count to it, as fixed counts give solutions. Otherwise a count that
+        may be 0 is split into 0 and at least 1. `fixed`: the first part fixes the count in any case, to its value in
+        the relaxation less `fixed`, rounded up.
         """
         open_counts = self.open(node.counts)
         if not open_counts:
