@@ -25,8 +25,7 @@ class Openings:
         self._latencies = np.array([one.many * program.cost[one.missing] for one in program.opened])
 
     def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
-        """The two parts of a relaxation's box, the likelier one first; None if no bucket that matters is open in
-        part."""
+        """The two parts of a relaxation's box, the likelier one first; None if no bucket of weight is open in part."""
         if node.status != "optimal" or not len(self._numbers):
             return None
         values = node.values[self._numbers]

@@ -142,8 +142,7 @@ def _product(product: CountProducts, inside: Array, place: Array, line: Array) -
 
 
 def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
-    """`kept` without the variables that rows of right side 0 force to 0, repeated until none is left; variables that
-    are `held` stay."""
+    """`kept` without the variables that rows of right side 0 force to 0, over and over; those `held` stay."""
     kept = kept.copy()
     some = np.flatnonzero(kept[matrix.column] & (matrix.value != 0))
     row, column, positive = matrix.row[some], matrix.column[some], matrix.value[some] > 0
