@@ -15,8 +15,8 @@ Key = tuple[str, int, int]  # kind, stretch, mesh axis (-1 for compute)
 
 
 class Overlap:
-    """The seconds that a model saves by overlap. A value of one of its variables is `unit` seconds, which keeps the
-    solver's numbers within its usual range."""
+    """The seconds that a model saves by overlap. Its variables count in `unit` seconds, the unit of the program's
+    objective, so that the solver gets numbers of similar size."""
 
     def __init__(self, model: Model, unit: float) -> None:
         self.model, self.program, self.unit = model, model.program, unit
