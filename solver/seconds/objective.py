@@ -52,8 +52,7 @@ def run_near(model: Model, known: Outcome, solver: str, gap: float, seconds: flo
 
 
 def price(model: Model) -> None:
-    """Set the program's objective: the model's seconds, scaled, and small costs of departures from the plainest
-    plan."""
+    """Set the program's objective: the model's seconds, scaled, plus the small costs of departures."""
     prices = model.seconds.array(len(model.program.names))
     plainness = model.plainness()
     model.program.cost = prices / _scale(model) + _plain(model, plainness) * plainness

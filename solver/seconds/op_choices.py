@@ -64,8 +64,7 @@ class OpChoices:
         return tuple(found.values())
 
     def _may_regather(self, node: fx.Node) -> bool:
-        """Whether some op saves the parameter for backward, so that its gathered copy could be dropped and gathered
-        again."""
+        """Whether some op saves the parameter for backward, so that it could be dropped and gathered again."""
         memory = self.memory
         return (
             memory.train
