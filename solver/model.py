@@ -98,8 +98,7 @@ class Model:
             self.overlap = Overlap(self, self.reference() / OBJECTIVE)
 
     def reference(self) -> float:
-        """Seconds of about the size of the objective: the cheapest choice of every op, or if that is 0 the largest
-        price."""
+        """Seconds of about the objective's size: the cheapest choice of each op, or if that is 0 the largest price."""
         prices = self.seconds.array(len(self.program.names))
         seconds = float(sum(prices[ones].min() for ones in self.x))
         return seconds or float(prices.max(initial=0.0)) or 1.0
@@ -140,8 +139,8 @@ class Model:
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
-        """For each variable, its departures from the plainest plan: sharded dims of stored parameters, regathers,
-        recomputed blocks, collectives."""
+        """For each variable, its departures from the plainest plan: mesh axes over which stored parameters are
+        sharded, regathers, recomputed blocks, collectives."""
         found = np.zeros(len(self.program.names))
         found[[r for counts in self.recomputed.values() for r in counts]] = 1.0
         for number, op in enumerate(self.problem.ops):
