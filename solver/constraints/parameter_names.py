@@ -1,5 +1,4 @@
-"""The names by which constraints find parameters: a tied parameter has several, one that the call does not read
-none."""
+"""The names by which constraints find parameters: a tied one has several, one that the call does not read none."""
 
 from __future__ import annotations
 
