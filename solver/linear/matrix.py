@@ -131,7 +131,7 @@ class Matrix:
         self.floored = (self.slopes > 0) & (self.slopes < most)
 
     def part(self, columns: Array) -> Part:
-        """Some columns, with all rows that restrict them and all rows that would be violated if the columns were 0."""
+        """Some columns, with all rows that restrict them and all rows that are violated if every variable is 0."""
         inside = np.zeros(self.columns, dtype=bool)
         inside[columns] = True
         rows = (self.least > 0) | (self.most < 0)

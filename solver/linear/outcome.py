@@ -30,7 +30,7 @@ class Outcome:
     objective: float
     bound: float
     reduced: Array = field(default_factory=lambda: NONE)  # reduced costs, of a relaxation
-    relaxation: Relaxation | None = None  # the HiGHS session that gave this answer, for warm starts
+    relaxation: Relaxation | None = None  # the HiGHS relaxation that gave this answer, for warm starts
     counts: Bounds = field(default_factory=dict)  # the box of this outcome
     basis: Basis | None = None  # of a relaxation
     duals: Array = field(default_factory=lambda: NONE)  # dual values of its rows

@@ -140,8 +140,7 @@ class _Prices:
         return np.flatnonzero(self.left[some.small] & (self._of_counts[some.small] == of_counts))
 
     def _share(self, rows: Array, *, limited: bool) -> None:
-        """Raise negative reduced costs of smalls to 0 at the expense of their bigs; `limited`: keep these
-        nonnegative."""
+        """Raise negative reduced costs of smalls at the expense of their bigs; `limited`: these stay nonnegative."""
         some, reduced = self.matrix.implications, self.reduced
         ranks = some.rank[rows]
         for rank in np.unique(ranks):

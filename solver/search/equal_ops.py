@@ -32,7 +32,8 @@ class EqualOps:
         """For nodes of a stage's first block, the node that decides for them, whose op always comes before theirs.
 
         The deciding node is in the same block, or in a block of an earlier repeat if nearly all nodes of the layer have
-        a counterpart there. The first layer of the first of unfolded blocks shares with none, as it reads other inputs.
+        a counterpart there. If the repeat's first block decides for itself, its first layer shares with none, as it
+        reads other inputs.
         """
         start = repeat.instance(block).start
         layers = [[start + i for i in layer] for layer in layers_of(self.nodes[start : start + repeat.period])]

@@ -70,7 +70,7 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     inside[kept] = True
     place = np.cumsum(inside) - 1
     matrix = program.matrix()
-    matrix.bound({})  # entries then have the values of the unbounded program
+    matrix.bound({})  # its values are then those of the program's own bounds
     some = np.flatnonzero(inside[matrix.column])
     row, column, value = matrix.row[some], matrix.column[some], matrix.value[some]
     needed = (matrix.least > 0) | (matrix.most < 0)

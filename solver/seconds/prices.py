@@ -102,7 +102,7 @@ class PriceTable:
         return [[Way(*one) for one in zip(*row, strict=True)] for row in grids]
 
     def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
-        """Bytes that these conversions of an activation stage (`resharding.staging`), by source and wanted layout."""
+        """The staging memory in bytes of conversions of an activation (`resharding.staging`), by source and wanted."""
         return self._stage(sources, wanted, backward=backward)[0] * self.itemsize
 
     def makes_another(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
