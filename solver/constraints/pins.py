@@ -177,8 +177,7 @@ def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:
 
 
 def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tuple[int, ...]]:
-    """The nodes that a pattern matches, with the numbers of their outputs (of the output node: inputs) that it
-    means."""
+    """The nodes that a pattern matches, with the numbers of the outputs meant (of the output node: inputs)."""
     found: dict[fx.Node, tuple[int, ...]] = {}
     inside: dict[str, list[fx.Node]] = {}
     names = names_by_node(memory) if kind == "param" else {}

@@ -148,8 +148,7 @@ class HighsSession:
         return duals if self._proves(duals) else None
 
     def _proves(self, duals: Array) -> bool:
-        """Whether the sum of the rows, each times its dual value, requires more than the columns can give within their
-        bounds."""
+        """Whether the sum of the rows, each times its dual value, requires more than the columns' bounds allow."""
         matrix, rows, columns = self._matrix, self._rows, self._columns
         sums = np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)[columns]
         wanted = np.where(duals[rows] > 0, matrix.least[rows], matrix.most[rows])

@@ -120,8 +120,7 @@ class _Search:
         return None
 
     def _for_faster(self, seconds: float) -> float:
-        """How long a plan of least memory, which may be ten times as slow as the fastest, is improved: at least
-        `_SECONDS`."""
+        """How long to improve a plan of least memory, which may be ten times as slow as the fastest one."""
         return max(seconds, min(_SECONDS, self.time_limit))
 
     def of_all_at_once(self) -> tuple[Model, Outcome, bool]:
