@@ -20,7 +20,9 @@ from autopar.solver.search.openings import Openings
 from autopar.solver.search.shrunk import held_of, without_zeros
 from autopar.solver.search.windows import SHARE, improved
 
-FEW = 20_000  # a program with more variables is large (`slow`): it uses column generation and reduced-cost fixing
+# With more variables a program is large (`slow`): its parts' relaxations generate columns, and its boxes are solved
+# with only the variables that reduced costs leave.
+FEW = 20_000
 # A box with more flows than this is cut before it is solved as an integer program:
 _FLOWS, _FEW_FLOWS = 15_000, 300  # in general; in a small program with counts
 _FEW_TO_OPEN = 8_000  # in a large program, if the relaxation opens a bucket in part: cuts by buckets are faster
