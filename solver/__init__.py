@@ -1,4 +1,4 @@
-"""Strategies and costs become one integer program; its optimum is the plan."""
+"""The solver: strategies and costs become one integer program, whose optimum is the plan."""
 
 if __name__ != "autopar.solver":
     raise ImportError("import this package as autopar.solver (pip install -e . from the project's root)")

@@ -20,9 +20,10 @@ from autopar.solver.search.equal_ops import EqualOps
 from autopar.solver.seconds.op_choices import OpChoices
 
 MANY_CHOICES = 1500
-"""Of the ops of a block that decide: with more, several levels below the whole block take longer than planning may, and
-one is nearly as good (DeepSeek-V3 on 64 x 8: a step 10 % faster than without any, as with three). Those of a Llama-3-8B
-have 1,193 on two axes and 5,060 on three, those of DeepSeek-V3 1,587 and 2,097."""
+"""Choices in sum of the deciding ops of a block. With more, several levels of recompute below the whole block make
+planning too slow, and a single one is nearly as good (DeepSeek-V3 on 64 x 8: a step is 10 % faster than without inner
+levels, as with three). A block of Llama-3-8B has 1,193 on two axes and 5,060 on three, blocks of DeepSeek-V3 have 1,587
+and 2,097."""
 
 
 def build_problem(
@@ -36,10 +37,10 @@ def build_problem(
     inner_levels: int = MOST,
     levels: Mapping[tuple[Repeat, int], Levels | None] | None = None,
 ) -> Problem:
-    """State the problem of a graph whose nodes have these strategies.
+    """The planning problem of a graph whose nodes have these strategies.
 
-    `inner_levels`: at most so many levels of recompute below whole blocks. `levels`: those of blocks, by repeat and
-    number, where they are known.
+    `fold`: let equal blocks share their decisions where possible. `inner_levels`: the most levels of recompute below
+    whole blocks. `levels`: known levels of blocks, by repeat and block number.
 
     Raises KeyError for a tensor whose node has no strategy.
     """
@@ -134,12 +135,13 @@ class _Builder:
         choices: Mapping[fx.Node, tuple[Choice, ...]],
         like: Mapping[fx.Node, fx.Node],
     ) -> Levels | None:
-        """The levels of a block: none where it must be kept, the whole alone where no part of it may be recomputed."""
+        """The levels of recompute of a block; None if it must not be recomputed, and only the whole block if no part of
+        it may be recomputed on its own."""
         if not self.recompute or not replay_end(self.memory, nodes):
             return None
         own = {like.get(node, node): some for node, some in choices.items()}
         many = sum(map(len, own.values())) > MANY_CHOICES
-        several = any(node in choices for node in like.values())  # layers: all of their activations at once are much
+        several = any(node in choices for node in like.values())  # layers: together their activations are large
         most = min(self.inner_levels, 1 + several) if many else self.inner_levels
         seconds = {node: max(choice.forward_seconds for choice in some) for node, some in choices.items()}
         return levels_for(self.memory, nodes, self._wish(nodes), lambda node: seconds.get(node, 0.0), most)
@@ -161,10 +163,10 @@ class _Builder:
     # -- folding ------------------------------------------------------------------------------------------------------
 
     def _alone(self, repeat: Repeat) -> int:
-        """How many of the blocks decide for themselves, the first ones; those behind them share their decisions.
+        """How many of a repeat's first blocks decide for themselves (0, 1 or all); the later ones are folded.
 
-        Blocks that share have equal strategies, what they make is read by the next block or after the last, and what
-        the first one reads is like what the others read.
+        Folded blocks need equal strategies. Their results may be read only by the next block and after the last one,
+        and the inputs of the first of them must have the same form as those of the others.
         """
         if repeat.count == 1:
             return 1
@@ -173,7 +175,7 @@ class _Builder:
         return repeat.count if own or self._reaches_further(repeat, alone) else alone
 
     def _equal(self, repeat: Repeat, block: int) -> bool:
-        """Whether a block has the strategies of the next one."""
+        """Whether a block has the same strategies as the next one."""
         for one, other in zip(repeat.instance(block), repeat.instance(block + 1), strict=True):
             mine, its = self.strategies.get(self.nodes[one]), self.strategies.get(self.nodes[other])
             if mine is not its and (mine is None or its is None or tuple(mine) != tuple(its)):
@@ -181,8 +183,8 @@ class _Builder:
         return True
 
     def _reads_alike(self, repeat: Repeat) -> bool:
-        """Whether what the first block reads needs gradients as what the second reads does, which take time, and is
-        given to the step as that is, so that keeping it takes no memory."""
+        """Whether the inputs of the first block have the form of the second's: they agree in whether they need a
+        gradient (which takes time) and in whether they are given to the step (then saving them takes no memory)."""
         pairs = zip(repeat.instance(0), repeat.instance(1), strict=True)
         inputs = ((self.memory.inputs[self.nodes[one]], self.memory.inputs[self.nodes[other]]) for one, other in pairs)
         return all(self._form(a) == self._form(b) for some, others in inputs for a, b in zip(some, others, strict=True))
@@ -192,8 +194,8 @@ class _Builder:
         return needs_grad(self.memory, ref), given
 
     def _reaches_further(self, repeat: Repeat, alone: int) -> bool:
-        """Whether blocks behind the next one read what one of these blocks makes."""
-        folded = any(fold.repeat == repeat for fold in self.memory.folds)  # then only the first may be read so
+        """Whether a tensor of one of these blocks, other than the last, is read beyond the next block."""
+        folded = any(fold.repeat == repeat for fold in self.memory.folds)  # then only the first block can be
         return any(
             reader.op != "output" and self.position[reader] >= repeat.instance(i + 1).stop
             for i in range(alone, min(1, repeat.count - 1) if folded else repeat.count - 1)
@@ -202,7 +204,7 @@ class _Builder:
         )
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        """Who reads which tensor, grouped by who shares conversions."""
+        """The tensors with their uses, grouped such that the uses of a tensor share conversions."""
         found: dict[tuple[int, int, Kind, int], list[Use]] = {}
         for number, op in enumerate(self.ops):
             stage = self.stages[op.stage]
@@ -220,9 +222,10 @@ class _Builder:
         )
 
     def _merged(self, uses: Sequence[Use]) -> tuple[Use, ...]:
-        """One use for all inputs of an op that want the same of what each block makes: they have the same optimum.
+        """Merge the inputs of an op that read one tensor of each block and want it in the same layouts: they have the
+        same optimum.
 
-        What is made in each block is converted for each of these inputs on its own, so that they share no price.
+        Each block's tensor is converted on its own for such an input, so that the inputs share no conversion.
         """
         found: dict[tuple[object, ...], Use] = {}
         for use in uses:
@@ -233,7 +236,7 @@ class _Builder:
         return tuple(found.values())
 
     def _second(self, node: fx.Node, stage: Stage) -> list[TensorRef] | None:
-        """What the same op of the second block reads."""
+        """The inputs of the corresponding node of the second block; None if there is none."""
         if stage.repeat is None or stage.count == 1:
             return None
         return self.memory.inputs[self.nodes[self.position[node] + stage.repeat.period]]

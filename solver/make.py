@@ -1,4 +1,4 @@
-"""From a graph with strategies to a plan: state the problem, solve it, say what was found."""
+"""From a graph with strategies to a plan: build the problem, solve it, and collect the plan's parts."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from autopar.solver.solving import Watch, solve
 def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
     """The fastest plan of a model's graph that fits the memory budget.
 
-    Of a graph with storage that is given already, constraints that name nothing are passed over.
+    If the storage of parameters is given by an earlier plan, constraints that match nothing in this graph are ignored.
 
     Raises:
-        InputError: the optimizer or the number of micro-batches cannot be, or a constraint matches nothing.
-        InfeasibleError: no plan fits; it states the smallest budget that has one.
-        TimeLimitError: none was found in time.
+        InputError: the optimizer or the number of micro-batches is invalid, or a constraint matches nothing.
+        InfeasibleError: no plan fits; the error states the smallest budget that has a plan.
+        TimeLimitError: no plan was found in time.
     """
     if asked.optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer {asked.optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
     if asked.micro_batches < 1:
         raise InputError(f"micro_batches is {asked.micro_batches}: it must be 1 or more")
     memory, watch = model.memory_on(cluster, asked), Watch()
-    if model.pinned is not None:  # another call of a planned model, which need not run all that the first one did
+    if model.pinned is not None:  # another call of a planned model, which need not use all that the first call used
         asked = replace(asked, constraints=tuple(text for text in asked.constraints if names_any(memory, text)))
     constraints = asked.constraints
     planner = _Planner(model.as_stored(memory), memory, cluster, asked, watch)
@@ -89,7 +89,7 @@ def make_plan(model: ModelGraph, cluster: Cluster, asked: PlanRequest) -> Plan:
 
 @dataclass(frozen=True)
 class _Planner:
-    """Plans one graph on one cluster under any list of constraints, which takes the place of that in `asked`."""
+    """Plans one graph on one cluster under given constraints, which replace those in `asked`."""
 
     model: ModelGraph
     memory: StepMemory
@@ -98,7 +98,8 @@ class _Planner:
     watch: Watch
 
     def solve(self, constraints: Sequence[str]) -> tuple[Problem, Solution, Predicted]:
-        """The fastest plan; pins that tell equal blocks apart are left out first, and asked only if it breaks them."""
+        """The fastest plan. Pins that make equal blocks differ are left out first; if the plan violates them, the
+        problem is solved again with all constraints."""
         request = self._request(constraints)
         fewer = without_parting(constraints, request.memory, request.restricted)
         if fewer is not None:
@@ -106,17 +107,17 @@ class _Planner:
                 found = solve(self._request(fewer), self.watch)
                 if meets(found[1], request.memory, request.restricted):
                     return found
-            except (InfeasibleError, TimeLimitError):  # what is asked is solved all the same, and has its own message
+            except (InfeasibleError, TimeLimitError):  # the problem with all constraints gives its own message
                 self.watch.lap("ilp")
         return solve(request, self.watch)
 
     def has_plan(self, constraints: Sequence[str]) -> bool:
-        """Whether some plan meets the constraints, whatever memory it takes; a relaxation that has one is believed."""
+        """Whether some plan meets the constraints with unlimited memory; a feasible relaxation counts as a plan."""
         try:
             memory, restricted = self._restricted(constraints)
             model = Model(build_problem(memory, restricted, self.cluster, memory.repeats, recompute=False))
             price(model)
-        except InfeasibleError:  # an op has no way to run, or none to get what it reads
+        except InfeasibleError:  # an op has no strategy, or cannot get an input
             return False
         return model.program.relax(self.asked.solver, self.asked.time_limit, {}).status != "infeasible"
 
@@ -136,7 +137,7 @@ class _Planner:
         )
 
     def _restricted(self, constraints: Sequence[str]) -> tuple[StepMemory, Restricted]:
-        """What the constraints leave, and the blocks that are equal under them."""
+        """The strategies that the constraints leave, and the memory with the repeats of blocks that stay equal."""
         restricted = restrict(self.model.strategies, self.memory, constraints, self.cluster.axis_names)
         memory = replace(self.memory, repeats=repeats_under(self.model.graph, restricted.marks, self.model.repeats))
         if self.model.train:

@@ -1,4 +1,4 @@
-"""The integer program: choices, flows, conversions paid once, and how many blocks recompute.
+"""The integer program of a problem: choices, flows, conversions paid once, and the numbers of blocks that recompute.
 
 For op v with choices s, tensor t with source layouts l ("ports") and wanted layouts w, block class c of m_c blocks::
 
@@ -12,19 +12,20 @@ For op v with choices s, tensor t with source layouts l ("ports") and wanted lay
     g[t,l,w] in [0, m p[t,l,w]]        sum_{l,w} g = r (q for edges into the first   replays of a conversion (of the
                                        block, r - q between blocks)                  uses that a replay runs)
 
-Levels (`cost.structure.levels`) are nested, so that each op is recomputed from one level on; r without a level is that
-of whole blocks, and replays of conversions inside a block count the level at which both ends are in one segment.
+Levels of recompute (`cost.structure.levels`) are nested, so each op is recomputed from some level on. r without a level
+is that of whole blocks; a replay of a conversion inside a block counts from the level at which both ends of the tensor
+are in one segment.
 
-A tensor made outside a class and read in it is converted outside for all blocks that keep (with the other readers
-outside) and once more in every block that recomputes::
+A tensor made outside a class and read in it is converted once outside, for all blocks that do not recompute and all
+other readers outside, and once more in every block that recomputes::
 
-    p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all of c recompute
+    p_outside[t,l,w] >= f[t,u,l,w] - (1 - k_c)      k_c = 1 unless all blocks of c recompute
 
-Ops that make one choice (`solver.search.equal_ops`) have the same x, tensors between such ops the same f, and what is
-made of these alone is the same.
+Ops that share a choice (`solver.search.equal_ops`) share x, tensors between such ops share f, and variables and rows
+made of these alone exist once.
 
-The objective is `predicted.step_seconds` of `cost.step`, term by term; `solver.seconds.overlap` adds what hides
-behind compute, `solver.memory.rows` memory.
+The objective is `predicted.step_seconds` of `cost.step`, term by term. `solver.seconds.overlap` adds what hides behind
+compute, and `solver.memory.rows` adds memory.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ from autopar.solver.seconds.overlap import Overlap
 from autopar.solver.seconds.replays import Flow, counted
 
 OBJECTIVE = 1000.0
-"""The size of the objective in the program."""
+"""The objective of a plan in the program is scaled to about this value."""
 
 
 @dataclass
 class Model:
-    """A program with the variables of a problem."""
+    """A problem stated as a program; `x`: by op, the variables of its choices."""
 
     problem: Problem
     program: Program = field(default_factory=Program)
     x: list[list[int]] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
-    recomputed: dict[int, list[int]] = field(default_factory=dict)  # r of a recomputable stage, by level
-    any_recomputed: dict[int, list[int]] = field(default_factory=dict)  # q
+    recomputed: dict[int, list[int]] = field(default_factory=dict)  # r of each recomputable stage, by level
+    any_recomputed: dict[int, list[int]] = field(default_factory=dict)  # q, likewise
     seconds: Linear = field(default_factory=Linear)  # the objective, in seconds
-    movable: dict[tuple[str, int, int], Linear] = field(default_factory=dict)  # part of it: kind, stretch, axis
+    movable: dict[tuple[str, int, int], Linear] = field(default_factory=dict)  # parts of it by kind, stretch, mesh axis
     overlap: Overlap | None = None
-    tables: Tables = field(default_factory=Tables)  # prices that are known
-    bare: bool = False  # without conversions of activations, where each is possible: less than all that a plan needs
+    tables: Tables = field(default_factory=Tables)  # a cache of prices
+    bare: bool = False  # leaves out conversions of activations that are all possible: a lower bound on a plan's needs
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.problem, self.tables)
-        self._z: dict[tuple[int, int], dict[int, Array]] = {}  # by level, of what an op decides in a stage
+        self._z: dict[tuple[int, int], dict[int, Array]] = {}  # z by level, for each deciding op and stage
         self._ends: dict[tuple[int, int], dict[Port, list[int]]] = {}
         self._wants: dict[tuple[int, int], dict[Layout, list[int]]] = {}
         self._kept: dict[tuple[int, int], int] = {}
@@ -97,7 +98,7 @@ class Model:
             self.overlap = Overlap(self, self.reference() / OBJECTIVE)
 
     def reference(self) -> float:
-        """Seconds of about the size of the answer: the cheapest choice of every op, or the dearest of all prices."""
+        """Seconds of about the objective's size: the cheapest choice of each op, or if that is 0 the largest price."""
         prices = self.seconds.array(len(self.program.names))
         seconds = float(sum(prices[ones].min() for ones in self.x))
         return seconds or float(prices.max(initial=0.0)) or 1.0
@@ -105,11 +106,11 @@ class Model:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def depth(self, stage: int) -> int:
-        """How many levels of recompute a stage has."""
+        """The number of levels of recompute of a stage."""
         return self.problem.stages[stage].depth
 
     def z(self, number: int, level: int) -> Array:
-        """How many blocks recompute at this level or a higher one with each choice of an op: r x."""
+        """For each choice of an op, the number of blocks that recompute at this level or a higher one with it: r x."""
         op = self.problem.ops[number]
         known = self._z.setdefault((self.problem.decides(number), op.stage), {})
         if level not in known:
@@ -117,7 +118,7 @@ class Model:
             found = counted(self.program, [[v] for v in self.x[number]], times, self.costs.count(op))
             lower = max((one for one in known if one < level), default=None)
             higher = min((one for one in known if one > level), default=None)
-            if lower is not None:  # what the relaxation does not know by itself
+            if lower is not None:  # implied, but the relaxation is tighter with it
                 self.program.implies("levels", found, known[lower])
             if higher is not None:
                 self.program.implies("levels", known[higher], found)
@@ -125,7 +126,7 @@ class Model:
         return known[level]
 
     def kept(self, stage: int, level: int = 0) -> int:
-        """Whether any block of a stage is below a level of recompute (0: that of whole blocks): 1 unless none is."""
+        """The variable k: 1 if any block of a stage is below a level of recompute (0: the level of whole blocks)."""
         level = level or self.depth(stage)
         if (stage, level) not in self._kept:
             r, many = self.recomputed[stage][level - 1], float(self.problem.stages[stage].count)
@@ -138,7 +139,8 @@ class Model:
         return self._kept[stage, level]
 
     def plainness(self) -> Array:
-        """How far each variable departs from the plainest plan: sharded storage, regathers, recompute, collectives."""
+        """For each variable, its departures from the plainest plan: mesh axes over which stored parameters are
+        sharded, regathers, recomputed blocks, collectives."""
         found = np.zeros(len(self.program.names))
         found[[r for counts in self.recomputed.values() for r in counts]] = 1.0
         for number, op in enumerate(self.problem.ops):
@@ -152,7 +154,7 @@ class Model:
         return found
 
     def most_departures(self, plainness: Array) -> float:
-        """The largest sum of departures that any plan can have: one choice of each op, one flow to each use."""
+        """An upper bound on the departures of any plan, which has one choice of each op and one flow to each use."""
         groups = [*self.x, *(flow.all for flow in self.flows)]
         most = sum(plainness[group].max() for group in groups)
         return float(most) + sum(self.program.upper[r] for counts in self.recomputed.values() for r in counts)
@@ -189,7 +191,7 @@ class Model:
     # -- tensors -------------------------------------------------------------------------------------------------------
 
     def flow(self, tensor: Tensor, use: Use) -> Flow:
-        """How a tensor gets from its source to one use: the variables of one that has the same ends, or new ones."""
+        """The flows of a tensor from its source to one use; tensors whose ends share their choices share variables."""
         problem = self.problem
         ports, wanted = self.ends(tensor), self.wants(tensor, use)
         prices = self.costs.table(problem.ref(tensor)).prices([layout for layout, _ in ports], list(wanted))
@@ -204,7 +206,7 @@ class Model:
         return Flow(tensor, use, list(ports), list(wanted), numbers, prices)
 
     def ends(self, tensor: Tensor) -> dict[Port, list[int]]:
-        """The choices of a tensor's source by how the tensor lies then."""
+        """By port, the variables of the source's choices that give the tensor this port."""
         key = tensor.source, tensor.output
         if key not in self._ends:
             x = self.x[tensor.source]
@@ -212,7 +214,7 @@ class Model:
         return self._ends[key]
 
     def wants(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
-        """The choices of a tensor's reader by how they want it."""
+        """By wanted layout, the variables of the reader's choices that want it."""
         key = use.op, use.index
         if key not in self._wants:
             x = self.x[use.op]
@@ -220,7 +222,7 @@ class Model:
         return self._wants[key]
 
     def _restricts(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter, or some choice of its source goes with no or not all choices of a use."""
+        """Whether a tensor is a parameter, or some of its layouts cannot be converted to one that a use wants."""
         ref = self.problem.ref(tensor)
         ports = [layout for layout, _ in self.ends(tensor)]
         wanted = list(dict.fromkeys(layout for use in tensor.uses for layout in self.wants(tensor, use)))
@@ -228,13 +230,13 @@ class Model:
         return self.problem.memory.is_parameter(ref.node) or not possible
 
     def pay_again(self, tensor: Tensor, variables: Array, seconds: Array) -> None:
-        """Add seconds (by axis, as `Prices` has them) for converting again in backward: a regather, or a replay."""
+        """Add seconds (by axis, as in `Prices`) for converting again in backward: a regather or a replay."""
         self.seconds.add(variables, seconds.sum(axis=0))
         self._movable("again", tensor, variables, seconds)
 
     def pay_missing(self, phase: Phase, tensor: Tensor, variable: int, seconds: Mapping[int, float]) -> None:
-        """Add seconds (by axis) of a bucket that the parts of its members do not add up to, for each that is missing in
-        all blocks (`variable`); `tensor`: of any of them."""
+        """Add the latency of a bucket that its members do not pay: seconds by axis for each missing bucket (`variable`)
+        of each block; `tensor`: any member's."""
         many = 1 if phase == "reductions" else self.problem.memory.micro_batches
         each = np.zeros((len(self.problem.cluster.axes), 1))
         for axis, one in seconds.items():
@@ -243,7 +245,7 @@ class Model:
         self._movable(phase, tensor, np.array([variable]), each)
 
     def _movable(self, kind: str, tensor: Tensor, variables: Array, seconds: Array) -> None:
-        """Note what could hide behind compute: what moves parameters and their gradients."""
+        """Record seconds that can hide behind compute: those of collectives of parameters and their gradients."""
         node = self.problem.ops[tensor.source].node
         if self.problem.memory.is_parameter(node):
             for axis in np.flatnonzero(seconds.any(axis=1)).tolist():
@@ -260,6 +262,6 @@ class Model:
 
 
 def _range(stage: Stage, level: int) -> tuple[float, float]:
-    """How many blocks may recompute at a level or a higher one, as the user asks."""
+    """The bounds of the number of blocks that recompute at a level or a higher one, as constraints ask."""
     many = float(stage.count)
     return many if level <= stage.least else 0.0, many if stage.may_be_whole or level < stage.depth else 0.0

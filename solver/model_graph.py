@@ -1,4 +1,4 @@
-"""What the solver is given of a model: one graph of it, what each op may do, and what the model holds beside."""
+"""The solver's view of a model: one graph, the strategies of its ops, and the model's parameters and buffers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ModelGraph:
     """An annotated graph of a model, ready to be planned.
 
     `graph`: nodes carry VAL and COST; shapes are those of one micro-batch of the whole mesh. `strategies`: for every
-    node with tensors; of parameters, the storages. `parameters`, `buffers`: the model's by qualified name; buffers that
-    the graph does not read take memory too. `pinned`: storage of parameters that an earlier plan of the model has
-    given; None: this plan is the first. `trained`: names of parameters that other graphs of the model train. `train`:
-    False where a forward pass alone is planned. `repeats`: the graph's blocks, where they are known (`find_repeats`).
-    `fingerprints`: what ties a plan to this model, graph and mesh (`autopar.fingerprints`).
+    node with tensors; those of parameters are ways to store them. `parameters`, `buffers`: all of the model's, by
+    qualified name; buffers that the graph does not read take memory too. `pinned`: the storage of parameters that an
+    earlier plan of the model has fixed; None: this plan is the first. `trained`: names of parameters that other graphs
+    of the model train. `train`: False if only a forward pass is planned. `repeats`: the graph's repeated blocks, if
+    known (`find_repeats`). `fingerprints`: what ties a plan to this model, graph and mesh (`autopar.fingerprints`).
     """
 
     graph: fx.Graph
@@ -56,7 +56,7 @@ class ModelGraph:
         )
 
     def as_stored(self, memory: StepMemory) -> ModelGraph:
-        """With strategies in which parameters have the storage that they have already."""
+        """This graph with the strategies of parameters restricted to the storage that is fixed already."""
         if not self.pinned:
             return self
         found = dict(self.strategies)

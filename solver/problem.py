@@ -1,7 +1,7 @@
-"""The planning problem: ops with their choices, the tensors between them, and the stages that repeat.
+"""The planning problem: ops with their choices, the tensors between them, and stages of repeated blocks.
 
-Equal repeated blocks are one set of ops with a multiplicity. Edges between them carry how often they occur: from one
-block into the next `count - 1` times, into the first and out of the last block once.
+Equal repeated blocks are folded into one set of ops with a multiplicity. Tensors between blocks have multiplicities
+too: from one block into the next `count - 1` times, into the first block and out of the last block once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Kind = Literal["plain", "inner", "first", "next", "outer", "each"]
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run an op, or to store a parameter; seconds of one run, forward and backward."""
+    """One way to run an op, or to store a parameter, with the seconds of one run, forward and backward; `regather`: the
+    parameter's gathered copy is dropped after forward and gathered again."""
 
     strategy: Strategy
     forward_seconds: float = 0.0
@@ -36,8 +37,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Again:
-    """The levels of recompute from which on (0: at none) an op of a block is in a segment, a replay makes what it
-    reads, and a replay computes it; `offset`: its place in the block."""
+    """The recompute of an op in a block, as the lowest level (0: none) at which the op is in a segment (`dropped`), a
+    replay makes the tensors that it reads (`replayed`), and a replay runs it (`computed`); `offset`: its position in
+    the block."""
 
     dropped: int = 0
     replayed: int = 0
@@ -47,10 +49,9 @@ class Again:
 
 @dataclass(frozen=True)
 class Op:
-    """A node that has a choice; in a repeated stage it stands for that node of every block.
+    """A node that has a choice; in a repeated stage it stands for the corresponding node of every block.
 
-    `like`: the op that makes its choice, in another layer like its own, which comes before it
-    (`solver.search.equal_ops`).
+    `like`: an earlier op, in an equal or similar layer, whose choice this op shares (`solver.search.equal_ops`).
     """
 
     node: fx.Node
@@ -61,17 +62,17 @@ class Op:
 
 
 def deciding(ops: Sequence[Op], number: int) -> int:
-    """Of the ops of a problem the one that makes an op's choice."""
+    """The number of the op that makes an op's choice."""
     like = ops[number].like
     return number if like is None else like
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of the graph: `count` equal blocks (`repeat`, blocks `first` and on), or what lies between.
+    """A stretch of the graph: `count` equal blocks of a `repeat`, from block `first` on, or the nodes between repeats.
 
-    `levels`: those at which its blocks may be recomputed, if any; the user asks that none is below the level `least`,
-    and whether one `may_be_whole`, at the last level.
+    `levels`: the levels at which its blocks may be recomputed; None: they are not. By constraints, no block is below
+    the level `least`, and none is recomputed whole (at the last level) unless `may_be_whole`.
     """
 
     count: int
@@ -88,13 +89,13 @@ class Stage:
 
     @property
     def depth(self) -> int:
-        """How many levels there are."""
+        """The number of levels."""
         return len(self.levels) if self.levels is not None else 0
 
 
 @dataclass(frozen=True)
 class Use:
-    """Input number `index` of an op, which stands for `times` inputs that read the tensor alike."""
+    """Input number `index` of an op; it stands for `times` inputs that want the tensor in the same layouts."""
 
     op: int
     index: int
@@ -103,11 +104,11 @@ class Use:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Output number `output` of an op, as the ops `uses` read it, who share its conversions.
+    """Output number `output` of an op, as read by `uses`, which share its conversions.
 
-    `kind`: read outside blocks ("plain"); made and read in the same block ("inner"); made in a block and read in the
-    next ("next"); made outside and read by the first block ("first") or by every block ("outer"); made in every block
-    and read outside ("each").
+    `kind`: made and read outside repeated blocks ("plain"); made and read in the same block ("inner"); made in a block
+    and read in the next ("next"); made outside and read by the first block ("first") or by every block ("outer"); made
+    in every block and read outside ("each").
     """
 
     source: int
@@ -119,7 +120,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything the program is made of."""
+    """All that the program is built from."""
 
     memory: StepMemory
     cluster: Cluster
@@ -127,25 +128,25 @@ class Problem:
     tensors: tuple[Tensor, ...]
     stages: tuple[Stage, ...]
     repeats: tuple[Repeat, ...]
-    op_of: Mapping[fx.Node, int]  # every node's op, those of all blocks
+    op_of: Mapping[fx.Node, int]  # the op of every node, in all blocks
 
     def decides(self, number: int) -> int:
-        """The op that makes an op's choice: mostly itself."""
+        """The op that makes an op's choice: mostly the op itself."""
         return deciding(self.ops, number)
 
     @cached_property
     def alike(self) -> bool:
-        """Whether any op leaves its choice to another."""
+        """Whether any op shares the choice of another."""
         return any(op.like is not None for op in self.ops)
 
     @cached_property
     def grouping(self) -> Grouping:
-        """How parameters share collectives."""
+        """How parameters share collectives (buckets)."""
         return self.memory.grouping(self.repeats)
 
     def together(self, source: TensorRef, reader: int) -> int:
-        """The first level at which a tensor and the op of a recomputable stage that reads it are in one segment, or at
-        which the block as a whole is, where the tensor comes from outside."""
+        """The lowest level at which a tensor and its reader in a recomputable stage are in one segment; for a tensor
+        from outside the stage, the level at which the block is recomputed whole."""
         op = self.ops[reader]
         levels, maker = self.stages[op.stage].levels, self.op_of.get(source.node)
         assert levels is not None
@@ -155,7 +156,7 @@ class Problem:
         return levels.together(made.again.offset, op.again.offset)
 
     def first_of_last(self, ref: TensorRef) -> TensorRef | None:
-        """Of what the last of equal blocks makes, what the first of them makes in its place; None for all else."""
+        """For a tensor made by the last of equal blocks, the corresponding tensor of the first; None for all others."""
         number = self.op_of.get(ref.node)
         if number is None or self.ops[number].node is ref.node:
             return None
@@ -165,5 +166,5 @@ class Problem:
         return TensorRef(self.ops[number].node, ref.index) if position in last else None
 
     def ref(self, tensor: Tensor) -> TensorRef:
-        """The graph's tensor (of the first block)."""
+        """The tensor in the graph (of a folded stage, the first block's)."""
         return TensorRef(self.ops[tensor.source].node, tensor.output)

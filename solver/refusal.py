@@ -1,8 +1,8 @@
-"""What is said where no plan fits the budget: the smallest one that has a plan, what fills it, what could help.
+"""The error when no plan fits the budget: the smallest budget that has a plan, what fills it, and what could help.
 
-What is proven is proven of the rows of memory, which count what a plan takes or more: mostly by 1 % at most, more where
-small blocks share a bucket. So a plan that fits less may be there without being found; and where a program of all ways
-to run the ops would be too large (`solver.search.under_budget`), one in another way than those that were looked at.
+Proofs hold for the memory rows, which never count less than a plan takes, and mostly at most 1 % more (more if small
+blocks share a bucket). So a plan of slightly less memory may exist. If a program of all choices would be too large
+(`solver.search.under_budget`), so may a plan of choices that were not searched.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from autopar.solver.problem import Problem
 from autopar.solver.search.smallest import LeastMemory, Smallest
 from autopar.solver.solution import Solution, predicted, read_solution
 
-_CLOSE = 0.98  # of what the least plan takes, from which on it matters what rows of memory count too much
-_OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # less with fewer rows
-_GIVEN = "inputs and outputs"  # so are these, which every moment has
-_WORTH = 1e-2  # of what plans can save at all: how much less is worth a hint
+_CLOSE = 0.98  # from this part of the least plan's memory on, a budget may fail only because rows count too much
+_OF_ROWS = ("activations", "replayed block", "workspace", "logits and loss")  # parts that shrink with the batch rows
+_GIVEN = "inputs and outputs"  # this part shrinks too; every moment has it
+_WORTH = 1e-2  # least saving that is worth a hint, as a part of all bytes that plans can save
 
 
 def refusal(budget: int, least: LeastMemory, constraints: Sequence[str]) -> InfeasibleError:
-    """Where it is proven, by the rows of memory, that no plan fits."""
+    """The error when it is proven, by the memory rows, that no plan fits."""
     try:
         smallest = least.smallest(too_small=budget)
     except TimeLimitError:
@@ -40,7 +40,7 @@ def refusal(budget: int, least: LeastMemory, constraints: Sequence[str]) -> Infe
 
 
 def too_small(budget: int, smallest: Smallest | None, problem: Problem, constraints: Sequence[str]) -> InfeasibleError:
-    """Where the smallest budget that has a plan is known, or that none has (None)."""
+    """The error when the smallest budget that has a plan is known; `smallest` is None if no budget has one."""
     if smallest is None:
         return InfeasibleError("no plan meets the constraints, whatever the budget: relax one of them")
     solution = read_solution(smallest.model, smallest.outcome)
@@ -53,10 +53,10 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
     if bound < 0.99 * smallest.budget_bytes:
         known = f"no plan fits less than {show_bytes_down(bound)}, and the planner finds one for"
     asked, named = show_bytes(budget, digits=2), show_bytes_up(enough)
-    if asked == named:  # they differ by less than is shown
+    if asked == named:  # equal as shown
         asked, named = f"{budget} B", f"{enough} B"
     message = f"no plan fits {asked} per device: {known} {named} (its peak, in '{moment.name}': {parts})"
-    if bound < budget:  # not all ways to run the ops were looked at
+    if bound < budget:  # not all choices were searched
         least = show_bytes_down(bound)
         message = (
             f"no plan was found that fits {asked} per device: none fits less than {least}, and the smallest one that "
@@ -75,7 +75,7 @@ def too_small(budget: int, smallest: Smallest | None, problem: Problem, constrai
 def _hints(
     budget: int, moment: Moment, solution: Solution, problem: Problem, constraints: Sequence[str]
 ) -> Iterator[str]:
-    """Only what can help: nothing is promised of how much."""
+    """Hints at what can help; none says by how much."""
     memory, fixed = problem.memory, problem.memory.fixed_bytes
     if fixed >= budget:
         others = (
@@ -100,8 +100,8 @@ def _hints(
 
 
 def _with_fewest_rows(solution: Solution, problem: Problem) -> float:
-    """The peak of the same plan in as many micro-batches as leave each rank a row, or in two: all but the last leave
-    their gradients, so that plans of large weights and few rows need more."""
+    """The peak of the same plan with as many micro-batches as leave each rank a row, and at least two. With several
+    micro-batches gradients are kept from one to the next, so a plan of large weights and few rows can need more."""
     memory = problem.memory
     many = min(_rows(memory), max(2, _rows(memory) // problem.cluster.devices))
     if not memory.train or many == 1:
@@ -112,6 +112,6 @@ def _with_fewest_rows(solution: Solution, problem: Problem) -> float:
 
 
 def _rows(memory: StepMemory) -> int:
-    """Of the batch that the graph takes: as `autopar.planning.micro_batches.part` would divide it."""
+    """The rows of the graph's batch, as `autopar.planning.micro_batches.part` would divide it."""
     inputs = (t for node in memory.graph.nodes if node.op == "placeholder" for t in output_tensors(node))
     return next((tensor.shape[0] for tensor in inputs if tensor.dim() and tensor.shape[0] > 1), 1)

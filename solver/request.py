@@ -1,4 +1,4 @@
-"""What one solve is to find: the graph with its strategies, the cluster, the budget, and how long and how near."""
+"""A request to the solver: the graph with its strategies, the cluster, the budget, the time limit and the gap."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from autopar.strategies.strategy import Strategy
 
 @dataclass(frozen=True)
 class SolveRequest:
-    """The fastest plan of a graph on a cluster, with the strategies that constraints leave, within a budget; to a
-    relative `gap`, in `time_limit` seconds."""
+    """Asks for the fastest plan of a graph on a cluster, with the strategies that constraints leave, within a budget:
+    to a relative `gap`, in `time_limit` seconds."""
 
     memory: StepMemory
     restricted: Restricted
@@ -32,15 +32,16 @@ class SolveRequest:
     solver: str
     fold: bool = True
     is_strict: bool = False
-    """Whether rows keep a distance from the budget, which solvers hold nearly: a choice is 1 that is 1 - 1e-6."""
+    """Whether memory rows keep a distance from the budget: solvers accept a choice of 1 - 1e-6 as 1, so that a plan may
+    exceed the budget slightly."""
 
     @property
     def usable_bytes(self) -> float:
-        """Of the budget, for the rows of memory: all, as they add it up, or hardly less."""
+        """The budget of the memory rows: all of it, with room for rounding, or slightly less if `is_strict`."""
         return self.budget_bytes * (1 - 1e-6 if self.is_strict else 1 + 1e-9)
 
     def problem(self, *, recompute: bool = True) -> Problem:
-        """All plans; without recompute those that keep all."""
+        """The problem of all plans; without `recompute`, of plans that recompute nothing."""
         return build_problem(
             self.memory, self.restricted, self.cluster, self.memory.repeats, fold=self.fold, recompute=recompute
         )
@@ -48,8 +49,8 @@ class SolveRequest:
     def each_block(
         self, ways: Mapping[fx.Node, Sequence[Strategy]], levels: Mapping[tuple[Repeat, int], Levels | None] | None
     ) -> Problem:
-        """Plans in which ops run in these ways and blocks decide for themselves, at these levels of recompute; None:
-        those that keep all."""
+        """The unfolded problem, in which blocks decide for themselves, with only these strategies (`ways`) and these
+        levels of recompute; None: of plans that recompute nothing."""
         again, cluster = replace(self.restricted, strategies=dict(ways)), self.cluster
         recompute = levels is not None
         return build_problem(

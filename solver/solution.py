@@ -1,4 +1,4 @@
-"""What the program's values stand for: a strategy for every node, storage of parameters, recomputed blocks."""
+"""Reading a solution of the program: a strategy for every node, the storage of parameters, recomputed segments."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Problem
 from autopar.strategies.strategy import Strategy
 
-Predicted = tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]  # what `predict` tells of a plan
+Predicted = tuple[Prediction, tuple[Collective, ...], tuple[Bucket, ...]]  # the result of `predict`
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What was chosen: a strategy per node, storage per parameter, recomputed segments; what the solver proved."""
+    """A plan (a strategy per node, storage per parameter, recomputed segments) and what the solver proved of it."""
 
     chosen: Mapping[fx.Node, Strategy]
     parameters: Mapping[str, ParameterPlan]
@@ -39,7 +39,7 @@ class Solution:
 
 
 def predicted(solution: Solution, problem: Problem) -> Predicted:
-    """What a step of a problem's solution costs, told without the program."""
+    """The predicted cost of a step with a solution, computed without the program."""
     return predict(
         problem.memory,
         problem.cluster,
@@ -51,9 +51,9 @@ def predicted(solution: Solution, problem: Problem) -> Predicted:
 
 
 def read_solution(model: Model, outcome: Outcome) -> Solution:
-    """The choices that the program's values stand for, for every node of every block.
+    """The plan of the program's values, with a strategy for every node of every block.
 
-    Raises InfeasibleError where the program has none.
+    Raises InfeasibleError if the program has no solution.
     """
     if outcome.status == "infeasible":
         raise InfeasibleError("no plan fits the budget and the constraints")
@@ -106,9 +106,10 @@ def _parameter_plan(memory: StepMemory, node: fx.Node, storage: Layout, regather
 
 
 def node_plans(graph: fx.Graph, chosen: Mapping[fx.Node, Strategy]) -> tuple[NodePlan, ...]:
-    """A plan for every node with a strategy; sizes and the like read tensors as they lie."""
+    """The plans of all nodes with a strategy. A node without tensor outputs (sizes and the like) reads its inputs in
+    the layouts that they have."""
     plans = []
-    readers: dict[tuple[Layout, ...], Strategy] = {}  # without tensors of their own, by what they read
+    readers: dict[tuple[Layout, ...], Strategy] = {}  # of nodes without tensor outputs, by the layouts that they read
     for position, node in enumerate(graph.nodes):
         strategy = chosen.get(node)
         outputs = output_tensors(node)

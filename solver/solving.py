@@ -1,7 +1,7 @@
-"""One solve: without a budget first, then within it, and at last near the plan of least memory.
+"""Solving one request: first without the budget, then within it, and as a last resort near the plan of least memory.
 
-Where the plan that is fastest whatever memory it takes fits the budget, no other is faster: that program has neither
-memory rows nor recompute, and is solved many times faster.
+The program without a budget has neither memory rows nor recompute and is solved many times faster. If its plan fits the
+budget, no other plan is faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.solver.solution import Predicted, Solution, predicted, read_solutio
 
 
 class Watch:
-    """CPU seconds by stage."""
+    """CPU seconds of the stages of planning."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -39,7 +39,8 @@ class Watch:
 
 
 def solve(asked: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predicted]:
-    """Where whole parameters fit, first without budget and recompute: if that plan fits, nothing is faster."""
+    """The fastest plan of a request, with its problem and predicted cost. If unsharded parameters fit, it is first
+    looked for without budget and recompute: if that plan fits, none is faster."""
     end, free, pruner = cpu_seconds() + asked.time_limit, 0.0, Pruner(asked.solver, asked.gap)
     if _replicated_bytes(asked.memory) <= asked.budget_bytes and not asked.restricted.forces_replays:
         problem = asked.problem(recompute=False)
@@ -65,7 +66,7 @@ def solve(asked: SolveRequest, watch: Watch) -> tuple[Problem, Solution, Predict
 
 
 def _within_budget(asked: SolveRequest, least: LeastMemory, seconds: float, free: float) -> tuple[Solution, Predicted]:
-    """With a budget, which the plan may pass by what solvers do not hold; `free`: the bound without one."""
+    """The fastest plan within the budget, up to the solver's tolerance of rows; `free`: the bound without a budget."""
     end, pruner, problem, late = cpu_seconds() + seconds, least.pruner, least.problem, None
     try:
         model, outcome, is_all = fastest_within(pruner, problem, asked.usable_bytes, seconds, bound=free, small=least)
@@ -83,10 +84,10 @@ def _within_budget(asked: SolveRequest, least: LeastMemory, seconds: float, free
 def _near_least_memory(
     asked: SolveRequest, least: LeastMemory, late: TimeLimitError | None
 ) -> tuple[Solution, Predicted]:
-    """Where the search was too late to find a plan, or looked at few ways alone: that of the least memory may fit, and
-    one near it be faster.
+    """The plan of least memory if it fits, or a faster one near it; for a search that ran out of time, or that searched
+    few choices and found no plan.
 
-    Raises InfeasibleError where none is known that fits, and TimeLimitError where the search was too late to know.
+    Raises InfeasibleError if no plan that fits is known; TimeLimitError if the search ran out of time (`late`).
     """
     budget, problem = asked.budget_bytes, least.problem
     try:
@@ -101,7 +102,7 @@ def _near_least_memory(
         if near is not None:
             solution = read_solution(*near)
             told = predicted(solution, problem)
-            if told[0].peak_bytes <= budget:  # HiGHS holds rows to a byte
+            if told[0].peak_bytes <= budget:  # the solver meets rows up to a tolerance
                 return solution, told
     if late is None:
         raise too_small(budget, smallest, problem, asked.constraints)
@@ -112,7 +113,7 @@ def _near_least_memory(
 
 
 def _replicated_bytes(memory: StepMemory) -> int:
-    """What all weights and their states take where nothing is sharded."""
+    """The bytes of all weights and their optimizer states if nothing is sharded."""
     whole = Layout.replicated(len(memory.mesh_shape))
     nodes = [node for node in memory.graph.nodes if memory.is_parameter(node)]
     return memory.fixed_bytes + sum(sum(memory.parameter_bytes(node, whole).values()) for node in nodes)

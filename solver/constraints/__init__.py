@@ -1,1 +1,1 @@
-"""What the user asks of a plan: roles of mesh axes, presets, layouts pinned, forbidden or preferred by name."""
+"""Constraints of the user: roles of mesh axes, presets, and layouts pinned, forbidden or preferred by name."""

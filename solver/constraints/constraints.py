@@ -1,6 +1,6 @@
-"""What the user asks of a plan, as restrictions on strategies: schemes for mesh axes (`solver.constraints.schemes`),
-and layouts and recompute by name (`solver.constraints.pins`). `leaf:pattern`, which asks for leaves of the trace, never
-comes here: `autopar.planning.leaf_requests`.
+"""Constraints of the user as restrictions on strategies: schemes for mesh axes (`solver.constraints.schemes`), and pins
+of layouts and recompute by name (`solver.constraints.pins`). `leaf:pattern`, which asks for leaves of the trace, is
+handled before, in `autopar.planning.leaf_requests`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Found = TypeVar("Found")
 
 
 class PreferenceWarning(AutoparWarning):
-    """No plan fits with a layout that was preferred."""
+    """No plan fits with a preferred layout, so the preference was ignored."""
 
 
 def restrict(
     strategies: Strategies, memory: StepMemory, constraints: Sequence[str], axis_names: Sequence[str]
 ) -> Restricted:
-    """Apply schemes and pins.
+    """The strategies that schemes and pins leave.
 
-    Raises InputError for one that is malformed or matches nothing, InfeasibleError for one that leaves an op no
-    strategy.
+    Raises InputError for a constraint that is malformed or matches nothing, InfeasibleError for one that leaves an op
+    no strategy.
     """
     schemes, pins = [], []
     for text in (text.strip() for text in constraints):
@@ -48,7 +48,7 @@ def restrict(
                 f"each.{meant}"
             )
     found = arrange(Restricted(strategies), memory, scheme_of(schemes, memory.mesh_shape, axis_names))
-    for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences among what the others leave
+    for pin in sorted(pins, key=lambda pin: pin.sign == "~"):  # preferences last, among what the other pins leave
         found = hold(found, memory, pin, axis_names)
     for pin in pins:
         if is_overruled(found, memory, pin):
@@ -57,7 +57,7 @@ def restrict(
 
 
 def _near(text: str) -> str:
-    """What a constraint of no form may have meant: a preset, or a pin of another kind; nothing where none is near."""
+    """What a malformed constraint may have meant: a preset, or a pin of another kind; empty if nothing is near."""
     kind, colon, rest = text.partition(":")
     known = (*KINDS, "leaf", "axis") if colon else PRESETS
     close = difflib.get_close_matches(kind.lower().replace(" ", ""), known, n=1)
@@ -67,10 +67,10 @@ def _near(text: str) -> str:
 def satisfied(
     constraints: Sequence[str], solve: Callable[[Sequence[str]], Found], possible: Callable[[Sequence[str]], bool]
 ) -> Found:
-    """What `solve` makes of the constraints; where nothing fits with preferred layouts, without these, and a warning.
+    """The result of `solve` under the constraints; if no plan fits, preferences are dropped, with a warning.
 
-    `possible`: whether some plan, whatever memory it takes, meets some constraints. Raises InfeasibleError; where no
-    budget would do, it names constraints that cannot hold together, none of which can be left out of the set.
+    `possible`: whether some plan of unlimited memory meets given constraints. Raises InfeasibleError; if no budget has
+    a plan, the error names a minimal set of constraints that cannot hold together.
     """
     try:
         return solve(constraints)
@@ -89,7 +89,7 @@ def satisfied(
 
 
 def _members(constraints: Sequence[str], possible: Callable[[Sequence[str]], bool]) -> list[str]:
-    """Constraints that cannot hold together, and any but one of which can (deletion filter: Chinneck 1997)."""
+    """A minimal set of constraints that cannot hold together (deletion filter: Chinneck 1997)."""
     found = list(constraints)
     for text in constraints:
         rest = [other for other in found if other is not text]
@@ -99,12 +99,12 @@ def _members(constraints: Sequence[str], possible: Callable[[Sequence[str]], boo
 
 
 def _own_error(members: Sequence[str], solve: Callable[[Sequence[str]], Found]) -> InfeasibleError | None:
-    """What these constraints alone fail of, which may be another thing than all of them fail of first."""
+    """The error of these constraints alone, which may differ from the first error of all constraints."""
     try:
         solve(members)
     except InfeasibleError as error:
         return error
-    return None  # where a relaxation has no plan, and the search one after all
+    return None  # the relaxation had no plan, but the search found one
 
 
 def _named(error: InfeasibleError, members: Sequence[str]) -> InfeasibleError:

@@ -1,4 +1,4 @@
-"""Constraints that change nothing whatever else is asked: they forbid or prefer a layout that nothing could have."""
+"""Warnings of constraints that can change nothing: they forbid or prefer a layout that no tensor they name can have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.solver.constraints.pins import Spoken, asked_of_inputs, read_pin, s
 from autopar.solver.constraints.restricted import Strategies
 from autopar.user_warnings import AutoparWarning, warn
 
-_FEW = 4  # layouts that a warning tells
+_FEW = 4  # most layouts that a warning lists
 
 
 class ConstraintWarning(AutoparWarning):
@@ -19,10 +19,10 @@ class ConstraintWarning(AutoparWarning):
 def warn_of_idle(
     strategies: Strategies, memory: StepMemory, constraints: Sequence[str], axis_names: Sequence[str]
 ) -> None:
-    """One ConstraintWarning for each pin of layouts that changes nothing; `strategies`: those before any constraint.
+    """Give a ConstraintWarning for each pin of layouts that changes nothing; `strategies`: those before any constraint.
 
-    Where a pin demands (=) what nothing can have, that is an error, and no matter here. Raises InputError for one that
-    is malformed or matches nothing.
+    A pin that demands (=) a layout that no tensor can have is an error, which `restrict` raises. Raises InputError for
+    a pin that is malformed or matches nothing.
     """
     for text in constraints:
         pin = read_pin(text.strip())
@@ -35,7 +35,7 @@ def warn_of_idle(
 
 
 def _nothing_lies_so(spoken: Spoken, strategies: Strategies, memory: StepMemory) -> str:
-    """That nothing which a pin names can have its layout, and what it can have; nothing where something can."""
+    """A text saying that no tensor named by a pin can have its layout, and which it can have; empty if some can."""
     first, *others = spoken.places
     ways = [(node, one) for node in spoken.places for one in strategies.get(node, ())]
     if any(spoken.holds(node, one) != (spoken.pin.sign == "!=") for node, one in ways):

@@ -1,13 +1,13 @@
-"""What pins ask of the recompute of one block, op by op: of all of it, or of parts of it.
+"""What pins ask of the recompute of one block, op by op.
 
-==========  ===========================================================================================
-full        recomputed: of a part of a block, the stretches that are named, each in one segment or more
-never       in no segment, so that no block is recomputed as a whole that has such an op
-selective   some of it is recomputed and not all, and nothing of the block that no pin names
+==========  ========================================================================================================
+full        the op is recomputed; if only parts of a block are named, each named stretch is in one or more segments
+never       the op is in no segment, so that a block with such an op is not recomputed as a whole
+selective   some of the named ops are recomputed, but not all, and no op of the block that no pin names
 no pin      left to the planner
-==========  ===========================================================================================
+==========  ========================================================================================================
 
-Only ops that keep something for backward count: what lies between two of them and keeps nothing goes with them.
+Only ops with saved tensors count; ops between two of them that save nothing go with these.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from autopar.user_warnings import warn
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked of a block, by offsets in it.
+    """What is asked of a block; ops are offsets in it.
 
-    `forced`: stretches that are recomputed; `free`: ops that further segments may hold (None: all); `some`: something
-    has to be recomputed; `whole`: whether all of it has to be (True) or must not be (False); `never`: nothing may be. A
-    segment may not hold all of `parted`, where there are any.
+    `forced`: stretches that must be recomputed; `free`: ops that other segments may hold (None: all); `some`: something
+    must be recomputed; `whole`: the whole block must be recomputed (True) or must not be (False); `never`: nothing may
+    be recomputed. No segment may hold all ops of `parted`, if there are any.
     """
 
     free: frozenset[int] | None = None
@@ -47,7 +47,7 @@ class Wish:
 
 
 def wish_of(memory: StepMemory, recompute: Mapping[fx.Node, Recompute], nodes: Sequence[fx.Node]) -> Wish:
-    """What is asked of the block of these nodes."""
+    """What is asked of the block with these nodes."""
     asked = {i: recompute.get(n) for i, n in enumerate(nodes) if in_segment(n) and output_tensors(n)}
     keeping = {i: way for i, way in asked.items() if memory.saves(nodes[i])}
     ways = set(keeping.values())
@@ -71,7 +71,7 @@ def wish_of(memory: StepMemory, recompute: Mapping[fx.Node, Recompute], nodes: S
 
 
 def _stretches(asked: Mapping[int, Recompute | None], keeping: Mapping[int, Recompute | None]) -> tuple[Span, ...]:
-    """The stretches of which full recompute is asked, from the first to the last op that says so."""
+    """The stretches of which full recompute is asked, each from its first to its last op with that pin."""
     found: list[Span] = []
     goes_on = False
     for i, way in asked.items():
@@ -90,10 +90,10 @@ def levels_for(
     seconds: Callable[[fx.Node], float],
     most: int,
 ) -> Levels | None:
-    """The levels of a block at which the wish can be met; None where it is never recomputed.
+    """The levels of recompute of a block that meet the wish; None if it is never recomputed.
 
-    Raises InputError for a part that cannot be recomputed by itself; tells by a ConstraintWarning where nothing but the
-    whole can, of which a part is asked.
+    Raises InputError for a part that cannot be recomputed by itself. Gives a ConstraintWarning if a part is asked for
+    but only the whole block can be recomputed.
     """
     if wish.never:
         return None
@@ -106,7 +106,7 @@ def levels_for(
     partly = wish.whole is False and (bool(wish.forced) or wish.free is not None)
     try:
         levels = listed(whole=not partly)
-        if wish.whole is False and len(levels) == 1 and not partly:  # none that is better than the whole
+        if wish.whole is False and len(levels) == 1 and not partly:  # no part is better than the whole
             levels = listed(whole=False)
     except NoSegmentError as error:
         part = part_name(nodes[error.span[0] : error.span[1] + 1], block)

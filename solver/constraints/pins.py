@@ -1,12 +1,12 @@
-"""Layouts that the user pins, forbids or prefers, and blocks of which recompute is asked, by name pattern.
+"""Pins: layouts that the user demands, forbids or prefers, and recompute of blocks, by name pattern.
 
 ==========================================  ===================================================================
 `param:*.mlp.*.weight = S1,R`               storage of parameters, by qualified name (a tied one: by any of its names)
 `input:input_ids = S0,R`                    inputs of the graph, by name
-`activation:layers.*.mlp = S0,*`            what a module gives to others, by its path
+`activation:layers.*.mlp = S0,*`            the outputs of a module, by its path
 `output:* = R`                              what the model returns (* or its place: 0, 1, ...)
-`activation:layers.* != *,S1`               no such layout
-`param:* ~ S0`                              such a layout wherever there is one and a plan with it fits
+`activation:layers.* != *,S1`               forbidden: no such layout
+`param:* ~ S0`                              preferred: used wherever it exists, if a plan with it fits
 `recompute:layers.1? = never`               blocks by module path: never, selective (a part) or full
 ==========================================  ===================================================================
 
@@ -43,8 +43,8 @@ _GIVEN = {
 ONLY_BLOCKS = (
     "only blocks are recomputed of which two or more in a row are alike, and parts of them that keep something"
 )
-_FEW = 2  # layouts that a message tells
-_ANY_OUTER = 0  # of a placement that does not say how a dim is nested
+_FEW = 2  # most layouts that a message lists
+_ANY_OUTER = 0  # `outer` of a placement that leaves open in which order several axes split a dim
 
 Form = Sequence["Placement | None"]
 
@@ -61,7 +61,7 @@ class Pin:
 
 
 def read_pin(text: str) -> Pin | None:
-    """What a constraint says, if it has the form of one.
+    """The pin that a constraint states; None if it does not have the form of a pin.
 
     >>> read_pin("param:head.weight != S0").sign
     '!='
@@ -71,14 +71,15 @@ def read_pin(text: str) -> Pin | None:
 
 
 def is_preference(text: str) -> bool:
-    """Whether a constraint gives way where no plan fits with it."""
+    """Whether a constraint is a preference, which is dropped if no plan fits with it."""
     pin = read_pin(text)
     return pin is not None and pin.sign == "~"
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """Of what a pin of layouts speaks: some outputs of some nodes (of the output node: inputs), and in which form."""
+    """What a pin of layouts speaks of: `places`, the output numbers by node (of the output node: input numbers), and
+    the `form` of their layouts."""
 
     pin: Pin
     places: Mapping[fx.Node, tuple[int, ...]]
@@ -87,7 +88,7 @@ class Spoken:
 
     @property
     def is_free(self) -> bool:
-        """Whether the form is that of every layout."""
+        """Whether every layout has the form."""
         return all(wanted is None for wanted in self.form)
 
     def layouts(self, node: fx.Node, strategy: Strategy) -> list[Layout]:
@@ -100,9 +101,9 @@ class Spoken:
 
 
 def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Restricted:
-    """The strategies in which a pin holds.
+    """Restrict the strategies to those in which a pin holds.
 
-    Raises InputError where it is malformed or matches nothing, ExcludedError where it leaves an op none.
+    Raises InputError for a pin that is malformed or matches nothing, ExcludedError for one that leaves an op none.
     """
     if pin.kind == "recompute":
         if pin.wanted not in RECOMPUTE or pin.sign != "=":
@@ -118,18 +119,18 @@ def hold(restricted: Restricted, memory: StepMemory, pin: Pin, axis_names: Seque
             raise ExcludedError(pin.text, f"{what} cannot have this layout{_others(spoken, node, before)}")
         strategies[node] = left or before
         changes |= len(strategies[node]) < len(before)
-    # One that takes nothing away leaves equal blocks equal.
+    # A pin that takes no strategy away leaves equal blocks equal, so it marks no nodes.
     return replace(restricted, strategies=strategies).marked(named(memory, pin), pin.text) if changes else restricted
 
 
 def spoken_of(memory: StepMemory, pin: Pin, axis_names: Sequence[str]) -> Spoken:
-    """Raises InputError where a pin of layouts is malformed or matches nothing."""
+    """What a pin of layouts speaks of; raises InputError if the pin is malformed or matches nothing."""
     form = _form(pin, axis_names)
     return Spoken(pin, _fitting(memory, pin, named(memory, pin), form), form, memory.mesh_shape)
 
 
 def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
-    """The nodes that a pin speaks of, with places as in `Spoken`; raises InputError where there are none."""
+    """The nodes that a pin names, with places as in `Spoken`; raises InputError if there are none."""
     nodes = _matching(memory, pin.kind, pin.pattern)
     if not nodes and pin.kind == "recompute" and not any(node.meta.get(SCOPE) for node in memory.graph.nodes):
         raise InputError(
@@ -151,7 +152,7 @@ def named(memory: StepMemory, pin: Pin) -> Mapping[fx.Node, tuple[int, ...]]:
 
 
 def _names(memory: StepMemory, kind: str) -> list[str]:
-    """What patterns of a kind may match."""
+    """All names that patterns of a kind can match."""
     nodes = memory.graph.nodes
     if kind == "param":
         return [name for names in names_by_node(memory).values() for name in names]
@@ -163,20 +164,20 @@ def _names(memory: StepMemory, kind: str) -> list[str]:
 
 
 def names_any(memory: StepMemory, text: str) -> bool:
-    """Whether a constraint names anything of a graph, where it is one that names something."""
+    """Whether a constraint is no pin, or a pin that matches something in the graph."""
     pin = read_pin(text.strip())
     return pin is None or bool(_matching(memory, pin.kind, pin.pattern))
 
 
 def is_overruled(restricted: Restricted, memory: StepMemory, pin: Pin) -> bool:
-    """Whether later pins ask other recompute than this one of all that it names."""
+    """Whether later pins ask for other recompute of all nodes that this pin names."""
     return pin.kind == "recompute" and all(
         restricted.recompute[node] != pin.wanted for node in _matching(memory, pin.kind, pin.pattern)
     )
 
 
 def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tuple[int, ...]]:
-    """The nodes that a pin speaks of, and of which of their outputs (of the output node: inputs)."""
+    """The nodes that a pattern matches, with the numbers of the outputs meant (of the output node: inputs)."""
     found: dict[fx.Node, tuple[int, ...]] = {}
     inside: dict[str, list[fx.Node]] = {}
     names = names_by_node(memory) if kind == "param" else {}
@@ -200,7 +201,7 @@ def _matching(memory: StepMemory, kind: str, pattern: str) -> dict[fx.Node, tupl
 
 
 def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
-    """The tensors that a module's nodes make and others read."""
+    """The outputs of a module: the tensors that its nodes make and other nodes read."""
     own = set(nodes)
     leaving = (node for node in nodes if any(user not in own for user in node.users))
     return list(dict.fromkeys(ref for node in leaving for ref in resolve(node) if ref.node in own))
@@ -209,8 +210,8 @@ def _given(nodes: Sequence[fx.Node]) -> list[TensorRef]:
 def _fitting(
     memory: StepMemory, pin: Pin, nodes: Mapping[fx.Node, tuple[int, ...]], form: Form
 ) -> Mapping[fx.Node, tuple[int, ...]]:
-    """Of what a module gives or the model returns, the tensors that have the dims that the layout splits: a loss beside
-    them has none."""
+    """Keep only the outputs of modules or of the model that have all dims which the layout splits: for example, a loss
+    that is returned beside other outputs has none."""
     rank = 1 + max((wanted.dim for wanted in form if wanted is not None and wanted.is_sharded), default=-1)
     found: dict[fx.Node, tuple[int, ...]] = {}
     for node, places in nodes.items():
@@ -223,7 +224,7 @@ def _fitting(
 
 
 def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
-    """Which of the model's outputs that a pin names has no way to lie so, and its shape; nothing of other nodes."""
+    """For the output node: which of the model's outputs that a pin names cannot have the layout; else empty."""
     for i in spoken.places[node] if spoken.pin.kind == "output" else ():
         one = replace(spoken, places={node: (i,)})
         if not any(one.holds(node, strategy) for strategy in strategies):
@@ -232,18 +233,18 @@ def _place(memory: StepMemory, spoken: Spoken, node: fx.Node, strategies: Sequen
 
 
 def _others(spoken: Spoken, node: fx.Node, strategies: Sequence[Strategy]) -> str:
-    """How it can lie, where that is soon told."""
+    """The layouts that a node can have, if they are few; else empty."""
     known = dict.fromkeys(str(layout) for one in strategies for layout in spoken.layouts(node, one))
     return f", only {' or '.join(known)}{asked_of_inputs(node)}" if len(known) <= _FEW else ""
 
 
 def asked_of_inputs(node: fx.Node) -> str:
-    """Of an input, what decides how it lies; nothing of other nodes."""
+    """For an input of the graph, the argument that decides its layout; empty for other nodes."""
     return ': inputs="local" has each rank pass its rows, inputs="global" the whole' if node.op == "placeholder" else ""
 
 
 def _form(pin: Pin, axis_names: Sequence[str]) -> Form:
-    """A layout with free axes (None); one placement alone stands for all axes."""
+    """The placements that a pin asks for, by mesh axis, None for a free axis; a single one stands for all axes."""
     parts = [part.strip() for part in pin.wanted.split(",")]
     parts = parts * len(axis_names) if len(parts) == 1 else parts
     if len(parts) != len(axis_names):
@@ -275,7 +276,7 @@ def _fits(layout: Layout, form: Form, mesh_shape: Sequence[int]) -> bool:
 
 
 def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
-    """Whether the axes that split a dim cut it one inside the other, from its outermost digit on."""
+    """Whether the mesh axes that split a dim are nested without gaps, from the outermost split on."""
     outer = 1
     for digit, size in sorted((p.outer, n) for p, n in zip(layout.placements, mesh_shape, strict=True) if p.dim == dim):
         if digit != outer:
@@ -285,8 +286,8 @@ def _is_plain(layout: Layout, dim: int, mesh_shape: Sequence[int]) -> bool:
 
 
 def told(memory: StepMemory, node: fx.Node) -> str:
-    """A node as the user knows it."""
-    if memory.is_parameter(node) or node.op in ("placeholder", "output"):  # not the graph's own name, as `input_1`
+    """The name by which the user knows a node."""
+    if memory.is_parameter(node) or node.op in ("placeholder", "output"):  # not the graph's name, like `input_1`
         return f"'{node.target}'"
     source = node.args[0] if is_getitem(node) else node
     scope = node.meta.get(SCOPE, ())

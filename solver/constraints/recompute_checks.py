@@ -1,4 +1,4 @@
-"""Recompute that is asked of what cannot be recomputed, or frees nothing: refused, or told by a ConstraintWarning."""
+"""Checks of pins of recompute: an error if the ops cannot be recomputed, a warning if recompute frees nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from autopar.user_warnings import warn
 
 
 def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: Restricted) -> None:
-    """Raise InputError where recompute is asked of what is in no block that repeats (`memory.repeats`).
-
-    A ConstraintWarning tells of a pin that frees nothing.
-    """
+    """Raise InputError if recompute is asked of ops that are in no repeated block (`memory.repeats`); give a
+    ConstraintWarning for a pin that frees nothing."""
     nodes = list(memory.graph.nodes)
     spans = [repeat.instance(i) for repeat in memory.repeats for i in range(repeat.count)]
     inside = {nodes[position] for span in spans for position in span if memory.saves(nodes[position])}
@@ -40,7 +38,7 @@ def check_recompute(constraints: Sequence[str], memory: StepMemory, restricted: 
 
 
 def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricted) -> None:
-    """`pins`: those that ask for full recompute."""
+    """Warn of pins that free nothing; `pins`: those that ask for full recompute."""
     asked = _asked(memory, restricted) if pins else []
     for pin in pins:
         if part := _frees_nothing(pin, memory, asked):
@@ -52,7 +50,7 @@ def _warn_of_idle(pins: Sequence[Pin], memory: StepMemory, restricted: Restricte
 
 
 def _asked(memory: StepMemory, restricted: Restricted) -> list[Sequence[fx.Node]]:
-    """The stretches that are recomputed as constraints ask: whole blocks and parts of them."""
+    """The stretches that constraints ask to recompute: whole blocks and parts of blocks."""
     nodes = list(memory.graph.nodes)
     found: list[Sequence[fx.Node]] = []
     for block in ([nodes[i] for i in repeat.instance(k)] for repeat in memory.repeats for k in range(repeat.count)):
@@ -62,14 +60,14 @@ def _asked(memory: StepMemory, restricted: Restricted) -> list[Sequence[fx.Node]
 
 
 def _frees_nothing(pin: Pin, memory: StepMemory, asked: Sequence[Sequence[fx.Node]]) -> Sequence[fx.Node]:
-    """One of the stretches in which a pin's ops are recomputed, if none of these frees anything."""
+    """One of the stretches in which a pin's ops are recomputed, if none of the stretches frees anything; else ()."""
     nodes = named(memory, pin)
     mine = [stretch for stretch in asked if not nodes.keys().isdisjoint(stretch)]
     return mine[0] if mine and not any(_frees(memory, stretch) for stretch in mine) else ()
 
 
 def _frees(memory: StepMemory, stretch: Sequence[fx.Node]) -> bool:
-    """Whether ops keep for backward what the stretch itself makes."""
+    """Whether recomputing a stretch frees memory: whether its ops save tensors that the stretch itself makes."""
     inside = set(filter(in_segment, stretch))
     for node in inside:
         inputs, outputs, internal_bytes = memory.saved(node)

@@ -1,4 +1,4 @@
-"""What constraints leave of the ways to run ops, to store parameters and to recompute blocks."""
+"""What constraints leave: strategies of ops, storage and regathering of parameters, recompute of blocks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from autopar.strategies.strategy import Strategy
 Strategies = Mapping[fx.Node, Sequence[Strategy]]
 Recompute = Literal["never", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("never", "selective", "full")
-"""Of a block: nothing, a part, or all of it is computed again in backward."""
+"""Nothing, a part, or all of a block is computed again in backward."""
 
 
 @dataclass(frozen=True)
 class Restricted:
-    """Strategies after all constraints; parameters that must (not) be gathered again; what is asked of the blocks in
-    which nodes lie.
+    """Strategies after all constraints; whether a parameter must be gathered again in backward (True) or must not
+    (False); and the recompute that is asked of the block of a node.
 
-    `marks`: the pins that speak of a node and take something away; blocks whose nodes have other pins are not equal.
+    `marks`: the pins that name a node and restrict its choices or its recompute; blocks whose nodes have different
+    marks are not equal.
     """
 
     strategies: Strategies
@@ -32,20 +33,20 @@ class Restricted:
 
     @property
     def forces_replays(self) -> bool:
-        """Whether some blocks have to be recomputed."""
+        """Whether some blocks must be recomputed."""
         return any(asked != "never" for asked in self.recompute.values())
 
     def recomputing(self, nodes: Mapping[fx.Node, object], asked: Recompute) -> Restricted:
-        """The same, asked of the blocks of these nodes too; what was asked of a node before gives way."""
+        """A copy in which recompute is `asked` of the blocks of these nodes, which replaces what was asked of them."""
         return replace(self, recompute={**self.recompute, **dict.fromkeys(nodes, asked)})
 
     def marked(self, nodes: Iterable[fx.Node], text: str) -> Restricted:
-        """The same, where a pin speaks of these nodes too."""
+        """A copy in which these nodes are also marked with the text of a pin."""
         return replace(self, marks={**self.marks, **{node: (*self.marks.get(node, ()), text) for node in nodes}})
 
 
 class ExcludedError(InfeasibleError):
-    """Constraints leave an op no way to run, or no way to get what it reads; `reason` tells which."""
+    """Constraints leave an op no strategy, or make one of its inputs impossible; `reason` says which."""
 
     def __init__(self, constraint: str, reason: str) -> None:
         super().__init__(f"constraint '{constraint}' cannot hold: {reason}")

@@ -1,13 +1,13 @@
-"""What an expert would write by hand: roles of the mesh's axes, and presets, which give every axis one.
+"""Schemes as an expert would choose by hand: roles of mesh axes, and presets, which give every axis a role.
 
 ======  ============================================================  ===================================
 role    the axis                                                      options
 ======  ============================================================  ===================================
-"dp"    splits the batch; parameters are read whole, stored anyhow
+"dp"    splits the batch; parameters are read whole, stored freely
 "ddp"   splits the batch; parameters are stored whole
 "fsdp"  splits the batch; parameters are stored in shards             zero=3 (gathered again in backward),
                                                                       2 or 1 (kept until then)
-"tp"    splits weights, which are used as shards, and not the batch   sequence=whole, split (between layers)
+"tp"    splits weights, which are read as shards, and not the batch   sequence=whole, split (between layers)
 ======  ============================================================  ===================================
 
 ==========  ==============================  =========================
@@ -20,13 +20,13 @@ preset      axes                            options
 "hsdp"      first "ddp", the others "fsdp"  zero, recompute
 ==========  ==============================  =========================
 
-`fsdp+tp(zero=2, sequence=split, recompute=selective)`: recompute=never, selective (a part of each block) or full, of
-all blocks; without it the planner decides. ZeRO-1 and ZeRO-2 are one storage here: gradients are always reduced into
-the shards that the optimizer updates. `sequence`: whether what lies between tensor-parallel layers, such as norms, is
-whole on the axis (Megatron-LM, 1909.08053) or split on the sequence (2205.05198). Norms inside such a layer, as
-those of queries and keys, run on the heads that a device has, and their gradients are summed.
+Example: `fsdp+tp(zero=2, sequence=split, recompute=selective)`. recompute is never, selective (a part of each block) or
+full, for all blocks; without it the planner decides. ZeRO-1 and ZeRO-2 are the same here: gradients are always reduced
+into the shards that the optimizer updates. `sequence`: whether activations between tensor-parallel layers, such as
+those of norms, are whole on the axis (Megatron-LM, 1909.08053) or split along the sequence (2205.05198). Norms inside
+such a layer, such as those of queries and keys, run on the heads that a device has, and their gradients are summed.
 
-A role takes an op's other strategies away only where one of those it asks for exists.
+A role restricts an op to the strategies that it asks for only if the op has one of these.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ _FORM = re.compile(r"([a-z+0-9]+)\s*(?:\(([^()]*)\))?")
 
 
 class AxesError(InputError):
-    """A preset needs a mesh of more axes."""
+    """A preset needs a mesh with more axes."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one axis of the mesh is for. `storage`, of parameters, and `zero` count where it splits the batch."""
+    """What a mesh axis is for. `storage` (of parameters) and `zero` apply if it splits the batch, `sequence` if it
+    splits weights."""
 
     kind: Literal["batch", "weights"]
     storage: Literal["any", "whole", "sharded"] = "any"
@@ -70,7 +71,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Roles by axis, and what is asked of all blocks, if anything is."""
+    """Roles by mesh axis, and the recompute that is asked of all blocks, if any."""
 
     roles: Mapping[int, Role]
     recompute: Recompute | None = None
@@ -86,19 +87,19 @@ def is_preset(text: str) -> bool:
 
 
 def is_scheme(text: str) -> bool:
-    """Whether a constraint says what axes are for: a preset, or a role of one axis."""
+    """Whether a constraint is a preset or the role of an axis."""
     return is_preset(text) or text.partition(":")[0].strip() == _AXIS
 
 
 def check_preset(text: str) -> None:
-    """Raises InputError where the options of a preset are malformed, whatever the mesh."""
+    """Raises InputError if the options of a preset are malformed; the mesh does not matter."""
     _read(text, text, PRESETS, ("recompute",))
 
 
 def scheme_of(texts: Sequence[str], mesh_shape: Sequence[int], axis_names: Sequence[str]) -> Scheme:
-    """What some constraints, a preset or roles of axes, come to.
+    """The scheme that constraints (a preset, or roles of axes) state together.
 
-    Raises InputError for one that is malformed, and for two that speak of one axis.
+    Raises InputError for a constraint that is malformed, and for two that give the same axis a role.
     """
     roles: dict[int, Role] = {}
     said: dict[int, str] = {}
@@ -148,7 +149,7 @@ def _axis(text: str, axis_names: Sequence[str]) -> dict[int, Role]:
 
 
 def _read(text: str, wanted: str, names: Sequence[str], more: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """A name and its options, `name(option=value, ...)`; those in `more` may stand with every name."""
+    """The name and options of `name(option=value, ...)`; the options in `more` are allowed with every name."""
     found = _FORM.fullmatch(wanted.strip())
     if found is None or found[1] not in names:
         raise InputError(f"constraint '{text}': '{wanted.strip()}' is none of {', '.join(names)}")
@@ -173,11 +174,11 @@ def _role(name: str, options: Mapping[str, Any]) -> Role:
     return Role("batch", "whole" if name == "ddp" else "any")
 
 
-# -- what roles leave -------------------------------------------------------------------------------------------------
+# -- strategies that roles leave --------------------------------------------------------------------------------------
 
 
 def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restricted:
-    """The strategies in which axes have their roles."""
+    """Restrict the strategies to those in which the mesh axes have their roles."""
     if not scheme.roles:
         return restricted
     batch = {axis: role for axis, role in scheme.roles.items() if role.kind == "batch"}
@@ -214,7 +215,7 @@ def arrange(restricted: Restricted, memory: StepMemory, scheme: Scheme) -> Restr
 
 
 def _preferred(options: Sequence[Strategy], *tests: Test) -> Sequence[Strategy]:
-    """The strategies that pass the first test that any passes."""
+    """The strategies that pass the first test which any strategy passes; all if none passes any."""
     for test in tests:
         passing = tuple(s for s in options if test(s))
         if passing:
@@ -227,7 +228,7 @@ def _either(one: Test, other: Test) -> Test:
 
 
 def _splits_batch(axis: int, inputs: Sequence[int], others: Mapping[int, int]) -> Test:
-    """Data parallel: activations (`others`, and their ranks) split on their first dim, the parameter read whole."""
+    """Data parallel: activations (`others`: their ranks by input) are split on dim 0, parameters are read whole."""
     split = [i for i, rank in others.items() if rank]
 
     def test(s: Strategy) -> bool:
@@ -238,24 +239,25 @@ def _splits_batch(axis: int, inputs: Sequence[int], others: Mapping[int, int]) -
 
 
 def _whole(axis: int, inputs: Sequence[int]) -> Test:
-    """The parameters are read whole."""
+    """The test that parameters are read whole."""
     return lambda s: all(s.inputs[i][axis].is_replicated for i in inputs)
 
 
 def _sums_nothing(axis: int, inputs: Sequence[int]) -> Test:
-    """No parameter's gradient is a sum over the axis: a bias is whole, or sharded as what it is added to."""
+    """The test that no parameter's gradient is summed over the axis: a bias is whole, or sharded as the tensor that it
+    is added to."""
     return lambda s: not any(s.inputs[i][axis].partial_grad for i in inputs)
 
 
 def _splits_weights(axis: int, wide: Sequence[int], inputs: Sequence[int]) -> Test:
-    """Tensor parallel: matrices are read as shards, and no parameter's gradient is a sum over the axis."""
+    """Tensor parallel: matrices (`wide`) are read as shards, and no parameter's gradient is summed over the axis."""
     sums_nothing = _sums_nothing(axis, inputs)
     return lambda s: bool(wide) and sums_nothing(s) and all(s.inputs[i][axis].is_sharded for i in wide)
 
 
 def _splits_sequence(axis: int, inputs: Sequence[int], others: Mapping[int, int]) -> Test:
-    """Sequence parallel: of an activation neither features nor, where it has both, the batch is split; the parameter is
-    read whole."""
+    """Sequence parallel: an activation is split neither on the last dim (features) nor, if it has more than two dims,
+    on the first (batch); parameters are read whole."""
 
     def test(s: Strategy) -> bool:
         whole = all(s.inputs[i][axis].is_replicated for i in inputs)
@@ -268,9 +270,9 @@ def _splits_sequence(axis: int, inputs: Sequence[int], others: Mapping[int, int]
 
 
 def _stored(options: Sequence[Strategy], sharded: Sequence[int], whole: Sequence[int]) -> Sequence[Strategy]:
-    """Storage: sharded over every axis of `sharded` if that can be, whole over those of `whole`, free over others.
+    """Storage: sharded over as many axes of `sharded` as possible, whole over those of `whole`, free over the others.
 
-    On a tensor-parallel axis the cheapest is as the parameter is used.
+    On a tensor-parallel axis, the cheapest storage is the layout in which the parameter is read.
     """
     options = tuple(s for s in options if not any(s.outputs[0][a].is_sharded for a in whole))
     for count in range(len(sharded), 0, -1):

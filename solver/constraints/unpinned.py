@@ -1,7 +1,7 @@
-"""Planning without pins that tell equal blocks apart: the plan that is found may meet them anyway.
+"""Planning without the pins that make equal blocks differ: the plan that is found may meet them anyway.
 
-Constraints only take plans away. So the best plan without some is the best with them, if it meets them; and without
-these pins blocks are equal, and the program is small.
+Constraints only exclude plans. So if the best plan without some constraints meets them, it is the best with them too.
+Without these pins the blocks stay equal, are folded, and the program is small.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from autopar.solver.solution import Solution
 
 
 def without_parting(texts: Sequence[str], memory: StepMemory, restricted: Restricted) -> list[str] | None:
-    """The constraints but pins, where these tell equal blocks of `memory` apart; None where none does, or where some
-    demand recompute, of which more than one kind meets them."""
+    """The constraints without pins, if pins make equal blocks of `memory` differ. None if none do, or if some pin
+    demands recompute, since several recomputes can meet such a pin."""
     if restricted.forces_replays or not any(repeat.of for repeat in memory.repeats):
         return None
     pins = {text for some in restricted.marks.values() for text in some}
@@ -23,7 +23,7 @@ def without_parting(texts: Sequence[str], memory: StepMemory, restricted: Restri
 
 
 def meets(solution: Solution, memory: StepMemory, restricted: Restricted) -> bool:
-    """Whether a solution has the ways that constraints leave, and recomputes nothing that is not to be."""
+    """Whether a solution meets the pins: its strategies are among those left, and no pinned op is recomputed."""
     if any(
         solution.chosen[node] not in some for node, some in restricted.strategies.items() if node in restricted.marks
     ):

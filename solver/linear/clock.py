@@ -1,6 +1,7 @@
-"""How long a search may take, in CPU seconds, so that what else runs on a machine hardly changes a plan.
+"""Time limits in CPU seconds, so that the load of a machine hardly changes the plan that is found.
 
-HiGHS and CBC count by the clock. So they are given what CPU seconds took by it when HiGHS ran last (`Pace`).
+HiGHS and CBC measure wall-clock time. So a limit in CPU seconds is converted for them by the ratio of the two that was
+measured when HiGHS ran last (`Pace`).
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from contextlib import contextmanager
 
 from autopar.errors import TimeLimitError
 
-_TELLS = 0.05  # CPU seconds: the system counts them in hundredths
-_SLOWEST = 50.0  # what is slower was suspended
+_TELLS = 0.05  # shortest run in CPU seconds from which a ratio is measured: the system counts them in hundredths
+_SLOWEST = 50.0  # largest ratio: if it is higher, the process was suspended
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the solvers that it started and that have ended."""
+    """CPU seconds of this process and of the solver processes that it started and that have ended."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 class Pace:
-    """Seconds by the clock of a CPU second: more than one where other processes use the CPU too."""
+    """Wall-clock seconds per CPU second: more than one if other processes use the CPU too."""
 
     def __init__(self) -> None:
         self._pace = 1.0
 
     def by_the_clock(self, cpu: float) -> float:
-        """How long so many CPU seconds take."""
+        """The wall-clock seconds that so many CPU seconds take."""
         return cpu * self._pace
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Learn from what runs meanwhile, if it runs for long enough to tell."""
+        """Measure the ratio over the `with` block, if that runs for long enough."""
         cpu, begun = cpu_seconds(), time.monotonic()
         yield
         cpu, gone = cpu_seconds() - cpu, time.monotonic() - begun
@@ -46,7 +47,7 @@ PACE = Pace()
 
 
 class Clock:
-    """Counts CPU seconds to a limit; until the end of `patience` where nothing was found."""
+    """Counts CPU seconds up to a limit, or up to `patience` as long as nothing was found."""
 
     def __init__(self, limit: float, patience: float) -> None:
         self.limit, self.patience = limit, patience
@@ -57,9 +58,9 @@ class Clock:
         return cpu_seconds() - self._start
 
     def left(self, found: bool) -> float:
-        """Seconds until the limit, or until the end of patience if it has passed and nothing was found.
+        """Seconds until the limit; if it has passed and nothing was `found`, seconds until the end of patience.
 
-        Raises TimeLimitError when this has passed too.
+        Raises TimeLimitError when the patience has passed too.
         """
         gone = self.gone
         if gone < self.limit or found:

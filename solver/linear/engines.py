@@ -1,4 +1,4 @@
-"""HiGHS and CBC through pulp, quick where a program has a hundred thousand entries."""
+"""Integer programs (and relaxations by CBC) solved through pulp, fast also for a hundred thousand matrix entries."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autopar.solver.linear.highs import pass_to
 from autopar.solver.linear.matrix import Part
 from autopar.solver.linear.outcome import NONE, Bounds, Outcome
 
-Engine: TypeAlias = pulp.LpSolver  # of pulp, as `engine` makes it
+Engine: TypeAlias = pulp.LpSolver  # made by `engine`
 
+# Heuristics of HiGHS that solve sub-MIPs; finding a solution without them is several times faster
 _HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
-# they solve smaller programs within this one, and take several times as long as finding a solution without
 
-_AGGREGATOR = 1 << 12  # its bit among HiGHS's rules of presolve
+_AGGREGATOR = 1 << 12  # the aggregator's bit in HiGHS's option presolve_rule_off
 
-# pulp keeps the errors of solvers that are not there, and with their tracebacks whoever imported it: a whole plan
+# pulp keeps the errors of solvers that cannot be imported; their tracebacks would keep the importer's frames alive
 for _kind in vars(pulp.apis).values():
     if isinstance(_error := getattr(_kind, "err", None), BaseException):
         _error.__traceback__ = _error.__context__ = None
@@ -34,9 +34,9 @@ _ENDS = {pulp.LpSolutionOptimal: "optimal", pulp.LpSolutionIntegerFeasible: "fea
 
 
 class ListedProblem(pulp.LpProblem):
-    """A problem to which all variables were added at first: pulp need not look for them, thrice, in its rows.
+    """A problem whose variables were all added first, so that pulp need not collect them from the rows three times.
 
-    `part`: for HiGHS, its columns and rows as arrays, in place of pulp's rows.
+    `part`: columns and rows as arrays, for HiGHS, which then needs no rows of pulp.
     """
 
     part: Part | None = None
@@ -46,8 +46,8 @@ class ListedProblem(pulp.LpProblem):
 
 
 class BulkHiGHS(pulp.HiGHS):
-    """pulp's HiGHS, which is given the columns and rows of a `ListedProblem` in one piece instead of one by one; its
-    limit is in CPU seconds."""
+    """pulp's HiGHS, but the columns and rows of a `ListedProblem` are passed at once instead of one by one, and the
+    time limit is in CPU seconds."""
 
     def buildSolverModel(self, lp: ListedProblem) -> None:  # pulp's name
         for i, variable in enumerate(lp.variables()):
@@ -67,7 +67,7 @@ class BulkHiGHS(pulp.HiGHS):
         with PACE.watched():
             super().callSolver(lp)
 
-    def findSolutionValues(self, lp: ListedProblem) -> tuple[int, int]:  # pulp's name; it does not know these ends
+    def findSolutionValues(self, lp: ListedProblem) -> tuple[int, int]:  # pulp's name; these ends are new to it
         import highspy  # here, since CBC does without
 
         model, unknown = lp.solverModel, highspy.HighsModelStatus
@@ -81,12 +81,12 @@ class BulkHiGHS(pulp.HiGHS):
 
 
 def is_highs(solver: str) -> bool:
-    """Whether HiGHS is asked for and can be had."""
+    """Whether HiGHS is asked for and installed."""
     return solver == "highs" and bool(pulp.HiGHS(msg=False).available())
 
 
 def engine_of(solver: str) -> str:
-    """The one of SOLVERS that answers for this one: CBC where HiGHS cannot be had."""
+    """The solver of SOLVERS that is used for this name: CBC if HiGHS is not installed."""
     return "cbc" if solver in SOLVERS and not is_highs(solver) else solver
 
 
@@ -100,15 +100,16 @@ def engine(
     heuristics: bool = False,
     aggregates: bool = True,
 ) -> Engine:
-    """One of SOLVERS on one thread; CBC where HiGHS cannot be had. HiGHS looks no further than the `cutoff`, and at no
-    more than so many nodes of its own search; with `heuristics` it looks for solutions in smaller programs too; its
-    presolve `aggregates` variables.
+    """One of SOLVERS on one thread; CBC if HiGHS is not installed.
 
-    Raises InputError for any other name.
+    HiGHS alone has a `cutoff` and a limit of `nodes` of its own branch and bound; with `heuristics` it also solves
+    sub-MIPs; its presolve `aggregates` variables.
+
+    Raises InputError for a name that is not in SOLVERS.
     """
     if is_highs(solver_of(solver)):
         options = {"random_seed": 0, "objective_bound": cutoff, **dict.fromkeys(_HEURISTICS, heuristics)}
-        if cutoff < math.inf:  # to prove that there is nothing below takes twice as long with another presolve between
+        if cutoff < math.inf:  # with a restart (presolve), proving that nothing is below takes twice as long
             options["mip_allow_restart"] = False
         if nodes is not None:
             options["mip_max_nodes"] = nodes
@@ -121,15 +122,15 @@ def engine(
 
 @contextmanager
 def _as_of_pulp_3() -> Iterator[None]:
-    """pulp 3.3 announces the API of pulp 4, which pulp 3.0 to 3.2 do not have yet: nothing that users can mend."""
+    """Silence the warnings of pulp 3.3 about the API of pulp 4: pulp 3.0 to 3.2 lack it, and users can do nothing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*PuLP 4\.0", DeprecationWarning)
         yield
 
 
 def optimise(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bounds) -> Outcome:
-    """The columns of a part at their best, in whole numbers or relaxed, all others being 0; `bounds` is what the part's
-    matrix was bounded by."""
+    """Solve the integer program, or the relaxation, of the columns of a part, all others being 0; `bounds`: those that
+    were applied to the part's matrix."""
     with _as_of_pulp_3():
         return _optimised(part, run, integer=integer, gap=gap, bounds=bounds)
 
@@ -171,7 +172,7 @@ def _optimised(part: Part, run: Engine, *, integer: bool, gap: float, bounds: Bo
 
 
 def _bound(problem: pulp.LpProblem, value: float, gap: float, status: str, integer: bool) -> float:
-    """Of an answer of that value and status, what no answer is below."""
+    """A lower bound on all solutions, from an answer of this value and status."""
     model = getattr(problem, "solverModel", None)
     if not integer:
         return value

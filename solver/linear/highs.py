@@ -1,4 +1,5 @@
-"""HiGHS holding part of a program: solved again and again with more columns and rows, or other bounds, from a basis."""
+"""A HiGHS session that holds part of a linear program and solves it repeatedly, with more columns and rows or with
+other bounds, each time from a basis (warm start)."""
 
 from __future__ import annotations
 
@@ -12,49 +13,55 @@ from autopar.solver.linear.clock import PACE, cpu_seconds
 from autopar.solver.linear.matrix import Matrix, Part
 from autopar.solver.linear.terms import Array
 
-_ITERATIONS = 1_500, 1.0  # of the simplex method from a basis, at least and as a part of a start from nothing
-_OF_ANOTHER = 0.3  # as a part of the rows, from the basis of another program, where nothing was solved before
-_IN_A_BOX = 0.25  # the part where counts have other bounds: these take about as long as a start from nothing
-_ANEW = 10_000, 10_000, 10_000  # and of such a start, where it is not the first
-_OF_PLAIN = 0.25  # of a start with the costs as they are, as a part of the rows: where it takes more, it was in vain
-_TURN = 0.6  # of a start from nothing, of the rows, until the costs that HiGHS changes are as they are, and back
-_PRESOLVED = 30_000  # rows from which presolve saves more than it takes: half of DeepSeek-V3's iterations and more
+# Limits of simplex iterations; a warm start that reaches its limit is given up for a cold start:
+_ITERATIONS = 1_500, 1.0  # of a warm start: at least 1,500, and as many as the last cold start took
+_OF_ANOTHER = 0.3  # share of the rows, of a warm start from the basis of another program, before any cold start
+_IN_A_BOX = 0.25  # instead of the 1.0, in a box with other bounds of counts, where a warm start may take as long
+_ANEW = 10_000, 10_000, 10_000  # of a cold start in a box, in steps after which the cutoff is checked
+_OF_PLAIN = 0.25  # share of the rows, of a cold start without cost perturbation: one that takes more is not worth it
+_TURN = 0.6  # share of the rows, after which a cold start switches cost perturbation off, or on again
+
+_PRESOLVED = 30_000  # rows from which presolve pays: it saves half of DeepSeek-V3's iterations and more
 Start = Literal["basis", "plain"]
-Basis = tuple[Array, Array, Array, Array]  # columns and how they stand, rows and how they stand
-# HiGHS's words
+Basis = tuple[Array, Array, Array, Array]  # columns and their basis status, rows and their basis status
+# Model statuses as HiGHS spells them
 ENOUGH, LIMIT, TIME = "Bound on objective reached", "Iteration limit reached", "Time limit reached"
-_WITHOUT_AN_END = "Unknown", "Not Set"  # and where it does not come to one
-_TRIES = 4  # from nothing, until that is believed
+_WITHOUT_AN_END = "Unknown", "Not Set"  # HiGHS came to no result
+_TRIES = 4  # cold starts that end so before this is accepted as the answer
 _UPDATES = 100, 5_000
-"""Of a basis until it is factorised anew, from a basis and from nothing. Small pivots from a basis that a box makes
-infeasible end in one that is singular, which HiGHS then examines at length: 28 seconds with 7,000 rows."""
-_NOTHING = 1e-9  # of a proof's largest number
+"""Basis updates until HiGHS factorises anew: from a basis, and from nothing. In a warm start from a basis that a box
+makes infeasible, small pivots can lead to a singular basis, which HiGHS then examines at length (28 seconds with 7,000
+rows); frequent factorisation avoids that."""
+_NOTHING = 1e-9  # entries of a dual ray below this part of its largest one count as 0
 
 
 class HighsSession:
-    """HiGHS with the columns and rows that it was given last, and how all columns and rows stood in their bases."""
+    """HiGHS with the columns and rows that it was passed last, and the last known basis status of all columns and rows.
+
+    A question is one call of `run`.
+    """
 
     def __init__(self, matrix: Matrix) -> None:
         import highspy  # here, since CBC does without
 
         self._highspy, self._matrix = highspy, matrix
         self._engine: Any = highspy.Highs()
-        # presolve takes longer than it saves where there are few rows, once without end where counts are fixed
+        # with few rows presolve takes longer than it saves; with fixed counts it once did not end
         for option, value in (("presolve", "off"), ("output_flag", False), ("threads", 1), ("random_seed", 0)):
             self._engine.setOptionValue(option, value)
         self._column_status = np.empty(matrix.columns, dtype=object)
         self._row_status = np.empty(matrix.lines, dtype=object)
         self._stands = False  # whether there is a basis to start from
         self.stand(None)
-        self.basis: Basis | None = None  # of the last answer
-        self._anew = 0  # iterations of the last start from nothing
-        self._iterations, self._end = 0, 0.0  # of a question: those that it has taken, and when it ends
+        self.basis: Basis | None = None  # of the last optimum
+        self._anew = 0  # iterations of the last cold start
+        self._iterations, self._end = 0, 0.0  # of the current question: iterations so far, and CPU second of its end
         self._columns, self._rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        self._held: tuple[Array, ...] | None = None  # what HiGHS was passed, if it stands at a basis of it
-        self._moved = False  # whether the next question starts from another basis than that
+        self._held: tuple[Array, ...] | None = None  # what HiGHS was passed, if it is at a basis of that
+        self._moved = False  # whether the next question starts from a basis other than the one HiGHS is at
 
     def stand(self, basis: Basis | None) -> None:
-        """Start the next question from this basis; columns that it lacks are 0, and rows that it lacks say nothing."""
+        """Start the next question from this basis; columns that it lacks are at their lower bound, rows basic."""
         status = self._highspy.HighsBasisStatus
         self._column_status[:], self._row_status[:] = status.kLower, status.kBasic
         if basis is not None:
@@ -71,10 +78,11 @@ class HighsSession:
         cutoff: float = math.inf,
         start: Start = "basis",
     ) -> str:
-        """Solve with these columns; HiGHS's word for how it ended.
+        """Solve with these columns; returns HiGHS's model status.
 
-        `start`: from the last basis, or from nothing if there is none; or from nothing with the costs as they are, for
-        some iterations (`plain`). Only a `patient` question may take more than some iterations from a basis.
+        `start`: "basis" starts from the last basis, or from nothing (cold) if there is none; "plain" starts cold and
+        without cost perturbation, for a limited number of iterations. A question that is not `patient` has lower limits
+        of iterations.
         """
         first = start == "plain" or not self._stands
         stays = self._pass(inside) and not first
@@ -84,7 +92,7 @@ class HighsSession:
             start_basis = self._highspy.HighsBasis()
             start_basis.col_status = self._column_status[self._columns].tolist()
             start_basis.row_status = self._row_status[self._rows].tolist()
-            start_basis.valid = start_basis.alien = True  # HiGHS mends one of too few or too many
+            start_basis.valid = start_basis.alien = True  # HiGHS repairs a basis of the wrong size
             self._engine.setBasis(start_basis)
         self._change_costs(first and start != "plain")
         part = _ITERATIONS[1] if patient else _IN_A_BOX
@@ -95,7 +103,7 @@ class HighsSession:
         self._iterations, self._end = 0, cpu_seconds() + time_limit
         status = self._solve_anew() if first and start != "plain" else self._solve(most)
         if status in (LIMIT, *_WITHOUT_AN_END) and not first:
-            first, self._iterations = True, 0  # where it needs more, or is lost from this basis, it starts from nothing
+            first, self._iterations = True, 0  # the warm start takes too long or comes to no result: start cold
             self._engine.clearSolver()
             self._engine.setOptionValue("simplex_update_limit", _UPDATES[True])
             status = self._solve_anew() if patient else self._solve_by_steps(cutoff)
@@ -105,7 +113,7 @@ class HighsSession:
         if first:
             self._anew = self._iterations
         ended = status in ("Optimal", "Infeasible", ENOUGH if first else "")
-        basis = self._engine.getBasis() if ended else None  # not where it is cut off
+        basis = self._engine.getBasis() if ended else None  # none after a warm start that was cut off
         self._held, self._moved = self._held if ended else None, False
         if basis is not None and basis.valid:
             found = self._columns, np.array(basis.col_status), self._rows, np.array(basis.row_status)
@@ -115,22 +123,23 @@ class HighsSession:
         return status
 
     def _change_costs(self, changed: bool) -> None:
-        """Whether HiGHS may change the costs a little.
+        """Switch HiGHS's cost perturbation on or off.
 
-        Then it takes a third of the time from nothing where a budget binds, and thrice as long from a basis, and does
-        not stop at a cutoff.
+        With perturbation, a cold start takes a third of the time if a budget binds, but a warm start takes three times
+        as long, and HiGHS does not stop at a cutoff.
         """
         self._engine.setOptionValue("dual_simplex_cost_perturbation_multiplier", float(changed))
 
     def answer(self) -> tuple[float, Array, Array]:
-        """The optimum, the values of all columns and the dual values of all rows, 0 for what is not there."""
+        """The optimum, the values of all columns and the dual values of all rows; 0 for those that HiGHS lacks."""
         solution = self._engine.getSolution()
         values, duals = np.zeros(self._matrix.columns), np.zeros(self._matrix.lines)
         values[self._columns], duals[self._rows] = solution.col_value, solution.row_dual
         return float(self._engine.getInfo().objective_function_value), values, duals
 
     def ray(self) -> Array | None:
-        """Of an infeasible program: duals (largest 1) with which no values of its columns meet the sum of its rows."""
+        """A Farkas proof of infeasibility: dual values (scaled to at most 1) by which the sum of the rows cannot be met
+        by any values of the columns; None if HiGHS has none that proves it."""
         _, known, ray = self._engine.getDualRay()
         if not known or not np.any(ray):
             return None
@@ -139,7 +148,7 @@ class HighsSession:
         return duals if self._proves(duals) else None
 
     def _proves(self, duals: Array) -> bool:
-        """Whether the sum of the rows, each times its dual, wants more than the columns can give."""
+        """Whether the sum of the rows, each times its dual value, requires more than the columns' bounds allow."""
         matrix, rows, columns = self._matrix, self._rows, self._columns
         sums = np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)[columns]
         wanted = np.where(duals[rows] > 0, matrix.least[rows], matrix.most[rows])
@@ -148,18 +157,20 @@ class HighsSession:
         return bool(wanted[some] @ duals[rows][some] > given[most] @ sums[most])
 
     def _solve_anew(self) -> str:
-        """Solve from nothing, with changed costs and, from where these took too long, with the costs as they are.
+        """Cold start: with cost perturbation first; if that takes too long, go on without it, and so on in turn.
 
-        The former take a third to half as many iterations as there are rows. Or HiGHS has the optimum, changes the
-        costs anew to prove it, and never comes to an end: DeepSeek-V3's took 100,000 then, and 1,000 without.
+        With perturbation HiGHS mostly takes a third to half as many iterations as there are rows. But sometimes it has
+        the optimum, perturbs the costs again to prove it, and does not come to an end: for DeepSeek-V3 it then took
+        100,000 iterations, and 1,000 without perturbation.
 
-        Where it is lost it begins anew, with the other costs, then with other random numbers too: of 2,066 columns of
-        an MLP, which had no solution, it knew nothing after 1,376 iterations, and that after 1,254 the other way.
+        If HiGHS comes to no result, it starts anew with the other setting, later also with another random seed: for an
+        infeasible program of 2,066 columns (an MLP) it had no result after 1,376 iterations, and proved infeasibility
+        after 1,254 with the other setting.
         """
         if len(self._rows) >= _PRESOLVED:
             status = self._solve_presolved()
             if status in ("Optimal", TIME):
-                return status  # but of what presolve finds to have no solution there is no proof
+                return status  # if presolve finds infeasibility, there is no Farkas proof: solve without
             self._engine.clearSolver()
         lost = 0
         for changed in itertools.cycle((True, False)):
@@ -181,9 +192,9 @@ class HighsSession:
         return status
 
     def _solve_by_steps(self, cutoff: float) -> str:
-        """Solve from nothing, and look at the cutoff now and then: HiGHS does not, with costs that it has changed.
+        """Cold start that checks the cutoff between steps, since HiGHS itself does not with cost perturbation.
 
-        On the way to an objective of 5e11 a box of counts that has no solution took it 32 seconds.
+        Without the check, an infeasible box of counts took 32 seconds on the way to an objective of 5e11.
         """
         self._change_costs(True)
         for most in _ANEW:
@@ -195,7 +206,8 @@ class HighsSession:
         return status
 
     def _solve(self, iterations: int) -> str:
-        """Go on for so many iterations, whatever HiGHS's clock says, until the question's CPU seconds are over."""
+        """Go on for so many iterations or until the question's CPU seconds are used up; HiGHS's own time limit, which
+        counts wall-clock time, is renewed until then."""
         while (left := self._end - cpu_seconds()) > 0 and iterations > 0:
             self._engine.setOptionValue("time_limit", float(self._engine.getRunTime()) + PACE.by_the_clock(left))
             self._engine.setOptionValue("simplex_iteration_limit", iterations)
@@ -209,10 +221,8 @@ class HighsSession:
         return TIME if left <= 0 else LIMIT
 
     def _pass(self, inside: Array) -> bool:
-        """Give HiGHS these columns; whether it had them, and all that changes is bounds.
-
-        Then it can go on from its last basis, which suits any bounds, and has it factorised.
-        """
+        """Pass these columns to HiGHS; returns whether it had the same columns, rows and values, so that only bounds
+        change. Then HiGHS goes on from its last basis, which it has factorised: a basis is valid for any bounds."""
         part, matrix = Part(self._matrix, inside, self._matrix.awake(inside)), self._matrix
         self._columns, self._rows = part.columns, part.rows
         passed = part.columns, part.rows, matrix.value[part.entries], matrix.cost[part.columns]
@@ -229,7 +239,7 @@ class HighsSession:
 
 
 def pass_to(highs: Any, part: Part, *, integer: bool) -> None:
-    """Give HiGHS some columns and rows of a program, as arrays that it reads without Python's lists between."""
+    """Pass some columns and rows of a program to HiGHS, as arrays that it reads without conversion to Python lists."""
     import highspy  # here, since CBC does without
 
     matrix, columns, rows = part.matrix, part.columns, part.rows
@@ -248,5 +258,5 @@ def pass_to(highs: Any, part: Part, *, integer: bool) -> None:
         (np.cumsum(part.lengths) - part.lengths).astype(np.int32),
         part.index.astype(np.int32),
         matrix.value[part.entries],
-        (matrix.integer[columns] & integer).astype(np.int32),  # HiGHS's numbers: 0 continuous, 1 integer
+        (matrix.integer[columns] & integer).astype(np.int32),  # HiGHS's variable types: 0 continuous, 1 integer
     )

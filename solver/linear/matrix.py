@@ -1,7 +1,7 @@
-"""A program as numpy arrays, and which of its columns and rows a relaxation may do without.
+"""A program as numpy arrays, and which of its columns and rows a relaxation may leave out.
 
-Most flows of a program are 0 in every good plan. A flow that is left out takes others along: what is there for its sake
-alone (its paid conversion, its count of replays), and the rows that say nothing while it is 0.
+Most flows of a program are 0 in every good plan. If a flow is left out, so are the columns that exist only for its sake
+(the conversion that it pays, its count of replays) and the rows that are redundant while it is 0.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Implications:
-    """Rows `big >= small + ...`, which say nothing where `small` is 0; `alone`: there is nothing but the two in them.
+    """Rows `big >= small + ...` that are redundant if `small` is 0; `alone`: rows with no terms but these two.
 
-    `upper`: their small is another row's big. `rank`: rows of one rank have neither a small nor a big in common.
+    `upper`: rows whose small is the big of another row. `rank`: rows of equal rank share neither a small nor a big, so
+    that they can be processed together.
     """
 
     rows: Array
@@ -35,17 +36,16 @@ class Implications:
     rank: Array
 
     def levels(self) -> tuple[Array, Array]:
-        """The rows, as places in these arrays, from flows up."""
+        """The rows as indices into these arrays, in two levels: first those whose smalls are flows, then `upper`."""
         return np.flatnonzero(~self.upper), np.flatnonzero(self.upper)
 
 
 @dataclass(frozen=True)
 class Products:
-    """Rows `z <= most * sum(ones)`, where z is a sum of counts (`times`, number `kind`) times the sum of `ones`.
+    """Rows `z <= most * sum(ones)`, where z is a sum of counts (`times[kind]`) times the sum of `ones`.
 
-    `floors`: rows `z >= least * sum(ones)`, which say something where the counts are bounded from below.
-    `owner`: of each of the ones, the place of its row in `rows`; `entries` and `floor_entries`: its places in the
-    matrix.
+    `floors`: rows `z >= least * sum(ones)`, redundant unless the counts are bounded from below. `owner`: for each of
+    `ones`, the index of its row in `rows`; `entries`, `floor_entries`: the indices of its matrix entries.
     """
 
     rows: Array
@@ -60,7 +60,7 @@ class Products:
     floor_entries: Array
 
     def within(self, bounds: Mapping[int, tuple[float, float]]) -> tuple[Array, Array]:
-        """The least and the largest slope of each row where the counts have these bounds."""
+        """The least and the largest slope (value of the sum of counts) of each row within these bounds of counts."""
         ranges = [spread(times, bounds) or (0.0, math.inf) for times in self.times]
         low, high = (np.array(ends, dtype=float) for ends in ([r[0] for r in ranges], [r[1] for r in ranges]))
         most = np.minimum(self.most, high[self.kind])
@@ -68,7 +68,8 @@ class Products:
 
 
 class Part:
-    """Some columns and rows of a matrix; `entries`: places of theirs, by row, with numbers of columns `index`."""
+    """Some columns and rows of a matrix; `entries`: indices of their matrix entries, row by row; `index`: the column of
+    each entry, numbered within the part."""
 
     def __init__(self, matrix: Matrix, inside: Array, rows: Array) -> None:
         self.matrix = matrix
@@ -78,7 +79,7 @@ class Part:
         self.index = (np.cumsum(inside) - 1)[matrix.column[self.entries]]
 
     def lines(self) -> Iterator[tuple[list[int], list[float], float, float]]:
-        """Row by row: numbers of columns, values, least and most."""
+        """For each row: the columns and values of its entries, its lower and its upper bound."""
         index, values = self.index.tolist(), self.matrix.value[self.entries].tolist()
         start = 0
         for length, row in zip(self.lengths.tolist(), self.rows, strict=True):
@@ -88,7 +89,7 @@ class Part:
 
 
 class Matrix:
-    """Entries by row, and what can be left out."""
+    """A program's entries sorted by row, bounds and costs, and what a relaxation may leave out (`optional`)."""
 
     def __init__(self, program: Program) -> None:
         self.columns, self.lines = len(program.names), len(program.rows)
@@ -96,7 +97,7 @@ class Matrix:
         self.lower, self.upper = np.array(program.lower), np.array(program.upper)
         self.integer, self.whole = (np.frombuffer(bytes(some), bool) for some in (program.integer, program.whole))
         self.cost = np.zeros(self.columns)
-        self.guide: Array | None = None  # by which the first columns are chosen, where it is not by their cost
+        self.guide: Array | None = None  # costs by which the first columns are chosen, if not `cost`
         senses = np.array([sense for _, sense, _ in program.rows])
         right = np.array([right for *_, right in program.rows], dtype=float)
         self.least, self.most = np.where(senses >= 0, right, -np.inf), np.where(senses <= 0, right, np.inf)
@@ -107,16 +108,16 @@ class Matrix:
         self.end_rows, self.end_choices = self._ends()
         self._uses = np.repeat(np.arange(len(program.flows)), [len(some.variables) for some in program.flows])
         self.optional = self._optional()
-        self.dormant = np.zeros(self.lines, dtype=bool)  # rows that say nothing where their variable is left out
+        self.dormant = np.zeros(self.lines, dtype=bool)  # rows that are redundant if their variable is left out
         for rows, of in ((self.implications.rows, self.implications.small), (self.products.rows, self.products.z)):
             self.dormant[rows[self.optional[of]]] = True
         self.dormant[self.products.floors] = True
         self._any, self._rest = self._indicators(program.any_rows), self._indicators(program.rest_rows)
-        self.slopes = np.zeros(len(self.products.rows))  # the least that a product is, times its ones
-        self.floored = self.slopes > 0  # and whether a row of its own says so
+        self.slopes = np.zeros(len(self.products.rows))  # lower bound of the sum of counts in each product
+        self.floored = self.slopes > 0  # whether the product needs its floor row
 
     def bound(self, bounds: Mapping[int, tuple[float, float]]) -> None:
-        """Give some variables these bounds, all others their own, and what counts are in what follows from them."""
+        """Apply the bounds of a box, all other variables having their own, and tighten the rows of counts."""
         self.lower[:], self.upper[:] = self._own
         for variable, (low, high) in bounds.items():
             self.lower[variable], self.upper[variable] = low, high
@@ -130,7 +131,7 @@ class Matrix:
         self.floored = (self.slopes > 0) & (self.slopes < most)
 
     def part(self, columns: Array) -> Part:
-        """Some columns with all rows that say something of them, or that nothing else could meet."""
+        """Some columns, with all rows that restrict them and all rows that are violated if every variable is 0."""
         inside = np.zeros(self.columns, dtype=bool)
         inside[columns] = True
         rows = (self.least > 0) | (self.most < 0)
@@ -140,19 +141,19 @@ class Matrix:
         return Part(self, inside, rows)
 
     def _indicators(self, rows: Sequence[Indicator]) -> tuple[Array, Array]:
-        """The places of the indicators' entries, and the counts of each."""
+        """The indices of the indicators' matrix entries, and the count of each."""
         places = [np.flatnonzero((self.row == row) & (self.column == indicator)) for row, _, indicator in rows]
         return _joined([(one,) for one in places], 1)[0], np.array([count for _, count, _ in rows], dtype=np.int64)
 
     def _ends(self) -> tuple[Array, Array]:
-        """The rows at the ends of flows with the choices that are in them, a pair each."""
+        """The pairs of a row at an end of flows and a choice in that row."""
         of_end, of_flow = np.zeros(self.lines, dtype=bool), np.zeros(self.columns, dtype=bool)
         of_end[self.flows[:, 1:]], of_flow[self.flows[:, 0]] = True, True
         at = np.flatnonzero(of_end[self.row] & ~of_flow[self.column])
         return self.row[at], self.column[at]
 
     def _optional(self) -> Array:
-        """Flows, counts of flows alone, and what is at least one of these and nothing else."""
+        """The columns that may be left out: flows, counts of flows only, and columns bounded below by these only."""
         found = np.zeros(self.columns, dtype=bool)
         found[self.flows[:, 0]] = True
         needed = np.zeros(self.columns, dtype=bool)
@@ -166,7 +167,7 @@ class Matrix:
         return found
 
     def with_company(self, inside: Array) -> Array:
-        """These columns, and what is there for their sake."""
+        """These columns and those that exist for their sake: the counts of flows and the bigs of implications."""
         inside = inside.copy()
         products, implications = self.products, self.implications
         np.logical_or.at(inside, products.z[products.owner], inside[products.ones])
@@ -175,7 +176,7 @@ class Matrix:
         return inside
 
     def awake(self, inside: Array) -> Array:
-        """The rows that a program of these columns has: without those that say nothing of them."""
+        """The rows that a program of these columns needs: without rows that are redundant or have no columns."""
         said = np.zeros(self.lines, dtype=bool)
         said[self.row[inside[self.column]]] = True
         rows = np.ones(self.lines, dtype=bool)
@@ -185,7 +186,7 @@ class Matrix:
         return (rows | ~self.dormant) & (said | (self.least > 0) | (self.most < 0))
 
     def cheapest(self, many: int) -> Array:
-        """For every end of every flow, the so many cheapest that leave it or arrive there; and what is not optional."""
+        """All columns that may not be left out, and for each end of flows the `many` cheapest flows there."""
         inside = ~self.optional
         cost, some = (self.cost if self.guide is None else self.guide).copy(), self.implications
         users = np.bincount(some.big, minlength=self.columns)
@@ -195,13 +196,13 @@ class Matrix:
         return self.with_company(inside | self.least_of(cost, many))
 
     def least_by_use(self, values: Array) -> Array:
-        """The least value, or 0, of the flows of each use: they are shares of one."""
+        """For each use, the least value of its flows, or 0: as flows of a use sum up to one, this bounds their sum."""
         found = np.zeros(int(self._uses.max(initial=-1)) + 1)
         np.minimum.at(found, self._uses, values[self.flows[:, 0]])
         return found
 
     def least_of(self, cost: Array, many: int, among: Array | None = None) -> Array:
-        """Of the flows `among` all, for every end, the so many of least cost that leave it or arrive there."""
+        """For each end of flows, the `many` flows of least cost that leave or enter it; `among`: only of these."""
         found = np.zeros(self.columns, dtype=bool)
         flows, out, into = self.flows.T if among is None else self.flows[among[self.flows[:, 0]]].T
         for ends in (out, into):
@@ -213,7 +214,7 @@ class Matrix:
 
 
 def _joined(chunks: Sequence[tuple[Array, ...]], many: int) -> list[Array]:
-    """The arrays of all chunks, one behind the other."""
+    """The concatenated arrays of all chunks."""
     none = (np.zeros(0, dtype=np.int64),) * many
     return [np.concatenate(some) for some in zip(none, *(chunk[:many] for chunk in chunks), strict=True)]
 
@@ -227,7 +228,7 @@ def _implications(program: Program) -> Implications:
 
 
 def _ranks(keys: Array) -> Array:
-    """How many equal keys stand before each."""
+    """For each key, the number of equal keys before it."""
     order = np.argsort(keys, kind="stable")
     ranks = np.empty(len(keys), dtype=np.int64)
     ordered = keys[order]
@@ -236,7 +237,7 @@ def _ranks(keys: Array) -> Array:
 
 
 def _products(program: Program, starts: Array) -> Products:
-    """`starts`: where the entries of each row begin."""
+    """`starts`: the index of each row's first entry."""
     rows, floors, z, ones, _ = _joined(program.products, 5)
     kinds: dict[tuple[tuple[int, float], ...], int] = {}
     kind = [kinds.setdefault(tuple(some.times.items()), len(kinds)) for some in program.products]
@@ -260,7 +261,7 @@ def _products(program: Program, starts: Array) -> Products:
 
 
 def spread(times: Mapping[int, float], bounds: Mapping[int, tuple[float, float]]) -> tuple[float, float] | None:
-    """The least and the largest that a sum of counts can be; None where one of them has no bounds of its own here."""
+    """The least and the largest value of a sum of counts; None if `bounds` lacks one of them."""
     if not all(v in bounds for v in times):
         return None
     ends = [sorted(c * end for end in bounds[v]) for v, c in times.items()]

@@ -1,4 +1,4 @@
-"""What is made of variables, made once for all parts of a problem that have the same ones."""
+"""A cache of rows and variables that several parts of a problem would otherwise make more than once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from autopar.solver.linear.terms import Array
 
 @dataclass
 class Once:
-    """`shares`: whether several parts of a problem have the same variables; if not, nothing is remembered."""
+    """`shares`: whether several parts of a problem have the same variables; if not, nothing is cached."""
 
     shares: bool = False
     _made: dict[Hashable, Array] = field(default_factory=dict)
 
     def __call__(self, key: Hashable, of: Sequence[Array], make: Callable[[], Array]) -> Array:
-        """What `make` makes of some arrays of variables."""
+        """The result of `make`, cached by `key` and the arrays of variables `of`."""
         if not self.shares:
             return make()
         key = key, *((some.shape, some.tobytes()) for some in of)

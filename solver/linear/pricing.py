@@ -1,9 +1,10 @@
-"""Reduced costs of columns that a relaxation was solved without.
+"""Pricing: reduced costs of the columns that a relaxation was solved without.
 
-For the rows that it had, the solver gives dual values. The others say nothing while the columns left out are 0; their
-dual values are chosen here so that as many reduced costs as possible are not negative. Each such row lets one column
-hand what it lacks to another: a count of replays to what pays for the largest of several counts, and to the flows that
-it counts; a flow to the conversion that it shares with others, and this to the one that all readers share.
+The solver gives dual values of the rows that it had. The other rows are redundant while the columns left out are 0, so
+any dual values of the right sign are valid for them; they are chosen here such that as many reduced costs as possible
+are nonnegative. Such a row lets one column pass a negative reduced cost on to another: a count of replays to the
+variable that pays for the largest of several counts, and to the flows that it counts; a flow to the conversion that it
+shares with other flows, and this conversion to the one that all readers share.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import numpy as np
 from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.terms import Array
 
-_EXACT = 1e-7  # HiGHS's tolerance of reduced costs
+_EXACT = 1e-7  # HiGHS's tolerance of reduced costs (dual feasibility)
 
 
 def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: float) -> tuple[Array, Array, float]:
-    """Reduced costs of all columns, which flows that are not `inside` would help, and what may be proven too much.
+    """Reduced costs of all columns; which flows outside `inside` should enter; and by how much a bound is too high.
 
-    Where none would, none of the reduced costs is below -`tolerance` but of columns at their upper bound. `duals` are
-    of the rows that a program of the columns inside has; for the others they are 0. A row that is not there and holds
-    more than two columns may be slack where its small is 0, so that no dual value is due to it: what it gave is the
-    third answer, and its flows help.
+    If no flow should enter, only columns at their upper bound have a reduced cost below -`tolerance`. `duals` are 0 for
+    rows that the program of the columns inside does not have. A missing row with more than two columns may be slack
+    while its small is 0, so a dual value of it is not valid: the flows that used such a value should enter, and the sum
+    of these values is the third result.
     """
     prices = _prices(matrix, cost, inside, duals)
     reduced = prices.reduced
@@ -30,7 +31,7 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
     some = matrix.implications
     loose = ~some.alone & (prices.given > tolerance)
     wanted[some.small[loose]] = True
-    through = wanted[some.big] & (prices.given > 0)  # what gave more than could be passed on
+    through = wanted[some.big] & (prices.given > 0)  # bigs that could not pass on all they were given
     wanted[some.small[through]] = True
     counted = matrix.products
     wanted[counted.ones[wanted[counted.z][counted.owner]]] = True
@@ -40,9 +41,9 @@ def priced(matrix: Matrix, cost: Array, inside: Array, duals: Array, tolerance: 
 
 
 def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
-    """What a program costs at least, by any dual values of the rows that one of the columns inside has (Lagrange).
+    """The Lagrangian bound of a program, from any dual values of the rows that the columns inside need.
 
-    Rows that are not there and hold more than two columns are taken at their worst; flows of a use are shares of one.
+    The values given by missing rows with more than two columns are subtracted; the flows of a use sum up to one.
     """
     duals = np.where(np.isinf(np.where(duals > 0, matrix.least, matrix.most)), 0.0, duals)
     prices = _prices(matrix, matrix.cost, inside, duals)
@@ -58,7 +59,7 @@ def bound_by(matrix: Matrix, inside: Array, duals: Array) -> float:
 
 
 def _prices(matrix: Matrix, cost: Array, inside: Array, duals: Array) -> _Prices:
-    """Reduced costs of all columns, with dual values for the rows that are not there."""
+    """Reduced costs of all columns, with dual values chosen for the missing rows."""
     found = _Prices(
         matrix, inside, cost - np.bincount(matrix.column, duals[matrix.row] * matrix.value, minlength=matrix.columns)
     )
@@ -68,7 +69,7 @@ def _prices(matrix: Matrix, cost: Array, inside: Array, duals: Array) -> _Prices
 
 
 def _of_company(matrix: Matrix, reduced: Array) -> Array:
-    """What columns pay besides, since what they imply is used with them; by its own reduced costs, which stay."""
+    """By column, the positive reduced costs of the columns that it implies, which are used along with it."""
     some, found = matrix.implications, np.zeros(matrix.columns)
     alone = some.alone & ~some.upper
     np.add.at(found, some.small[alone], np.maximum(0.0, reduced[some.big[alone]]))
@@ -76,12 +77,12 @@ def _of_company(matrix: Matrix, reduced: Array) -> Array:
 
 
 def least_more(matrix: Matrix, reduced: Array) -> Array:
-    """What a solution costs at least beyond the optimum of a relaxation, with these reduced costs, if it uses a column.
+    """By column, how much a solution that uses it costs at least above the relaxation's optimum.
 
-    A flow cannot be used without a choice at either end, and costs with these; a choice cannot be made without a flow
-    at each of its ends, so that what all flows of an end cost is handed to the choices there: that is another dual
-    value of the end's row, whose right side is 0. What a flow pays for its company (`priced`) is not handed on: another
-    flow of the same choice may have the same company, and its price would count twice.
+    These figures are at least the reduced costs. A choice needs a flow at each of its ends, so the least reduced cost
+    of an end's flows is passed on to the choices there: this is another dual value of the end's row, whose right side
+    is 0. A flow needs a choice at either end, so it also costs what these do. What a flow pays for the columns that it
+    implies is not passed on: another flow of the same choice may imply the same columns, which would then count twice.
     """
     company = _of_company(matrix, reduced)
     found, flows = reduced - company, matrix.flows[:, 0]
@@ -102,7 +103,7 @@ def least_more(matrix: Matrix, reduced: Array) -> Array:
 
 
 class _Prices:
-    """Dual values of rows that are not there, as changes of `reduced`; `given`: of the implications."""
+    """The dual values chosen for missing rows, as changes of `reduced`; `given`: those of the implications."""
 
     def __init__(self, matrix: Matrix, inside: Array, reduced: Array) -> None:
         self.matrix, self.left, self.reduced = matrix, ~inside, reduced
@@ -111,7 +112,7 @@ class _Prices:
         self._of_counts[matrix.products.z] = True
 
     def counts(self) -> None:
-        """What counts lack: first from the largest of them, the rest from their flows."""
+        """Negative reduced costs of counts: taken from the variable of the largest count first, then from the flows."""
         products = self.matrix.products
         self._share(self._asleep(of_counts=True), limited=True)
         lacking = np.where(self.left[products.z], np.maximum(0.0, -self.reduced[products.z]), 0.0)
@@ -124,7 +125,7 @@ class _Prices:
         np.add.at(self.reduced, products.ones, (self.matrix.slopes * paid)[products.owner])
 
     def flows(self) -> None:
-        """What flows lack: from their conversions, and these from those that all readers share."""
+        """Negative reduced costs of flows: taken from their conversions, and of these from those all readers share."""
         some, rows = self.matrix.implications, self._asleep(of_counts=False)
         above = rows[some.upper[rows]]
         below = rows[~some.upper[rows]]
@@ -134,12 +135,12 @@ class _Prices:
         self._share(above, limited=True)
 
     def _asleep(self, *, of_counts: bool) -> Array:
-        """The implications that are not there, of counts or of flows."""
+        """The implications whose rows are missing, of counts or of flows."""
         some = self.matrix.implications
         return np.flatnonzero(self.left[some.small] & (self._of_counts[some.small] == of_counts))
 
     def _share(self, rows: Array, *, limited: bool) -> None:
-        """What the smalls lack is taken from the bigs, no more than these have if `limited`."""
+        """Raise negative reduced costs of smalls at the expense of their bigs; `limited`: these stay nonnegative."""
         some, reduced = self.matrix.implications, self.reduced
         ranks = some.rank[rows]
         for rank in np.unique(ranks):

@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as lists and arrays, which `engines` solves."""
+"""A mixed-integer linear program as lists and arrays; `engines` and `relaxation` solve it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autopar.solver.linear.records import Count, CountProducts, Flows, Implied, 
 from autopar.solver.linear.relaxation import Relaxation
 from autopar.solver.linear.terms import Array, Entries, Terms
 
-# Columns up to which HiGHS's presolve does not aggregate: it lost the best plan of a program of 142, whose rows of
-# memory had entries of 1e-5 (seed 65 of `test_counts_of_nested_levels`).
+# Up to so many columns, HiGHS's presolve must not aggregate: it lost the optimum of a program of 142 columns whose
+# memory rows had entries of 1e-5 (seed 65 of `test_counts_of_nested_levels`).
 _SMALL = 2_000
 
 
@@ -27,21 +27,21 @@ _SMALL = 2_000
 class Program:
     """Minimise `cost @ x` over `lower <= x <= upper` and rows; some variables are integers.
 
-    It is stated row by row; what there are many of (flows, conversions that they pay, counts of their replays) is
-    stated in arrays. `matrix` then is the whole program in arrays, which all solving reads.
+    It is built row by row; what there is much of (flows, the conversions they pay, counts of their replays) is added as
+    arrays. When it is complete, `matrix` gives the whole program as arrays, from which it is solved.
     """
 
     names: list[str] = field(default_factory=list)
     lower: array[float] = field(default_factory=lambda: array("d"))
     upper: array[float] = field(default_factory=lambda: array("d"))
     integer: bytearray = field(default_factory=bytearray)
-    whole: bytearray = field(default_factory=bytearray)  # 0 or at least 1 wherever the integers are integers
+    whole: bytearray = field(default_factory=bytearray)  # whether it is 0 or at least 1 in every integer solution
     cost: Array = field(default_factory=lambda: NONE)  # of all variables
     rows: list[tuple[str, int, float]] = field(default_factory=list)  # name, sense (-1: at most, 1: at least), right
     entries: Entries = field(default_factory=Entries)
-    budget: int | None = None  # a variable whose upper bound makes the program slow, and costs little in most cases
-    counts: list[Count] = field(default_factory=list)  # what branch and bound branches on first
-    nested_counts: list[list[Count]] = field(default_factory=list)  # chains of them: none is larger than the one before
+    budget: int | None = None  # variable whose upper bound makes relaxations slow, but mostly costs little
+    counts: list[Count] = field(default_factory=list)  # branch and bound branches on these first
+    nested_counts: list[list[Count]] = field(default_factory=list)  # chains in which no count exceeds the one before
     any_rows: list[Indicator] = field(default_factory=list)  # m q - r >= 0, as in `solver.linear.records`
     rest_rows: list[Indicator] = field(default_factory=list)  # m k + r >= m
     products: list[CountProducts] = field(default_factory=list)
@@ -50,14 +50,14 @@ class Program:
     opened: list[Opened] = field(default_factory=list)
     once: Once = field(default_factory=Once)
     _matrix: Matrix | None = None
-    _root: tuple[Array, Outcome] | None = None  # the relaxation of the whole program, with its objective
+    _root: tuple[Array, Outcome] | None = None  # the costs and the relaxation of the whole program
 
     def variable(
         self, name: str, *, lower: float = 0.0, upper: float | None = 1.0, integer: bool = False, whole: bool = True
     ) -> int:
-        """A new variable, continuous in [0, 1] unless said; returns its number.
+        """Add a variable, by default continuous in [0, 1]; returns its number.
 
-        `whole`: where the integers are integers, this one is 0 or at least 1 by itself.
+        `whole`: in every integer solution it is 0 or at least 1, even if it is declared continuous.
         """
         self.names.append(name)
         self.lower.append(lower)
@@ -67,7 +67,7 @@ class Program:
         return len(self.names) - 1
 
     def variables(self, name: str, many: int, *, upper: float | None = 1.0) -> Array:
-        """The numbers of so many new variables, alike."""
+        """Add `many` equal continuous variables; returns their numbers."""
         first = len(self.names)
         self.names += [name] * many
         self.lower += array("d", [0.0]) * many
@@ -77,11 +77,11 @@ class Program:
         return np.arange(first, first + many)
 
     def equal(self, name: str, terms: Terms, right: float) -> int:
-        """A new row; returns its number."""
+        """Add the row `terms == right`; returns its number."""
         return self._row(name, terms, 0, right)
 
     def at_most(self, name: str, terms: Terms, right: float, *, more: tuple[Array, Array] | None = None) -> int:
-        """`more`: terms of other variables than `terms` has, and their coefficients."""
+        """Add the row `terms <= right`. `more`: further variables, none of them in `terms`, and their coefficients."""
         row = self._row(name, terms, -1, right)
         if more is not None:
             self.entries.many(row, *more)
@@ -91,15 +91,16 @@ class Program:
         return self._row(name, terms, 1, right)
 
     def equal_to_sum(self, name: str, variable: int, terms: tuple[Array, Array]) -> int:
-        """`variable` is the sum of other variables times coefficients; returns the row's number."""
+        """Add a row by which `variable` equals a linear expression (variables, coefficients); returns its number."""
         row = self.equal(name, [(variable, 1.0)], 0.0)
         self.entries.many(row, terms[0], -terms[1])
         return row
 
     def transport(self, out: Sequence[Sequence[int]], into: Sequence[Sequence[int]], possible: Array) -> Array:
-        """Flows from each of some sums of variables to each of others, where possible: their numbers, -1 for none.
+        """Add flows from each end in `out` to each end in `into`, where `possible`; returns their numbers, -1 for none.
 
-        What leaves an end is its sum, and so is what arrives.
+        An end is a list of variables. Rows make the flows that leave or enter an end sum up to the sum of its
+        variables.
         """
         numbers = np.full(possible.shape, -1)
         numbers[possible] = self.variables("f", int(possible.sum()))
@@ -118,7 +119,7 @@ class Program:
     def implies(
         self, name: str, small: Array, big: Array, terms: Sequence[tuple[int, float]] = (), right: float = 0.0
     ) -> None:
-        """Each of `big` is at least its `small`, plus `terms` and `right`; this must say nothing where `small` is 0."""
+        """Add rows `big - small + terms >= right`, one for each pair; they must be redundant if `small` is 0."""
         rows = self._rows(name, len(small), 1, right)
         self.entries.many(rows, big, 1.0)
         self.entries.many(rows, small, -1.0)
@@ -129,8 +130,9 @@ class Program:
     def multiple(
         self, name: str, variables: Array, ones: Sequence[Array], times: Mapping[int, float], most: float
     ) -> None:
-        """Each of `variables` <= `most` times a sum of `ones`, which is 0 or 1; where the counts have bounds, between
-        the least and the most that `times` (an expression in counts) can be, times that sum."""
+        """Add rows that bound each of `variables` as a product of `times` (an expression in counts) and a sum of
+        `ones`, which is 0 or 1: at most `most` times the sum. In a box of counts, `Matrix.bound` tightens this to the
+        least and the largest value of `times`, times the sum."""
         rows, floors = self._rows(name, len(variables), -1, 0.0), self._rows(name, len(variables), 1, 0.0)
         owner = np.repeat(np.arange(len(ones)), [len(some) for some in ones])
         all_ones = np.concatenate(ones)
@@ -140,14 +142,14 @@ class Program:
         self.products.append(CountProducts(rows, floors, variables, all_ones, owner, dict(times), most))
 
     def matrix(self) -> Matrix:
-        """The program as arrays, once nothing is added any more."""
+        """The program as arrays; made anew if variables or rows were added since."""
         if self._matrix is None or (self._matrix.columns, self._matrix.lines) != (len(self.names), len(self.rows)):
             self._matrix = Matrix(self)
         self._matrix.cost = self.cost
         return self._matrix
 
     def wrong_products(self, values: Array) -> dict[int, float]:
-        """By count, how far the products with it are from what they stand for, in sum."""
+        """For each count, the sum of the errors of its products: the distance of each z from t * s."""
         found: dict[int, float] = {}
         products = self.matrix().products
         ones = np.bincount(products.owner, values[products.ones], minlength=len(products.rows))
@@ -171,8 +173,9 @@ class Program:
         close: float | None = None,
         basis: Basis | None = None,
     ) -> Outcome:
-        """The linear relaxation, or a bound of it after some seconds of columns `entering`; "stopped" where the time
-        was too short. `everything`, `first`: as `Relaxation` has them; `close`: what a bound may miss, relatively."""
+        """The linear relaxation, or a bound of it if columns still enter after `entering` seconds; "stopped" if the
+        time was too short. `everything`, `first`: as in `Relaxation`; `close`: how far the bound may be below the
+        optimum (relative)."""
         if not is_highs(solver):
             return self._optimise(engine(solver, time_limit, 0.0), np.arange(len(self.names)), False, 0.0, bounds)
         at_once = close != math.inf and (close is not None or basis is None)
@@ -188,8 +191,8 @@ class Program:
         close: float | None = None,
         first: Array | None = None,
     ) -> Outcome:
-        """The relaxation of the whole program, solved once for all who ask: the search begins with it, its dual values
-        say what hides behind compute, and it tells which ways equal blocks would mix."""
+        """The relaxation of the whole program, solved once and cached: the search starts from it, its dual values weigh
+        what hides behind compute, and it shows which choices equal blocks would mix."""
         known = self._root
         if known is not None and len(known[0]) == len(self.names) and np.array_equal(known[0], self.cost):
             return known[1]
@@ -207,8 +210,8 @@ class Program:
         cutoff: float = math.inf,
         from_last: bool = False,
     ) -> Outcome:
-        """A relaxation with other bounds of the counts, where HiGHS holds it from its parent's basis, or from that of
-        the last answer; "closed" where it was stopped above the cutoff."""
+        """The relaxation in a box of its own, from the basis of its `parent` or (`from_last`) of the last answer;
+        "closed" if its bound reached the cutoff. Without HiGHS it is solved from nothing."""
         if parent.relaxation is None:
             return self.relax("cbc", time_limit, bounds)
         some, basis = parent.relaxation, None if from_last else parent.basis
@@ -240,13 +243,13 @@ class Program:
         return Outcome("optimal", some.values, value, value, some.reduced, some, bounds, some.basis, some.duals)
 
     def budget_binds(self, relaxed: Outcome) -> bool:
-        """Whether a relaxation would cost less with a larger budget."""
+        """Whether the budget binds: whether the relaxation would cost less with a larger one."""
         if self.budget is None or not math.isfinite(self.upper[self.budget]) or not len(relaxed.reduced):
             return False
         return -relaxed.reduced[self.budget] * self.upper[self.budget] > WHOLE * abs(relaxed.objective)
 
     def as_whole(self, relaxed: Outcome) -> Outcome | None:
-        """A relaxation as a solution, where all that must be whole is so already."""
+        """The relaxation as a solution if all its integer variables are integral; else None."""
         integers = relaxed.values[self.matrix().integer]
         if relaxed.status != "optimal" or np.any(np.abs(integers - np.round(integers)) > WHOLE):
             return None
@@ -265,14 +268,14 @@ class Program:
         heuristics: bool = False,
         aggregates: bool = True,
     ) -> Outcome:
-        """The best solution in whole numbers in which all variables outside `kept` are 0, up to the `cutoff`, above
-        which bound and solution say nothing; the rest is for `engine`."""
+        """The best integer solution in which all variables outside `kept` are 0, if it costs less than the `cutoff`: a
+        solution or bound above the cutoff means nothing. For the other arguments see `engine`."""
         aggregates = aggregates and len(kept) > _SMALL
         run = engine(solver, time_limit, gap, cutoff, nodes, heuristics=heuristics, aggregates=aggregates)
         return self._optimise(run, kept, True, gap, bounds)
 
     def _optimise(self, run: Engine, kept: Array, integer: bool, gap: float, bounds: Bounds) -> Outcome:
-        """The program with all variables outside `kept` at 0, as it is or relaxed, and counts within `bounds`."""
+        """Solve the program, or its relaxation, within `bounds` and with all variables outside `kept` at 0."""
         matrix = self.matrix()
         matrix.bound(bounds)
         return optimise(matrix.part(kept), run, integer=integer, gap=gap, bounds=bounds)

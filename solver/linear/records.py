@@ -1,11 +1,11 @@
-"""Rows of a program that are remembered by what they say, since other bounds or columns left out change them.
+"""Records of rows of a program by their meaning: such rows change with bounds of counts, or with columns left out.
 
-A count r of m blocks that recompute is an integer variable with two indicators, 0/1 variables::
+The number r of blocks out of m that recompute is an integer variable (a count) with two 0/1 indicators::
 
     q = 1 if any block recomputes         m q - r >= 0
     k = 1 if any block does not           m k + r >= m
 
-Within narrower bounds of r both rows can be tightened; `solver.linear.matrix` does.
+Within narrower bounds of r both rows can be tightened, which `solver.linear.matrix` does.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from autopar.solver.linear.terms import Array
 
 
 class Count(NamedTuple):
-    """A count of blocks that recompute at a level or a higher one, which branch and bound branches on."""
+    """The number of blocks that recompute at a given level or a higher one; branch and bound branches on it."""
 
     variable: int  # r
     indicator: int  # q
 
 
 class Indicator(NamedTuple):
-    """A row that couples a count with an indicator of it."""
+    """A row that couples a count with one of its indicators."""
 
     row: int
     blocks: int  # r
@@ -31,9 +31,9 @@ class Indicator(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """Variables that carry choices of a tensor's source to choices of one use: a transport problem.
+    """The flows from the choices of a tensor's source to the choices of one use: a transport problem.
 
-    All arrays are as long as `variables`: the rows in which each one's source and target sum up.
+    The arrays have one length: each variable, with the row of its source and the row of its target.
     """
 
     variables: Array
@@ -42,7 +42,7 @@ class Flows(NamedTuple):
 
 
 class Implied(NamedTuple):
-    """Rows `big >= small + ...`, which say nothing where `small` is 0; arrays of one length."""
+    """Rows `big >= small + ...` that are redundant if `small` is 0; arrays of one length."""
 
     rows: Array
     small: Array
@@ -51,7 +51,8 @@ class Implied(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A 0/1 variable that is 1 where any of some flows is, and what is `missing` then: `many` less what these pay."""
+    """A 0/1 variable that is 1 if any flow uses a bucket, and the variable `missing`: the `many` latencies that the
+    bucket then costs, less those that its flows pay."""
 
     variable: int
     missing: int
@@ -59,16 +60,16 @@ class Opened(NamedTuple):
 
 
 class CountProducts(NamedTuple):
-    """Variables z = t * s: t is a sum of counts, s a sum of 0/1 variables that is itself 0 or 1.
+    """Variables z = t * s, where t is a sum of counts, and s is a sum of 0/1 variables that is itself 0 or 1.
 
-    Linearised (McCormick 1976): `rows` z <= most * s, and `floors` z >= least * s, where `least` is 0 unless bounds of
-    the counts say more.
+    Linearised (McCormick 1976): `rows` are z <= most * s, and `floors` are z >= least * s, where `least` is 0 unless
+    the counts are bounded from below.
     """
 
     rows: Array
     floors: Array
     z: Array
-    ones: Array  # the 0/1 variables of all z, one behind the other
-    owner: Array  # of each of these, the place of its z
-    times: dict[int, float]  # t, by count
-    most: float  # the largest that t can be
+    ones: Array  # the 0/1 variables of all z, concatenated
+    owner: Array  # for each of `ones`, the index of its z
+    times: dict[int, float]  # t: the coefficient of each count
+    most: float  # the largest value of t

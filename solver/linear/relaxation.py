@@ -1,11 +1,12 @@
-"""A linear relaxation solved by HiGHS with few of its columns: the others enter where they would help.
+"""A linear relaxation solved by HiGHS with column generation (Gilmore and Gomory 1961).
 
-Column generation (Gilmore and Gomory 1961). The relaxation is solved with the cheapest flows alone; its dual values
-price the flows that are left out; the best of those whose reduced cost is negative enter, until nothing worth it is
-left: then the optimum is that of all columns, or a bound just below it. A flow that takes others along shares its price
-with them first: rows that say nothing where the flow is 0 have dual values of one's own choice.
+The relaxation is first solved with only the cheapest flows as columns. Its dual values give the reduced costs of the
+flows that are left out, and the best of those with a negative reduced cost enter. This ends when none is left (the
+optimum is then that of all columns), or when the missing part is small, which is subtracted to get a bound. A flow that
+needs other columns beside it first shares its cost with them: the rows that couple them are redundant while the flow
+is 0, so their dual values may be chosen (`solver.linear.pricing`).
 
-It is solved again, with other bounds of the counts, from the basis of a time before.
+With other bounds of the counts, the relaxation is solved again from the basis of an earlier answer.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.pricing import bound_by, priced
 from autopar.solver.linear.terms import Array
 
-_CHEAPEST = 4  # of the flows that leave or enter at an end, those that are there at first
-_OF_LARGE = 6  # and of a program with more columns than these, where another round takes longer than columns in vain
-_LARGE = 100_000
-_BEST = 6  # and of those that would help, those that enter at a time
-_CLOSE = 1e-6  # what may be missed of the optimum, relatively, is taken off
-_TOLERANCE = 1e-9  # of reduced costs, relative to the optimum
+_CHEAPEST = 4  # first columns: so many of the cheapest flows at each end of each use
+_OF_LARGE = 6  # the same in a large program, where another round takes longer than some useless columns
+_LARGE = 100_000  # a program with more columns is large
+_BEST = 6  # in each round, at most so many flows of negative reduced cost enter at each end
+_CLOSE = 1e-6  # pricing ends if the missing columns lower the optimum by no more (relative); that much is subtracted
+_TOLERANCE = 1e-9  # a reduced cost counts as negative below minus this part of the optimum
 
 
 class Relaxation:
-    """What HiGHS holds of a program, and its answer to the last question.
+    """The columns of a program that HiGHS has (`inside`), and its last answer.
 
-    `everything`: with all columns from the start; `first`: with these flows; `at_once`: in a large program with more of
-    them than are needed, so that one round is mostly enough (from the basis of fewer a round may take longer than from
-    nothing).
+    `everything`: all columns from the start; `first`: flows to start with; `at_once`: a large program starts with more
+    columns than it needs, so that mostly one round is enough (a later round, from the basis of fewer columns, may take
+    longer than a cold start).
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Relaxation:
         self.objective = math.inf
         self.values, self.reduced = np.zeros(self.matrix.columns), np.zeros(self.matrix.columns)
         self.duals = np.zeros(self.matrix.lines)
-        self._missed = 0.0  # what columns that it lacked could take off it, at most
+        self._missed = 0.0  # at most 0: what the missing columns may add to the objective
         self._held = HighsSession(self.matrix)
 
     def solve(
@@ -65,12 +66,12 @@ class Relaxation:
         close: float | None = None,
         cutoff: float = math.inf,
     ) -> str:
-        """Solve within bounds of counts, from a basis or that of the last time; "optimal", "infeasible" or "stopped".
+        """Solve within bounds of counts, from `basis` or from that of the last answer.
 
-        "closed" where the optimum was found to be at least `cutoff`: `objective` is a bound of it then, `values` mean
-        nothing. After so many seconds of `entering` no more columns enter, and `objective` is a bound of the optimum.
-        `patient`: HiGHS may take as many iterations as it wants. `close`: what `objective` may miss, relatively;
-        infinity: the first answer is enough.
+        Returns "optimal", "infeasible", "stopped" (out of time or iterations), or "closed" if the optimum is at least
+        `cutoff`: then `objective` is a bound, and `values` mean nothing. After `entering` seconds no columns enter any
+        more, and `objective` is a bound of the optimum. `patient`: HiGHS may take as many iterations as it needs.
+        `close`: how far `objective` may be below the optimum (relative); infinity: the first answer is enough.
         """
         begun = cpu_seconds()
         self.matrix.bound(bounds)
@@ -89,7 +90,7 @@ class Relaxation:
                 return "closed"
             elif status == ENOUGH:
                 if not self._enter_above():
-                    cutoff, start = math.inf, "basis"  # HiGHS says so, and its dual values do not
+                    cutoff, start = math.inf, "basis"  # the dual values do not confirm what HiGHS says
             elif status != "Optimal":
                 return "stopped"
             elif not self._enter(_CLOSE if close is None else close):
@@ -100,11 +101,11 @@ class Relaxation:
 
     @property
     def basis(self) -> Basis | None:
-        """The basis of the last answer."""
+        """The basis of the last optimum."""
         return self._held.basis
 
     def _enter(self, close: float) -> bool:
-        """Read the answer, and let in what would improve it; False where nothing would."""
+        """Read the answer, and let columns enter that would improve it; False if none would."""
         self.objective, self.values, self.duals = self._held.answer()
         tolerance = _TOLERANCE * abs(self.objective)
         self.reduced, flows, loose = priced(self.matrix, self.matrix.cost, self.inside, self.duals, tolerance)
@@ -123,21 +124,21 @@ class Relaxation:
         return True
 
     def _above(self, cutoff: float) -> bool:
-        """Whether the dual values of the answer prove that nothing costs less than the cutoff."""
+        """Whether the dual values of the answer prove that no solution costs less than the cutoff."""
         if cutoff == math.inf:
             return False
         self.objective = bound_by(self.matrix, self.inside, self._held.answer()[2])
         return self.objective >= cutoff
 
     def _enter_above(self) -> bool:
-        """Let in what would lower an answer that HiGHS did not come to the end of; False where nothing would."""
+        """Let columns enter that would lower an answer at which HiGHS stopped early; False if none would."""
         value, _, duals = self._held.answer()
         reduced, flows, _ = priced(self.matrix, self.matrix.cost, self.inside, duals, _TOLERANCE * abs(value))
         self.inside = self.matrix.with_company(self.inside | self.matrix.least_of(reduced, _BEST, flows))
         return bool(flows.any())
 
     def _mend(self) -> bool:
-        """Let in what speaks against a proof that there is no solution (Farkas); False where nothing does."""
+        """Farkas pricing: let columns enter that refute HiGHS's proof of infeasibility; False if none does."""
         ray = self._held.ray()
         more = np.ones_like(self.inside)
         if ray is not None:

@@ -1,4 +1,4 @@
-"""Sums of terms and entries of rows, as they come: one by one, or by the thousand in arrays."""
+"""Linear expressions and matrix entries that are built up one by one or in arrays."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-Array = Any  # of numpy; its stubs say no more about what is computed here
-Terms = Mapping[int, float] | Iterable[tuple[int, float]]  # by variable, or pairs of which equal variables add up
-_MANY = 30  # entries of a row: so many are an array of their own
+Array = Any  # a numpy array; its stubs are no more precise about what is computed here
+Terms = Mapping[int, float] | Iterable[tuple[int, float]]  # coefficients by variable; those of equal variables add up
+_MANY = 30  # a row with more entries is stored as arrays of its own
 
 
 class Linear:
-    """A linear expression in a program's variables; terms of one variable add up.
+    """A linear expression in a program's variables; coefficients of the same variable add up.
 
     >>> some = Linear({3: 1.0})
     >>> some.add(np.array([1, 3]), np.array([2.0, 0.5]))
@@ -29,7 +29,7 @@ class Linear:
         return bool(self._single) or bool(self._chunks)
 
     def add(self, variables: int | Array, coefficients: float | Array) -> None:
-        """Add terms, of one variable or of many different ones."""
+        """Add terms: one variable, or an array of distinct variables."""
         if isinstance(variables, int):
             if coefficients:
                 self._single[variables] = self._single.get(variables, 0.0) + float(coefficients)
@@ -37,7 +37,7 @@ class Linear:
             self._chunks.append((variables, np.broadcast_to(coefficients, len(variables))))
 
     def terms(self, factor: float = 1.0) -> tuple[Array, Array]:
-        """The variables in order, each once, and their coefficients times a factor; none is 0."""
+        """The variables in order, each once, and their nonzero coefficients times a factor."""
         single = np.array([*self._single], dtype=np.int64), np.array([*self._single.values()], dtype=float)
         variables, coefficients = (np.concatenate(some) for some in zip(single, *self._chunks, strict=True))
         found, places = np.unique(variables, return_inverse=True)
@@ -45,7 +45,7 @@ class Linear:
         return found[sums != 0], sums[sums != 0]
 
     def array(self, columns: int) -> Array:
-        """The coefficients of all variables of a program."""
+        """The expression as an array of coefficients of all `columns` variables of a program."""
         found = np.zeros(columns)
         for variables, coefficients in self._chunks:
             found[variables] += coefficients
@@ -55,19 +55,19 @@ class Linear:
 
 
 def arrays_of(terms: Mapping[int, float]) -> tuple[Array, Array]:
-    """The variables of an expression, and their coefficients."""
+    """The variables of an expression and their coefficients, as arrays."""
     return np.fromiter(terms.keys(), np.int64, len(terms)), np.fromiter(terms.values(), float, len(terms))
 
 
 class Entries:
-    """The matrix of a program as it grows: row, column, value."""
+    """The matrix entries of a program as it is built: row, column, value."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[Array, Array, Array]] = []
         self._single: tuple[list[int], list[int], list[float]] = ([], [], [])
 
     def one(self, row: int, terms: Terms) -> None:
-        """The entries of one row."""
+        """Add the entries of one row."""
         found = terms if isinstance(terms, Mapping) else _added_up(terms)
         if len(found) > _MANY:
             self.many(row, *arrays_of(found))
@@ -78,11 +78,12 @@ class Entries:
         values.extend(found.values())
 
     def many(self, rows: int | Array, columns: Array, values: float | Array) -> None:
-        """One entry for each column; rows and values one each, or one for all."""
+        """Add one entry for each column; `rows` and `values` are given for each or once for all."""
         self._chunks.append((np.broadcast_to(rows, columns.shape), columns, np.broadcast_to(values, columns.shape)))
 
     def arrays(self, *, added_up: bool = False) -> tuple[Array, Array, Array]:
-        """By row; within a row as they came, single ones first; `added_up`: those of one row and column are one."""
+        """All entries sorted by row, within a row in order of addition, those of `one` first; `added_up`: entries of
+        the same row and column are summed."""
         rows, columns, values = self._single
         single = np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64), np.array(values, dtype=float)
         all_rows, all_columns, all_values = (np.concatenate(some) for some in zip(single, *self._chunks, strict=True))

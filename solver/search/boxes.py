@@ -1,7 +1,7 @@
-"""Boxes of counts: what is open in them, and how they are cut.
+"""Boxes of counts: which counts are open, and how boxes are split.
 
-A box bounds each count of blocks that recompute from below and above; products of counts and choices are bounded by
-both, so that the parts of a box have them less wrong than the box.
+A box has a lower and an upper bound for each count of blocks that recompute. Both bounds enter the linearised products
+of counts and choices, so these are more exact in the parts of a box than in the box.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ class Boxes:
         self.program = program
 
     def range(self, counts: Bounds, count: int) -> tuple[float, float]:
-        """The bounds of a count in a box, its own where the box has none."""
+        """The bounds of a count in a box; the count's own bounds if the box has none for it."""
         return counts.get(count, (self.program.lower[count], self.program.upper[count]))
 
     def at(self, values: Mapping[int, float]) -> Bounds:
-        """The box in which counts have these values."""
+        """The box in which the counts are fixed to these values."""
         found: dict[int, tuple[float, float]] = {}
         for count, whether in self.program.counts:
             found |= {whether: (min(values[count], 1.0),) * 2, count: (values[count],) * 2}
         return self._with_kept(found)
 
     def are_possible(self, values: Mapping[int, float]) -> bool:
-        """Whether counts can have these values: each within its bounds, none larger than one that it is nested in."""
+        """Whether the counts can have these values: each within its bounds, and none larger than the one before it in a
+        chain of nested counts."""
         within = all(low <= values[count] <= high for count in values for low, high in [self.range({}, count)])
         chains = [[values[count] for count, _ in chain] for chain in self.program.nested_counts]
         return within and all(chain == sorted(chain, reverse=True) for chain in chains)
 
     def is_fixed(self, counts: Bounds) -> bool:
-        """Whether every count has one value."""
+        """Whether every count is fixed."""
         ranges = [self.range(counts, count) for count, _ in self.program.counts]
         return all(low == high for low, high in ranges)
 
     def open(self, counts: Bounds) -> list[tuple[int, int]]:
-        """The counts that have several values, with the variables that tell if they are 0."""
+        """The counts that are not fixed, each with its indicator (1 if any block recomputes)."""
         return [pair for pair in self.program.counts if len(set(self.range(counts, pair[0]))) > 1]
 
     def split(self, node: Outcome, fixed: float | None = None) -> Iterator[Bounds]:
-        """The count whose products the relaxation has most wrong, below and above its value there.
+        """Split a box by the count whose products have the largest errors, at the count's value in the relaxation.
 
-        Whether a block recomputes at all is told first. A count that is whole already is also fixed: that is where
-        solutions come from. `fixed`: a count is fixed in any case, rounded up from so much above its value, and the
-        part with it is the first.
+        If this value is whole, one part fixes the count to it, as fixed counts give solutions. Otherwise a count that
+        may be 0 is split into 0 and at least 1. `fixed`: the first part fixes the count in any case, to its value in
+        the relaxation less `fixed`, rounded up.
         """
         open_counts = self.open(node.counts)
         if not open_counts:
@@ -59,7 +60,8 @@ class Boxes:
         wrong = self.program.wrong_products(node.values)
 
         def gained(pair: tuple[int, int]) -> float:
-            """How wrong its products are; where only 0 is told apart, that says little of a count near its largest."""
+            """The errors of a count's products; less if the split is between 0 and 1 and the count is near its largest,
+            where such a split changes little."""
             low, high = self.range(node.counts, pair[0])
             part = 1.0 if low or fixed is not None else 1 - node.values[pair[0]] / (1 + high)
             return part * (wrong.get(pair[0], 0.0) + wrong.get(pair[1], 0.0))
@@ -81,7 +83,7 @@ class Boxes:
                 yield found
 
     def _with(self, counts: Bounds, count: int, whether: int, part: tuple[float, float]) -> Bounds | None:
-        """Bounds with those of one more count, and what follows for counts that are nested with it; None: empty."""
+        """A box in which one more count is bounded, and so are the counts nested with it; None if that box is empty."""
         if part[0] > part[1]:
             return None
         found = {**counts, whether: (min(part[0], 1.0), min(part[1], 1.0)), count: part}
@@ -98,11 +100,12 @@ class Boxes:
         return self._with_kept(found)
 
     def _with_kept(self, counts: Bounds) -> Bounds:
-        """A box with what it says of whether any block is below a level of recompute."""
+        """A box with the indicator k fixed to 1 for each count whose upper bound is below the number of blocks: some
+        block does not recompute then."""
         below = [k for _, one, k in self.program.rest_rows if self.range(counts, one)[1] < self.range({}, one)[1]]
         return {**counts, **dict.fromkeys(below, (1.0, 1.0))}
 
 
 def holds(bounds: Bounds, values: Array) -> bool:
-    """Whether values of a program's variables lie within a box."""
+    """Whether the values of a program's variables lie within a box."""
     return all(low - WHOLE <= values[v] <= high + WHOLE for v, (low, high) in bounds.items())

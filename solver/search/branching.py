@@ -1,24 +1,25 @@
-"""Branch and bound over the counts of a program, and whole numbers where these are fixed.
+"""Branch and bound over the counts of a program; boxes whose counts are fixed are solved as integer programs.
 
-How many blocks of a class recompute multiplies many other choices. While such a count r is open, its products with 0/1
-choices are only bounded (McCormick), and the linear relaxation is loose; with r fixed they are linear. So the counts
-are branched on first, best bound first: each node of the search is a box of counts with the optimum L of its
-relaxation. A box is cut in two where its relaxation has the count, since products are bounded by both of its ends. A
-node whose counts are all fixed is solved in whole numbers, and one of several whose relaxation has all products right
-(`solver.search.incumbent`).
+The number r of blocks of a class that recompute multiplies many 0/1 choices. While r is open, these products are only
+bounded (McCormick) and the linear relaxation is loose; with r fixed they are linear. So the search branches on the
+counts first, in order of best bound. A node of the search is a box, which bounds each count from both sides, with the
+optimum L of its relaxation. A box is split at the value that its relaxation gives a count, because both bounds of a
+count tighten its products. A box is "done" when all its counts are fixed, or when several are open but all products of
+its relaxation are exact. A box that is done is solved as an integer program (`solver.search.incumbent`).
 
-Where such a box is still too large for that, it is cut by buckets and choices (`solver.search`: `openings`, `choices`).
-The likelier part is cut again, and its relaxation rounded: the good solution that this finds makes most boxes small
-enough, so that the other parts are looked at last. In a small program a relaxation and its rounding take a tenth of the
-time of whole numbers, so that every box is rounded and cut like this first, and what is left goes on till one is found.
+If a done box is too large for that, it is cut by buckets (`openings`) and by choices (`choices`). The likelier part is
+cut again and its relaxation is rounded. The good incumbent found this way makes most boxes small enough, so the other
+parts are left for last. In a small program, a relaxation and its rounding take a tenth of the time of an integer
+program, so every box is first rounded and cut, and so are its parts, until there is an incumbent.
 
-Where counts hardly change the relaxation, boxes would be many and none easier than the whole: of a small program, all
-that is left after some cuts is then solved at once, if reduced costs leave few variables to it. With more HiGHS tries
-once, if little is left to prove. A box with more is begun by HiGHS, which often finds a better solution in a few nodes
-and proves a better bound, and then cut again. Where a good solution is known first and the relaxation is far from it,
-all of a small program whose budget binds is tried before.
+Where counts hardly change the relaxation, there would be many boxes, none easier than the whole. In a small program,
+all that is left after some splits is then solved by HiGHS at once if reduced costs leave few variables; if they leave
+more, HiGHS tries once, provided that little is left to prove. After a number of cuts, HiGHS starts on a box that still
+has too many variables, for a few nodes of its own (this often gives a better incumbent and bound), before the box is
+cut again. If a solution is known from the start and the relaxation is far below it, HiGHS first tries the whole program
+where this is small and its budget binds.
 
-Boxes that cannot be better than the best solution by more than the gap are closed, and HiGHS looks for nothing worse.
+A box is closed if it cannot improve the incumbent by more than the gap; the same value is HiGHS's cutoff.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from autopar.solver.search.incumbent import Incumbent
 from autopar.solver.search.nearby import nearby
 from autopar.solver.search.windows import SHARE
 
-_BLIND = 4  # boxes that are split before a first solution is looked for
-_NEAR = 1e-2  # of a bound: boxes this near to the best are worth solving while there is no solution
-_RIGHT = 1e-3  # blocks in sum by which products may be wrong that are called right
-_ROUND = 3  # cuts by choices after which a relaxation is rounded again, where that takes long
-_SPLITS = 16  # by counts in a program that is not large: if they tell no more, HiGHS closes all that is left sooner
-_CUTS = 30  # by choices in a program that is not large: with more, HiGHS closes what is left sooner
-_WHOLE = 1 / 3, 4_000  # of the time, and nodes in which HiGHS may close a small program with a far relaxation at once
+_BLIND = 4  # boxes of a small program that are split before the dive for a first solution
+_NEAR = 1e-2  # relative; without an incumbent, a done box is solved at once if this near to its parent's bound
+_RIGHT = 1e-3  # products count as exact if the sum of their errors is below this, in blocks
+_ROUND = 3  # in a large program, where rounding takes long, only every third relaxation of a chain of cuts is rounded
+_SPLITS = 16  # splits by counts in a small program, after which HiGHS is faster at closing all that is left
+_CUTS = 30  # cuts by choices in a small program, after which HiGHS is faster at closing what is left
+_WHOLE = 1 / 3, 4_000  # share of the time, and HiGHS nodes, to close a small program with a far relaxation at once
 
 Heap = list[tuple[float, int, Outcome]]
 
 
 class Branching:
-    """The search in one program; `best`: a solution that is known already.
+    """Branch and bound in one program; `best`: a solution that is known already.
 
-    It ends where all that is left costs more than the `limit`, up to which the program has all solutions; once it has
-    one, it looks for nothing dearer.
+    `limit`: the program has all solutions up to this cost, but perhaps not those above. The search ends when every open
+    bound exceeds the limit, and once there is an incumbent, boxes are closed at the limit.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class Branching:
         self.slow = self.incumbent.slow
         self.heap: Heap = []
         self.order = itertools.count()
-        self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are left of them
+        self.cut: list[tuple[Outcome, list[Outcome]]] = []  # boxes cut by choices, with the parts that are still open
         self.cuts = 0
-        self.plunge: Outcome | None = None  # the box that is split next
-        self.dived = False  # whether `_dive` has run: it does once
-        self.binds = False  # whether it is memory that the relaxation mixes choices for
+        self.plunge: Outcome | None = None  # the box to take next, whatever its bound
+        self.dived = False  # whether `_dive` has run: it runs once
+        self.binds = False  # whether the memory budget binds in the relaxation
 
     def run(self, root: Outcome) -> Outcome:
-        """The best solution of the box `root`, all of the program, with the bound that is proven of it."""
+        """The best solution of the program, whose relaxation is `root`, with the bound that is proven."""
         incumbent, heap, splits = self.incumbent, self.heap, 0
         self._push(root)
         self.binds = bool(self.program.counts) and self.program.budget_binds(root)
@@ -114,7 +115,7 @@ class Branching:
         return replace(incumbent.best, status="optimal" if bound >= incumbent.proof() else "feasible", bound=bound)
 
     def _split(self, root: Outcome, node: Outcome, blind: bool) -> None:
-        """Split a box by its counts; `blind`: after as many splits as may be made before diving for a solution."""
+        """Split a box by its counts; `blind`: so many splits are made that a dive for a first solution is due."""
         incumbent = self.incumbent
         for bounds in self.boxes.split(node, (0.0 if incumbent.best is None else 0.5) if self.slow else None):
             if incumbent.closed(node.objective):
@@ -124,19 +125,19 @@ class Branching:
             done = self._is_done(child)
             large = done and incumbent.is_large(child)
             if done and not large and self._as_good(child, node):
-                self._close(child)  # its solution may make the other boxes needless
+                self._close(child)  # its solution may close the other boxes
             else:
                 self._push(child)
             if large:
                 incumbent.round(child)
-            fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in self.heap)  # which have solutions at hand
+            fixed = any(self.boxes.is_fixed(other.counts) for _, _, other in self.heap)  # solutions come soon
             early = incumbent.clock.gone < incumbent.clock.limit / 4
             if not self.dived and (child.status == "stopped" or (blind and not (fixed and early))):
                 self._dive(root)
 
     def _closes_all(self, root: Outcome, node: Outcome, splits: int) -> bool:
-        """Whether HiGHS closed all that is left, with this box: of a small program; of another one it tries once,
-        where little is left to prove."""
+        """Whether HiGHS closed this box and all others that are left: it solves the whole program if few variables are
+        left of it, and otherwise tries once, for a share of the time, if little is left to prove."""
         incumbent, least = self.incumbent, min([node.objective, *self._left()])
         tries = incumbent.best is not None and splits == _SPLITS + 1 and not incumbent.is_far(least)
         if incumbent.is_small(root):
@@ -148,12 +149,12 @@ class Branching:
         return True
 
     def _left(self) -> list[float]:
-        """The bounds of the boxes that are left."""
+        """The bounds of all open boxes."""
         parts = [part for _, some in self.cut for part in some]
         return [objective for objective, _, _ in self.heap] + [part.objective for part in parts]
 
     def _bound(self) -> float:
-        """What every solution costs that is not known yet."""
+        """A lower bound on all solutions that have not been found."""
         return min([self.incumbent.proven, *self._left()])
 
     def _push(self, node: Outcome) -> None:
@@ -161,7 +162,7 @@ class Branching:
             heappush(self.heap, (node.objective, next(self.order), node))
 
     def _next(self) -> Outcome:
-        """The box of least bound; where that is done, rather one that is done too and has the best solution in it."""
+        """The box of least bound; in a large program, if that box is done, a done box that contains the incumbent."""
         first, best = self.heap[0], self.incumbent.best
         if self.plunge is not None:
             first = next((entry for entry in self.heap if entry[2] is self.plunge), first)
@@ -173,24 +174,22 @@ class Branching:
         return first[2]
 
     def _part(self, node: Outcome, bounds: Bounds) -> Outcome:
-        """The relaxation of a part of a node's box, with what is closed noted."""
+        """The relaxation of a part of a node's box, at least the node's; if it is closed, its bound is recorded."""
         part = self._relax(node, bounds)
         if part.status == "closed":
             self.incumbent.proven = min(self.incumbent.proven, part.bound)
         return replace(part, objective=max(part.objective, node.objective))
 
     def _relax(self, node: Outcome, bounds: Bounds) -> Outcome:
-        """The relaxation of a part of a node's box; the node's own where it is right for that part."""
+        """The relaxation of a part of a node's box; the node's own if that is exact and lies in the part."""
         if self.boxes.is_fixed(bounds) and holds(bounds, node.values) and self._is_right(node):
             return replace(node, counts=bounds)
         return self.program.relax_again(node, max(self.incumbent.left(), 1.0), bounds, cutoff=self.incumbent.enough())
 
     def _is_done(self, node: Outcome) -> bool:
-        """Whether a box is for whole numbers: its counts are fixed, or several are open whose bounds mend nothing.
-
-        Where choices are what is not whole, boxes of several counts would be as many as there are counts of each; of
-        one count they are few, and a fixed one is solved faster.
-        """
+        """Whether a box is ready for an integer program: its counts are fixed, or several are open but its products are
+        exact. Only choices are fractional then, and splits would give a box for each combination of the counts' values;
+        a single open count has few values, and boxes in which it is fixed are solved faster."""
         if node.status in ("closed", "infeasible", "waiting"):
             return False
         if self.boxes.is_fixed(node.counts):
@@ -199,17 +198,17 @@ class Branching:
         return node.status == "optimal" and several and self._is_right(node)
 
     def _is_right(self, node: Outcome) -> bool:
-        """Whether products of counts and choices are what they stand for: no bounds of counts would mend them."""
+        """Whether the products of counts and choices are exact: tighter bounds of counts would not change them."""
         return sum(self.program.wrong_products(node.values).values()) < _RIGHT
 
     def _as_good(self, child: Outcome, node: Outcome) -> bool:
-        """Whether a box has about as good a relaxation as the box that it is part of; less so for a first solution."""
+        """Whether a part's relaxation is within the gap of its parent's; without an incumbent a wider gap will do."""
         incumbent = self.incumbent
         gap = incumbent.gap if incumbent.best is not None else max(incumbent.gap, _NEAR)
         return child.status == "optimal" and child.objective - node.objective <= gap * abs(node.objective)
 
     def _dive(self, root: Outcome) -> None:
-        """A first solution, where relaxations are slow: with counts near those of the root, or else the highest."""
+        """Find a first solution with few relaxations: with counts near the root's, or else with the highest counts."""
         self.dived = True
         near = nearby(self.program, self.boxes, self.incumbent.clock, root)
         if near.status == "optimal":
@@ -222,7 +221,7 @@ class Branching:
             self.incumbent.first(root, highest)
 
     def _round_parts(self, node: Outcome) -> None:
-        """A first solution of a box: rounded, or else, where parts are quick, of the likelier one, and so on."""
+        """Round a box's relaxation; in a small program, cut by choices and round the likelier part, and so on."""
         for _ in range(1 if self.slow else _CUTS):
             if node.status != "optimal" or self.incumbent.left() <= 0:
                 return
@@ -240,7 +239,7 @@ class Branching:
     # -- choices ------------------------------------------------------------------------------------------------------
 
     def _close(self, box: Outcome) -> None:
-        """Solve a box that is done, or note what is left of it."""
+        """Solve a box that is done, or keep the parts that are still open: of a large program for last."""
         parts = self._finish(box)
         if self.slow:
             self.cut.append((box, parts))
@@ -248,13 +247,11 @@ class Branching:
         for part in parts:
             self._push(part)
         if parts and parts[-1].status == "optimal" and not self.incumbent.closed(parts[-1].objective):
-            self.plunge = parts[-1]  # all that is likely of the box: a good solution may be near
+            self.plunge = parts[-1]  # the likeliest part: a good solution may be near
 
     def _finish(self, box: Outcome) -> list[Outcome]:
-        """Solve a box that is done, or cut it by choices, and its likelier part again; what is left of it.
-
-        Once a good solution is found, the box itself may be small enough, so that its parts are needless.
-        """
+        """Solve a box that is done, or cut it by choices, then its likelier part and so on; returns the open parts.
+        Once a good incumbent is found, the box itself may be small enough to be solved, which replaces its parts."""
         incumbent, node, left = self.incumbent, box, list[Outcome]()
         if incumbent.best is None and not incumbent.has_many(box) and not self.program.counts and incumbent.solve(box):
             return []
@@ -264,7 +261,7 @@ class Branching:
             if node.status in ("closed", "infeasible"):
                 if not left or (self.slow and (incumbent.left() <= 0 or not incumbent.is_mixed(left[-1]))):
                     break
-                other = left.pop()  # which is the box now
+                other = left.pop()  # the part to go on with
                 node = self._part(other, other.counts)
                 continue
             if incumbent.closed(node.objective) or (depth > 1 and (incumbent.left() <= 0 or not self._is_done(node))):
@@ -273,7 +270,7 @@ class Branching:
                 incumbent.solve(box)
                 return []
             if any(incumbent.is_mixed(other) for other in left) and not incumbent.is_mixed(node):
-                return [*left, node]  # which proves little while others are far
+                return [*left, node]  # solving it would prove little while the bounds of others are far below
             many = incumbent.has_many(node) and (self.cuts < _CUTS or not incumbent.is_small(node))
             if many and self.cuts >= _CUTS:
                 node = replace(node, objective=incumbent.begin(node))
@@ -292,7 +289,7 @@ class Branching:
         return left
 
     def _take_up(self, box: Outcome, parts: list[Outcome]) -> None:
-        """What is left of a box that was cut, or the box itself where it is small enough by now."""
+        """Reopen the parts of a box that was cut, or solve the box itself if it is small enough by now."""
         if not parts or self.incumbent.has_many(box):
             for part in parts:
                 self._push(part)

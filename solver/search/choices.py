@@ -1,19 +1,20 @@
-"""Choices of a program: which op's the relaxation mixes most, and how they are cut in two.
+"""Branching on the choices of an op: which op's choices the relaxation mixes most, and where to cut them in two.
 
-Of the choices of an op one is made: they sum to 1. Where a budget binds, a relaxation mixes choices that cost little
-with others that need little of what the budget gives. With the dual values y of its rows, a choice is worth what its
-entries are times these, and the more the mixed choices of an op differ in that, the more is won by telling them apart::
+Exactly one choice of an op is made: they sum to 1. If a budget binds, a relaxation mixes choices that cost little with
+others that need little memory. The worth w of a choice s is the sum of its matrix entries times the dual values y of
+their rows. The more the mixed choices of an op differ in worth, the more a cut between them raises the bound::
 
     w[s] = sum_i a[i,s] y[i]      over all rows i but those of the choices' sum and of the flows that start or end there
     mix  = sum_s x[s] |w[s] - sum_s x[s] w[s]|
 
-Without a budget it mixes choices whose collectives take longer than there is compute to hide them with others that have
-none. Then a choice is worth besides what its flows f are, at each of its ends e, as the relaxation has them::
+Without a budget, a relaxation mixes choices whose collectives take longer than the compute that hides them with others
+that have none. Then the worth W of a choice also has the mean worth of its flows f at each of its ends e, weighted by
+the values that the relaxation gives the flows::
 
     W[s] = w[s] + sum_e (sum_f f[s,e] w[f] / sum_f f[s,e])
 
-The choices are put in order of that and cut where half of the op lies on either side (a special ordered set, Beale and
-Tomlin 1970), so that equivalent choices, as the same split over one axis or the other, stay together.
+The choices of the op are sorted by worth and cut where half of the op's weight lies on either side (special ordered
+set, Beale and Tomlin 1970), so that equivalent choices, such as the same split over one axis or another, stay together.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from autopar.solver.linear.matrix import Matrix
 from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.linear.terms import Array
 
-_SAME = 1e-9  # choices whose worth differs by less are alike, as a part of the largest worth
+_SAME = 1e-9  # choices are equally good if their worth differs by less than this part of the largest worth
 
 
 class Choices:
-    """The groups of 0/1 variables of a program of which exactly one is 1."""
+    """The groups of 0/1 variables of a program of which exactly one is 1; `with_flows`: worth W instead of w."""
 
     def __init__(self, matrix: Matrix, *, with_flows: bool = False) -> None:
         self.matrix, self.with_flows = matrix, with_flows
@@ -43,7 +44,7 @@ class Choices:
         self._priced[matrix.flows[:, 1:]] = False
 
     def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
-        """A relaxation's box in two, the likelier part first; None where no choice is made in part."""
+        """The two parts of a relaxation's box, the likelier one first; None if no choice is fractional."""
         values = node.values[self.columns]
         mixed = (values > WHOLE) & (values < 1 - WHOLE)
         if not mixed.any():
@@ -52,7 +53,7 @@ class Choices:
         mean = np.bincount(self.owner, values * worth, minlength=self.groups)
         mix = np.bincount(self.owner, values * np.abs(worth - mean[self.owner]), minlength=self.groups)
         half = np.bincount(self.owner, np.minimum(values, 1 - values), minlength=self.groups)
-        mix = mix + _SAME * half  # where all are worth the same
+        mix = mix + _SAME * half  # decides if all choices are worth the same
         mix[np.setdiff1d(np.arange(self.groups), self.owner[mixed])] = -1.0
         mine = np.flatnonzero(self.owner == int(mix.argmax()))
         mine = mine[np.argsort(worth[mine], kind="stable")]
@@ -62,7 +63,7 @@ class Choices:
         return self._without(node, other), self._without(node, likely)
 
     def _cut(self, worth: Array, values: Array) -> int:
-        """Before which of these, in order of worth, the other half begins."""
+        """The index of the choice, in order of worth, at which the second half begins."""
         below = np.cumsum(values)[:-1]
         apart = (below > WHOLE) & (below < values.sum() - WHOLE)
         unlike = apart & (np.diff(worth) > _SAME * np.abs(worth).max())
@@ -71,14 +72,14 @@ class Choices:
 
     def _worth(self, node: Outcome) -> Array:
         matrix = self.matrix
-        if not len(node.duals):  # CBC tells none
+        if not len(node.duals):  # CBC gives no dual values
             return np.zeros(matrix.columns)
         priced = np.where(self._priced, node.duals, 0.0)
         worth: Array = np.bincount(matrix.column, priced[matrix.row] * matrix.value, minlength=matrix.columns)
         return worth + self._of_flows(worth, node.values) if self.with_flows else worth
 
     def _of_flows(self, worth: Array, values: Array) -> Array:
-        """What the flows of each choice are worth, on average, at all of its ends."""
+        """The mean worth of each choice's flows, summed over its ends."""
         matrix, (flows, *ends) = self.matrix, self.matrix.flows.T
         moved, all_moved = np.zeros(matrix.lines), np.zeros(matrix.lines)
         for rows in ends:

@@ -1,19 +1,21 @@
-"""What blocks that share their decisions do decided once more, for each of a few blocks on its own.
+"""Refining the plan of a folded problem: equal blocks, which share their decisions there, decide for themselves.
 
-Blocks that share their decisions fill a budget in steps: what one block changes, all do. With few blocks such a step is
-large. So the problem is stated again without folding, with few ways to run each op, so that it is small, and the level
-at which each block recomputes left open. The plan of before is one of its plans. That is done twice:
+Blocks that share their decisions fill a budget in large steps, since a change of one block is a change of all; the
+fewer the blocks, the larger the step. So the problem is stated again without folding, with few choices for each op, so
+that it is small, and with the recompute level of each block left open. The folded plan is one of its plans. Two sets of
+choices are tried:
 
-- with the ways that the relaxation of the folded problem mixes. Where a budget binds, a relaxation does part of the
-  work in a way that is fast and part in one that takes little memory; blocks on their own can do so in whole numbers,
-  some one way and some the other. Which ones, the relaxation of the problem stated again says (relaxation enforced
-  neighbourhood search: Berthold 2014): it is not alike for all blocks, and what it leaves out is left out;
-- with the ways of a plan alone, that of before or the one found so, and all storages of parameters.
+- the choices that the relaxation of the folded problem mixes. If a budget binds, a relaxation does part of the work by
+  a fast choice and part by a choice that takes little memory. With blocks on their own, an integer solution can do the
+  same: some blocks make the one choice, some the other. The relaxation of the unfolded problem says which, as
+  it differs between blocks: choices that are 0 in it are left out (relaxation enforced neighbourhood search:
+  Berthold 2014);
+- only the choices of one plan (the folded plan, or the one just found), and all choices of how parameters are stored.
 
-Without a budget the first of these is made alone, for any number of blocks: what is left is small, and a relaxation
-that is no dearer than the plan says at once that blocks have no reason to differ. They have one where a block is too
-small to do by itself what pays: of layers of one product each, one splits its columns and the next its rows, so that
-only every second one is followed by a collective (1909.08053, section 3).
+Without a budget only the first set is tried, for any number of blocks. The program is small then, and if the relaxation
+of the folded problem costs no less than the plan, blocks have no reason to differ. They have one if a single block is
+too small a unit: with layers of one matrix product each, one layer splits its columns and the next its rows, so that
+only every second layer needs a collective (1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -35,18 +37,19 @@ from autopar.solver.solution import Solution, read_solution
 from autopar.strategies.strategy import Strategy
 
 MOST_BLOCKS = 8
-"""Of one kind that are few: with more, one block is a small part of a step, and rows of all take longer."""
+"""Largest number of equal blocks that are refined under a budget: with more, one block is a small part of a step, and
+the memory rows of all blocks take longer."""
 
-_MIXED, _STORED = 20, 100  # nodes of HiGHS's search, among ways and storages, whose end so has no need of the clock
-_CLOSE = 1e-3  # what a relaxation may miss of its optimum, relatively
+_MIXED, _STORED = 20, 100  # HiGHS nodes for mixed choices and for storages: limits that do not depend on the clock
+_CLOSE = 1e-3  # the folded relaxation may stop this far below its optimum (relative)
 
 Ways = Mapping[fx.Node, Sequence[Strategy]]
 
 
 def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
-    """A solution of a folded problem, or one in which blocks differ, where that is faster by more than the gap.
+    """The solution of a folded problem, or one in which blocks differ, if that is faster by more than the gap.
 
-    Its status and bound are those of the folded problem: of plans whose blocks share their decisions.
+    Its status and bound are those of the folded problem, that is, for plans whose blocks share their decisions.
     """
     stages = folded.problem.stages
     if not 1 < max(stage.count for stage in stages) <= MOST_BLOCKS or seconds <= 0:
@@ -64,7 +67,7 @@ def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: flo
         return model
 
     clock, solver = Clock(seconds, seconds), asked.solver
-    best, tried = solution, [solution]  # storages around the plan of before may be better than around a faster one
+    best, tried = solution, [solution]  # with other storages, the folded plan may beat the faster one
     relaxed = folded.program.relax(solver, seconds, {}, seconds / 2, close=_CLOSE)
     if relaxed.status == "optimal":
         model = within(_mixed(asked, folded, relaxed, solution))
@@ -82,7 +85,7 @@ def refined(asked: SolveRequest, folded: Model, solution: Solution, seconds: flo
 
 
 def differing(asked: SolveRequest, folded: Model, solution: Solution, seconds: float) -> Solution:
-    """The same without a budget, of a problem in which nothing recomputes."""
+    """As `refined`, but without a budget, for a problem in which nothing recomputes."""
     if max(stage.count for stage in folded.problem.stages) == 1 or seconds <= 0:
         return solution
     relaxed = folded.program.root(asked.solver, seconds, seconds / 2, close=_CLOSE)
@@ -93,7 +96,7 @@ def differing(asked: SolveRequest, folded: Model, solution: Solution, seconds: f
 
 
 def _storages(asked: SolveRequest, solution: Solution) -> Ways:
-    """The ways of a solution, and all storages of parameters."""
+    """The choices of a solution, and all choices of parameters."""
     return {
         node: some if asked.memory.is_parameter(node) or node not in solution.chosen else (solution.chosen[node],)
         for node, some in asked.restricted.strategies.items()
@@ -101,7 +104,7 @@ def _storages(asked: SolveRequest, solution: Solution) -> Ways:
 
 
 def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solution) -> Ways:
-    """The ways that a relaxation of the folded problem mixes, and those of its solution."""
+    """The choices of nonzero value in a relaxation of the folded problem, and those of its solution."""
     problem = folded.problem
     used = [
         [c.strategy for v, c in zip(variables, op.choices, strict=True) if relaxed.values[v] > WHOLE]
@@ -116,11 +119,11 @@ def _mixed(asked: SolveRequest, folded: Model, relaxed: Outcome, solution: Solut
 
 
 def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap: float) -> Outcome:
-    """The best solution, soon, in which ops run in the ways that the model's relaxation uses, or a solution does, if
-    it is faster by more than the gap."""
+    """A good solution, found quickly, of the choices that the model's relaxation or `solution` makes, if it is faster
+    than `solution` by more than the gap."""
     price(model)
     program = model.program
-    left = clock.left(True) / 2  # so that storages have the other half
+    left = clock.left(True) / 2  # the other half is for the storages
     relaxed = program.relax(solver, left, {}, left / 2)
     if relaxed.status != "optimal":
         return relaxed
@@ -134,10 +137,10 @@ def _told_apart(model: Model, solution: Solution, solver: str, clock: Clock, gap
 def _found(
     model: Model, kept: Array, solution: Solution, solver: str, seconds: float, gap: float, nodes: int
 ) -> Outcome:
-    """The best solution with some of a priced model's variables, soon, if it is faster than one by more than the gap.
+    """A good solution of some of a priced model's variables (`kept`), if it beats `solution` by more than the gap.
 
-    HiGHS's own heuristics find it: blocks that decide for themselves, but are equal, have many plans of equal cost, so
-    that a search which proves that none is faster takes many times as long.
+    HiGHS's own heuristics find it within a few nodes. Equal blocks that decide for themselves have many plans of equal
+    cost (symmetry), so a search that proves that none is faster takes many times as long.
     """
     cutoff = in_program(model, solution.seconds * (1 - gap))
     found = model.program.integrate(solver, kept, seconds, gap, {}, cutoff=cutoff, nodes=nodes, heuristics=True)
@@ -145,7 +148,7 @@ def _found(
 
 
 def _faster(model: Model, outcome: Outcome, solution: Solution, gap: float) -> Solution:
-    """What an outcome stands for, if that is faster by more than the gap; else the solution."""
+    """The plan of an outcome if it is faster than `solution` by more than the gap; else `solution`."""
     if not len(outcome.values) or outcome.objective >= solution.seconds * (1 - gap):
         return solution
     found = read_solution(model, outcome)

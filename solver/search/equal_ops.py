@@ -1,4 +1,4 @@
-"""Which ops of a problem's blocks make the choice of another: that of one like them in a layer like theirs."""
+"""Which ops of a problem's blocks share the choice of another op: the corresponding op of an equal or similar layer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from autopar.solver.problem import Choice, Op
 
 @dataclass
 class EqualOps:
-    """Finds them stage by stage, in the order of a graph's `nodes`; `ops`: those that there are so far."""
+    """Finds ops that share choices, stage by stage in the order of a graph's `nodes`; `ops`: the ops made so far."""
 
     nodes: Sequence[fx.Node]
     ops: Sequence[Op]
     op_of: Mapping[fx.Node, int]
-    _known: dict[Repeat, list[Layer]] = field(default_factory=dict)  # unlike layers of blocks that share decisions
+    _known: dict[Repeat, list[Layer]] = field(default_factory=dict)  # distinct layers of folded blocks
 
     @cached_property
     def _labels(self) -> Sequence[Hashable]:
@@ -29,10 +29,11 @@ class EqualOps:
     def deciding(
         self, repeat: Repeat, block: int, count: int, choices: Mapping[fx.Node, tuple[Choice, ...]]
     ) -> dict[fx.Node, fx.Node]:
-        """For nodes of a stage's first block, the one whose choice is theirs; ops that make it come before them.
+        """For nodes of a stage's first block, the node that decides for them, whose op always comes before theirs.
 
-        That one is in this block or, where nearly all of a layer has its like there, in one of an earlier repeat. The
-        first layer of a block that decides for itself, as it reads what no other does, is like none.
+        The deciding node is in the same block, or in a block of an earlier repeat if nearly all nodes of the layer have
+        a counterpart there. If the repeat's first block decides for itself, its first layer shares with none, as it
+        reads other inputs.
         """
         start = repeat.instance(block).start
         layers = [[start + i for i in layer] for layer in layers_of(self.nodes[start : start + repeat.period])]
@@ -61,6 +62,6 @@ class EqualOps:
         return [self._labels[i] for i in one] == [self._labels[i] for i in other]
 
     def _pairs(self, one: Layer, other: Layer, *, nearly_all: bool = False) -> list[tuple[int, int]]:
-        """Positions of nodes of two layers that are like each other."""
+        """Pairs of positions of corresponding nodes of two layers."""
         some, others = ([self._labels[i] for i in layer] for layer in (one, other))
         return [(one[i], other[j]) for i, j in pairs(some, others, nearly_all=nearly_all)]

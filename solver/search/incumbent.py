@@ -1,8 +1,8 @@
-"""The incumbent of branch and bound, the best integer solution known of a program, and looking for better ones.
+"""The incumbent of branch and bound (the best integer solution so far), and how boxes are solved for better ones.
 
-Boxes of programs that are not small are solved with the variables alone that solutions up to a limit can use: one of
-reduced cost d that is 1 costs at least L + d, where L is the box's relaxation. What is found is compared with the
-limit, and with a higher one it is done again if it has to be.
+In large programs, a box is solved with only the variables that solutions up to a cost limit can use: a solution in
+which a variable of reduced cost d is 1 costs at least L + d, where L is the box's relaxation. If the solution found
+costs more than the limit, the box is solved again with a higher limit.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from autopar.solver.search.openings import Openings
 from autopar.solver.search.shrunk import held_of, without_zeros
 from autopar.solver.search.windows import SHARE, improved
 
-FEW = 20_000  # variables with which a relaxation and whole numbers are solved at once
-_FLOWS, _FEW_FLOWS = 15_000, 300  # with which whole numbers are solved at once; few: of a small program with counts
-_FEW_TO_OPEN = 8_000  # with which they are solved at once where a bucket is there in part: cuts by these are faster
-_FEW_KEPT = 6_000  # variables with which a box of a small program, or all that is left of it, is solved at once
-_NODES = 100  # of HiGHS's search, after which a box that it has not closed is cut, at first
-_FAR = 1e-2  # of its cost: how much better than a far solution others may be
-_MARGIN = 1e-3  # the first margin of reduced costs, relative
+# With more variables a program is large (`slow`): its parts' relaxations generate columns, and its boxes are solved
+# with only the variables that reduced costs leave.
+FEW = 20_000
+# A box with more flows than this is cut before it is solved as an integer program:
+_FLOWS, _FEW_FLOWS = 15_000, 300  # in general; in a small program with counts
+_FEW_TO_OPEN = 8_000  # in a large program, if the relaxation opens a bucket in part: cuts by buckets are faster
+_FEW_KEPT = 6_000  # after many cuts, a box (or all that is left) with at most so many variables is solved at once
+_NODES = 100  # HiGHS nodes for a box before it is cut again; doubled each time
+_FAR = 1e-2  # the incumbent is far if it exceeds the bound by more than this part of its cost
+_MARGIN = 1e-3  # first limit for reduced costs, relative above the box's relaxation
 
 
 class Incumbent:
-    """The best integer solution so far (`best`), and the least bound of boxes that are done with (`proven`)."""
+    """The best integer solution so far (`best`), and the least bound of all boxes that are closed (`proven`).
+
+    `limit`: the program has all solutions up to this cost, but perhaps not those above.
+    """
 
     def __init__(
         self,
@@ -53,28 +59,28 @@ class Incumbent:
         return self.clock.left(self.best is not None)
 
     def closed(self, bound: float) -> bool:
-        """Whether nothing in a box with this bound could be better by more than the gap."""
+        """Whether a box with this bound cannot improve the incumbent by more than the gap."""
         return bound >= self.enough()
 
     def first(self, root: Outcome, counts: Bounds) -> None:
-        """A first solution with these counts, where there is none: with what relaxations have made use of."""
+        """If there is no incumbent, look for one with these counts, using the columns that the relaxations have."""
         if self.best is None and self.left() > 0:
             found = self.program.integrate(self.solver, self._entered(root), self.left(), self.gap, counts)
             self.best = found if len(found.values) else None
 
     def is_large(self, node: Outcome) -> bool:
-        """Whether a box is too large to be solved as soon as it is there."""
+        """Whether a box of a large program is too large to be solved before others are looked at."""
         return self.slow and len(self.kept(node, self.near(node))) > FEW
 
     def is_small(self, node: Outcome) -> bool:
-        """Whether HiGHS is likely to close a box soon, once there is a solution."""
+        """Whether there is an incumbent and HiGHS is likely to close a box soon."""
         return self.best is not None and len(self.kept(node, self.enough())) <= _FEW_KEPT
 
     def has_many(self, node: Outcome) -> bool:
-        """Whether a box has too many variables for whole numbers, once there is a solution: cuts are faster.
+        """Whether there is an incumbent and a box is too large for an integer program, so that cuts are faster.
 
-        Of a small program without counts they are not: blocks that decide for themselves are equal, so that the parts
-        of a cut are hardly easier.
+        In a small program without counts, cuts do not help as much: its blocks decide for themselves but are equal, so
+        the parts of a cut are hardly easier than the box.
         """
         if self.best is None or node.status != "optimal" or node.relaxation is None:
             return False
@@ -87,15 +93,15 @@ class Incumbent:
         return flows > (_FLOWS if self.slow or not self.program.counts else _FEW_FLOWS)
 
     def is_mixed(self, node: Outcome) -> bool:
-        """Whether the relaxation of a box, of a program without counts, is far from the best solution.
+        """Whether the relaxation of a box is far below the incumbent, in a large program without counts.
 
-        It runs an op in part in a way that hides its collectives and in part in one that has none. HiGHS came to a gap
-        of 13 % in a minute where four cuts by the choices of that op leave none.
+        Such a relaxation mixes a choice whose collectives are hidden with a choice of the same op that has none. In one
+        case HiGHS reached a gap of 13 % in a minute, while four cuts by the choices of that op closed it.
         """
         return self.slow and not self.program.counts and self.is_far(node.objective)
 
     def round(self, node: Outcome) -> None:
-        """A good solution of a box that is done, soon: with those choices alone that its relaxation makes in part."""
+        """Look for a good solution of a done box quickly: only with the choices of nonzero value in its relaxation."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)
         held = held_of(self.program)
@@ -105,10 +111,10 @@ class Incumbent:
         self._take(found)
 
     def solve(self, node: Outcome, least: float = -math.inf) -> bool:
-        """The best solution of a box that is done, if it is better than the best so far by more than the gap.
+        """Solve a done box as an integer program; the incumbent changes if the solution beats it by more than the gap.
 
-        False where it is the first solution of all and shows that cuts are faster: then the box is not done with.
-        `least`: a bound that is known of it, where that is more than its relaxation.
+        False if the first solution of all shows that cuts are faster: the box is still open then. `least`: a known
+        bound of the box, used if it is higher than its relaxation.
         """
         least, is_first = max(least, node.objective), self.best is None
         if self._solved_by_itself(node):
@@ -141,13 +147,13 @@ class Incumbent:
                 return True
             if is_first and self.is_mixed(node):
                 return False
-            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine: inf where there is none
+            margin = min(8 * margin, (mine - node.objective) * (1 + 1e-9) + 1e-9)  # mine is inf without a solution
 
     def begin(self, node: Outcome, part: float = 1.0, nodes: int | None = None) -> float:
-        """What solutions of a box cost at least, as HiGHS knows after some nodes; a better one it found is kept.
+        """The bound that HiGHS proves of a box in some nodes; a better solution that it finds becomes the incumbent.
 
-        Each time it may take twice as many, so that it comes to an end where cutting a box makes it no easier.
-        `part`: of the time that is left, what it may take; `nodes`: instead of those.
+        Each call doubles the nodes of the next, so that the search ends even if cuts do not make boxes easier. `part`:
+        share of the remaining time that HiGHS may take; `nodes`: a fixed number of nodes instead.
         """
         enough, kept, seconds = self.enough(), self.kept(node, self.enough()), part * self.left()
         found = self.program.integrate(
@@ -158,7 +164,7 @@ class Incumbent:
         return max(node.objective, min(found.bound, enough))
 
     def closes(self, root: Outcome, part: float, nodes: int | None = None) -> bool:
-        """Whether HiGHS closed all of a box, in a part of the time and as many nodes."""
+        """Whether HiGHS closes a box within a share of the remaining time and so many nodes."""
         bound = self.begin(root, part, nodes)
         if self.closed(bound):
             self.proven = min(self.proven, bound)
@@ -166,11 +172,11 @@ class Incumbent:
         return False
 
     def is_far(self, bound: float) -> bool:
-        """Whether the best solution may be so bad that looking near it is worth more than proving."""
+        """Whether the incumbent is so far above a bound that improving it is worth more than raising the bound."""
         return self.best is not None and self.best.objective - bound > _FAR * abs(self.best.objective)
 
     def improve(self, bound: float) -> None:
-        """Look once, for a part of the time, for a better solution near the best one, if `bound` says there may be."""
+        """Once, for a share of the time, search near the incumbent if `bound` leaves room for a better one."""
         if self.best is not None and not self._was_improved and not self.closed(bound):
             self._was_improved = True
             self.best = improved(self.program, self.solver, self.gap, self.best, SHARE * self.clock.limit)
@@ -180,20 +186,20 @@ class Incumbent:
             self.best = found
 
     def near(self, node: Outcome) -> float:
-        """What solutions of a box cost that are looked for at first."""
+        """The first cost limit of a box: solutions up to this cost are looked for first."""
         return node.objective + max(abs(node.objective) * max(self.gap, _MARGIN), 1e-6)
 
     def enough(self) -> float:
-        """The bound at which a box is closed: no more than the limit, once there is a solution."""
+        """The bound at which a box is closed: infinite without an incumbent, else at most the program's limit."""
         return math.inf if self.best is None else min(self.limit, self.proof())
 
     def proof(self) -> float:
-        """The bound that proves the best solution."""
+        """The bound that proves the incumbent optimal within the gap."""
         assert self.best is not None
         return self.best.objective - self.gap * abs(self.best.objective)
 
     def _solved_by_itself(self, node: Outcome) -> bool:
-        """Whether the relaxation of a box is whole, and so the best solution in it."""
+        """Take an integral relaxation as the best solution of its box; whether the box is closed then."""
         found = self.program.as_whole(node)
         if found is None or any(not low <= round(node.values[v]) <= high for v, (low, high) in node.counts.items()):
             return False
@@ -201,14 +207,14 @@ class Incumbent:
         return self.closed(node.objective)
 
     def kept(self, node: Outcome, limit: float) -> Array:
-        """The variables that a solution within the limit can use."""
+        """The variables that a solution of this box can use if it costs at most `limit` (reduced-cost fixing)."""
         matrix = self.program.matrix()
         matrix.bound(node.counts)
         more = least_more(matrix, node.reduced)
         return np.flatnonzero((held_of(self.program) | (node.objective + more <= limit)) & (matrix.upper > 0))
 
     def _entered(self, node: Outcome) -> Array:
-        """The variables that relaxations have made use of."""
+        """The columns that have entered the relaxation by column generation; all columns if it was solved whole."""
         if node.relaxation is None:
             return np.arange(len(self.program.names))
         return np.flatnonzero(node.relaxation.inside)

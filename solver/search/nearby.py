@@ -1,9 +1,10 @@
-"""Counts for a first solution: near those of a relaxation, where their products are right.
+"""Counts for a first solution: local search over fixed counts near those of the root relaxation.
 
-While counts of recomputed blocks are open, their products with choices are only bounded. With the counts of the root
-rounded up these are right, but where a budget binds, one block more or less of some level may change the relaxation by
-more than all that the search is about. So it is solved again with one count changed by one, and from the best of these
-on, as a hill is climbed. Each step is cut off at the best so far, which mostly takes HiGHS less than a second.
+While counts of recomputed blocks are open, their products with choices are only bounded. With the root's counts rounded
+up and fixed, the products are exact. But if a budget binds, one block more or less at some level may change the
+relaxation by more than the gaps that the search is about. So the relaxation is solved again with one count changed by
+one, and from the best such neighbour on (hill climbing). Each step has the best value so far as its cutoff, and mostly
+takes HiGHS less than a second.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from autopar.solver.linear.program import Program
 from autopar.solver.search.boxes import Boxes
 from autopar.solver.search.windows import SHARE
 
-_NEAR = 5e-3  # of the root's relaxation: one that is not much dearer is good enough
-_SECONDS = 5.0  # that a step may take at most
+_NEAR = 5e-3  # relative to the root's relaxation: fixed counts that cost no more above it are good enough
+_SECONDS = 5.0  # limit of one step
 
 
 def nearby(program: Program, boxes: Boxes, clock: Clock, root: Outcome) -> Outcome:
-    """The relaxation with fixed counts near the root's that is the least of those that are a step away."""
+    """The relaxation with fixed counts near the root's that no single step improves, or the best one found in time."""
     counts = [count for count, _ in program.counts]
     values = {one: min(boxes.range({}, one)[1], float(math.ceil(root.values[one] - WHOLE))) for one in counts}
     best, tried = program.relax_again(root, max(clock.left(False), 1.0), boxes.at(values), from_last=True), [values]

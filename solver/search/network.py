@@ -1,21 +1,23 @@
-"""What each way to run an op costs a plan at least, found without a program.
+"""Lower bounds on the cost of all plans that make a given choice, found by message passing instead of a program.
 
-Without a budget and recompute, the cost of a plan is a sum of functions: of each op's choice, and of each tensor's ends
-(`solver.seconds.stars`). Messages m between them move cost, so that what is left of each function can be minimised on
-its own, and the sum of these minima is a bound::
+Without a budget and recompute, the cost of a plan is a sum of functions: one of each op's choice, and one of the
+choices at the ends of each tensor (`solver.seconds.stars`). Messages m move cost between these functions, such that the
+sum is unchanged; each function is then minimised on its own, and the sum of the minima is a lower bound::
 
     sum_ops min_i (c_op(i) + sum_ends m(i))  +  sum_stars min (c_star - sum_ends m)
 
-It is a dual of the program's relaxation, and climbed op by op, in the graph's order and back: each op takes what its
-tensors know, and hands what its choices differ in on to those that come later (sequential reweighted message passing:
-Kolmogorov 2006, 2015). A round takes as long as there are pairs of layouts, of which nothing is stored but prices, and
-mostly few are enough. The bound may stay below the relaxation, as coordinates in turn do not climb every ridge.
+This bound is a dual of the program's relaxation. It is raised op by op, in the graph's order and back: each op collects
+the minima of its tensors, and hands the differences between its choices on to the tensors whose other ops come later
+(sequential reweighted message passing: Kolmogorov 2006, 2015). A round takes time proportional to the number of pairs
+of layouts, for which only prices are stored, and few rounds are mostly enough. The bound may stay below the relaxation,
+since coordinate ascent can stop short of the optimum of such a dual.
 
-A plan that makes a choice costs at least the bound and what the op's sum is above its least one there.
+A plan that makes a choice costs at least the bound plus the excess of the op's sum for that choice over its minimum.
 
-Of conversions of parameters a part hides behind compute, which is in no function of one tensor. So each of their
-seconds counts by a weight (`Weights`), and each second of compute by a bit less than one where it limits what can hide:
-any dual values of the rows of `solver.seconds.overlap` make a bound, and at first they are as if compute never did.
+Part of the conversions of parameters hides behind compute, which depends on more than one tensor. So each second of
+these conversions counts with a weight (`Weights`), and each second of compute counts a bit less than one if compute
+limits what can be hidden. Any dual values of the rows of `solver.seconds.overlap` give valid weights; the first ones
+assume that compute never limits.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from autopar.solver.seconds.costs import Costs, Tables
 from autopar.solver.seconds.overlap import Key
 from autopar.solver.seconds.stars import MOST, Arm, Star
 
-_ROUNDS = 40  # there and back
-_STILL = 3e-4  # of the bound: a round that raises it by less is the last
-_SWEEPS = 4  # of a plan that is read from the messages, at most
+_ROUNDS = 40  # at most so many rounds, each forward and back over the ops
+_STILL = 3e-4  # the last round is the one that raises the bound by no more than this part
+_SWEEPS = 4  # at most so many sweeps over the ops to decode a plan from the messages
 
 Readers = Sequence[tuple[Tensor, Use]]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a second counts: of collectives of parameters `moved`, 1 - `part` of those that are not named; of compute so
-    much `less` than 1."""
+    """The weights of seconds: `moved` for collectives of parameters (1 - `part` for keys that it lacks), and 1 - `less`
+    for compute."""
 
     part: float
     moved: Mapping[Key, float] = field(default_factory=dict)
@@ -54,9 +56,9 @@ class Weights:
 
 
 class Network:
-    """The functions that a problem's cost is the sum of, and the messages between them.
+    """The functions that sum up to a problem's cost, and the messages between them.
 
-    `bound`: what a plan costs at least; `least`: by op and choice, what one that makes this choice costs; in seconds.
+    `bound`: a lower bound on all plans; `least`: by op and choice, a lower bound on plans that make it; in seconds.
     """
 
     def __init__(self, problem: Problem, tables: Tables | None = None) -> None:
@@ -68,7 +70,7 @@ class Network:
         self.weigh(Weights(problem.cluster.device.overlap))
 
     def weigh(self, weights: Weights) -> None:
-        """Let seconds count otherwise; messages and what is known of choices stay."""
+        """Change the weights; messages and the bounds found so far stay."""
         self.weights, before = weights, self._every
         self._own = [self._of_op(number) for number in range(len(self.problem.ops))]
         self._every = list(self._stars())
@@ -84,7 +86,7 @@ class Network:
         self._bound = self._evaluate()
 
     def climb(self) -> None:
-        """Raise the bound, until a round raises it little."""
+        """Raise the bound in rounds, until a round raises it little."""
         for _ in range(_ROUNDS):
             before = self._bound
             for order in (range(len(self._own)), range(len(self._own) - 1, -1, -1)):
@@ -96,8 +98,9 @@ class Network:
         self._together()
 
     def decoded(self) -> list[Array]:
-        """One plan, by op whether it makes each choice: of ops in order each the one that costs least with those that
-        are made, as far as the messages tell of those that are not; then with its neighbours', until none changes."""
+        """One plan, as a boolean array of choices for each op. In the first sweep, each op in order makes the choice of
+        least cost, given the choices made before and the messages of the other ops. Later sweeps, to and fro, make each
+        op's choice anew, given those of its neighbours, until none changes."""
         messages = [[arm.message for arm in star.arms] for star in self._some]
         made, groups = [-1] * len(self._own), {op.like for op in self.problem.ops}
         forward = range(len(made))
@@ -118,14 +121,14 @@ class Network:
         return [np.arange(len(own)) == choice for own, choice in zip(self._own, made, strict=True)]
 
     def _best(self, number: int) -> int:
-        """The choice that costs an op least, with what its tensors know of their other ends."""
+        """The choice of least cost of an op, with the minima of its tensors over their other ends."""
         total = self._own[number].copy()
         for star, end in self._ends[number]:
             total += star.arms[end].costs(star.least(end))
         return int(total.argmin())
 
     def _together(self) -> None:
-        """Ops that make one choice cost at least what the dearest of them does with it."""
+        """Ops that share one choice: the bound of a choice is the largest of these ops' bounds for it."""
         alike: dict[int, list[int]] = {}
         for number, op in enumerate(self.problem.ops):
             if op.like is not None:
@@ -165,7 +168,7 @@ class Network:
         return seconds
 
     def _stars(self) -> Iterator[Star]:
-        """As `solver.seconds.conversions` has uses pay together."""
+        """The stars of all tensors; uses share conversions as in `solver.seconds.conversions`."""
         for tensors in self.costs.by_source():
             shared = self.costs.shared(tensors)
             if shared:
@@ -178,8 +181,8 @@ class Network:
                     yield from self._paid_once([(tensor, use) for use in tensor.uses], self.costs.conversions(tensor))
 
     def _paid_once(self, uses: Readers, count: int) -> Iterator[Star]:
-        """Uses that share conversions, of which there are `count`: forward and backward apart where some uses give no
-        gradient back, and many uses as several stars, of which each has its part of the price."""
+        """The stars of uses that share conversions, which run `count` times. Forward and backward are separate stars
+        if some uses return no gradient; more than `MOST` uses are several stars, each with its share of the price."""
         memory, ref = self.problem.memory, self.problem.ref(uses[0][0])
         loud = [one for one in uses if gradient_enters(memory, self.problem.ops[one[1].op].node, ref)]
         kinds = [("gathers", "reductions")] if len(loud) == len(uses) else [("gathers",), ("reductions",)]
@@ -190,7 +193,7 @@ class Network:
                 yield self._star(part, some, count * len(part) / len(mine))
 
     def _star(self, uses: Readers, kinds: tuple[str, ...], count: float) -> Star:
-        """Those of activations are worked out once where ops have the same choices, whatever a second counts."""
+        """A star; those of activations do not depend on weights and are computed once for ops of equal choices."""
         tensor, _ = uses[0]
         if self.problem.memory.is_parameter(self.problem.ops[tensor.source].node):
             return self._made(uses, kinds, count)
@@ -223,7 +226,7 @@ class Network:
         return Star(np.where(prices.possible, price, np.inf), arms)
 
     def _weighed(self, tensor: Tensor, kind: str, seconds: Array) -> Array:
-        """Seconds (by axis, as `Prices` has them) of one conversion in a step, as they count."""
+        """The weighted seconds per step of one conversion; `seconds` are by axis, as in `Prices`."""
         memory, node = self.problem.memory, self.problem.ops[tensor.source].node
         if not memory.is_parameter(node):
             return memory.micro_batches * seconds.sum(axis=0)
@@ -233,8 +236,8 @@ class Network:
 
 
 def _hands(number: int, ends: Sequence[tuple[Star, int]], step: int) -> tuple[list[Arm], float]:
-    """To which of its ends an op hands what its choices differ in, those with a later op in this direction; and how
-    much of it each is given."""
+    """The arms to which an op hands the differences between its choices (those of stars that have a later op in this
+    direction), and the share that each is given."""
     ahead = [star.arms[end] for star, end in ends if any((arm.op - number) * step > 0 for arm in star.arms)]
     behind = sum(any((arm.op - number) * step < 0 for arm in star.arms) for star, _ in ends)
     return ahead, 1 / max(1, len(ahead), behind)

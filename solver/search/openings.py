@@ -1,10 +1,10 @@
-"""Buckets that a relaxation opens in part, and boxes without them or with the whole of them.
+"""Branching on buckets: if a relaxation opens a bucket in part, split its box into "closed" and "open".
 
-A block's parameters move through as many buckets as there are ways in which they move, and each takes a latency
-(`solver.seconds.bucket_latency`). A relaxation has a part of the block move in one way and a part in another, so that
-all axes of the mesh are in use and more hides behind compute, and pays one latency for all: the plans that it mixes all
-have the same ways for all parameters, so that no row cuts it off. Cuts by choices come to the parameters one after
-another. Cut by whether a bucket is there at all, all of them go another way, or its latency is paid in full.
+A block's parameters use one bucket for each way in which they move (kinds and mesh axes of the collectives), and each
+bucket takes its latencies (`solver.seconds.bucket_latency`). A relaxation mixes plans in each of which all parameters
+move in one way. So it uses all axes of the mesh, hides more behind compute, and still pays only about one latency; no
+row cuts this mixture off. Branching on choices would treat the parameters one after another. Branching on whether the
+bucket is open either makes all parameters move in other ways, or makes the relaxation pay the bucket's latency in full.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from autopar.solver.linear.outcome import WHOLE, Bounds, Outcome
 from autopar.solver.linear.program import Program
 
-_LEAST = 1e-2  # of the objective: of a latency, the part that is worth a cut; below, cuts by choices prove sooner
+_LEAST = 1e-2  # part of the objective that the unpaid latency must exceed; below, branching on choices proves sooner
 
 
 class Openings:
-    """The variables of a program that tell whether a bucket is there (`solver.linear.records.Opened`)."""
+    """The 0/1 variables of a program that say whether a bucket is open (`solver.linear.records.Opened`)."""
 
     def __init__(self, program: Program) -> None:
         self._numbers = np.array([one.variable for one in program.opened], dtype=np.int64)
         self._latencies = np.array([one.many * program.cost[one.missing] for one in program.opened])
 
     def split(self, node: Outcome) -> tuple[Bounds, Bounds] | None:
-        """A relaxation's box in two, the likelier part first; None where no bucket that matters is there in part."""
+        """The two parts of a relaxation's box, the likelier one first; None if no bucket of weight is open in part."""
         if node.status != "optimal" or not len(self._numbers):
             return None
         values = node.values[self._numbers]

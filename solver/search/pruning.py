@@ -1,13 +1,15 @@
-"""Pruning: a program of the few strategies that fast plans use, and a proof of how much faster others could be.
+"""Pruning: solve a small program of the choices that fast plans use, and prove how much faster any other plan can be.
 
-On three axes an op has hundreds of strategies, and each tensor a flow for each pair of them: a program of millions of
-variables, of which a plan uses a thousand. A lower bound on the cost of any plan with a given choice is known without
-that program (`solver.search.network`). So a program is stated of those choices alone whose bound is below a limit that
-leaves it small. Its best plan is the best of all if it costs no more than the limit; if it costs more, all others cost
-at least the limit, or the program's own bound.
+On a mesh of three axes an op has hundreds of strategies, and a tensor has one flow variable for each pair of layouts at
+its two ends. The full program then has millions of variables, while a plan sets about a thousand of them. But a lower
+bound on the cost of every plan that makes a given choice is known without a program (`solver.search.network`). So the
+restricted program has only the choices whose bound is at most a limit, and the limit is set such that the program stays
+small. Every plan outside the restricted program costs more than the limit. So if its best plan costs no more than the
+limit, that plan is optimal; otherwise the lesser of the limit and the program's own bound is a bound on all plans.
 
-Without a budget such a limit is soon high enough: where it is not, the dual values of the program's relaxation say what
-hides behind compute, and with them the network knows more. With a budget: `solver.search.under_budget`.
+Without a budget, a limit that proves the plan is mostly reached soon. If it is not, the dual values of the program's
+relaxation say how much communication hides behind compute; weighed with them, the network gives better bounds. The
+search under a budget is in `solver.search.under_budget`.
 """
 
 from __future__ import annotations
@@ -33,25 +35,27 @@ from autopar.solver.search.windows import completed
 from autopar.solver.seconds.costs import Tables
 from autopar.solver.seconds.objective import price, run
 
-# Pairs of layouts, a flow each, up to which
-_ALL = 30_000  # a program without a budget has all ways at once
-_PAIRS = 60_000, 150_000, 600_000  # and one of few ways has few: at the first try, and at others
-_READ = 60_000  # and a first plan is read from what is known of the ways, where the best alone are more than this
-_SURE = 4_500_000  # at the last one more, if its proof is then sure to be one of all (3 GiB)
-_FIRST = 1 / 10  # of the time that is left, for the first of these: once a plan is there, few ways are left
-_NEXT = 1 / 2  # and the part of it that the relaxation of the next may take; else this one is the last
+# Sizes of programs without a budget, in pairs of layouts (one flow variable each):
+_ALL = 30_000  # up to this size the program has all choices and is solved at once
+_PAIRS = 60_000, 150_000, 600_000  # largest size of the restricted program at the first, second and third try
+_READ = 60_000  # if the cheapest choices alone exceed this size, a first plan is decoded from the network's messages
+_SURE = 4_500_000  # allowed at the last try (3 GiB), if its limit is high enough to prove the known plan optimal
 
-SHORT = TimeLimitError, MemoryError  # for want of which a proof, but not the plan, is given up
-EPSILON = 1e-9  # by which floating point may be wrong, relatively
+# Shares of the time that is left:
+_FIRST = 1 / 10  # for a try that is not the last: once a plan is known, its cost excludes most choices
+_NEXT = 1 / 2  # if the relaxation of the next try is expected to take more, the current try is the last one
+
+SHORT = TimeLimitError, MemoryError  # errors after which a known plan is kept and only the proof is given up
+EPSILON = 1e-9  # relative error allowed for floating point
 
 Found = tuple[Model, Outcome]
-"""A plan: what an outcome chooses of a model's choices."""
+"""A plan: a model, and the outcome that says which of the model's choices the plan makes."""
 
 
 @dataclass
 class Pruner:
-    """Solves problems of one graph, whose ops have the same choices, with few of these; what it learns of one helps the
-    next."""
+    """Solves problems of one graph, whose ops all have the same choices, by restricted programs. The network's bounds
+    are computed once and used for all of these problems."""
 
     solver: str
     gap: float
@@ -59,7 +63,7 @@ class Pruner:
     _network: Network | None = None
 
     def pairs(self, problem: Problem) -> int:
-        """How many pairs of layouts a problem's tensors have, at their ends."""
+        """The number of pairs of layouts over all tensors of a problem: one layout at the source, one at the use."""
         ways = self.ways(problem)
         return ways.pairs(ways.all)
 
@@ -67,21 +71,21 @@ class Pruner:
         return Ways(problem, self.tables)
 
     def least(self, problem: Problem) -> Sequence[Array]:
-        """Seconds that a plan with a choice takes at least, by op."""
+        """For each op, an array over its choices: a lower bound in seconds on all plans that make the choice."""
         return self._known(problem).least
 
     def best_and_stored(self, problem: Problem) -> Kept:
-        """The ways that cost each op least, and all storages of parameters."""
+        """The choices of least bound of each op, and all choices of parameters (how they are stored)."""
         stored = (problem.memory.is_parameter(op.node) for op in problem.ops)
         return [(some == some.min()) | mine for some, mine in zip(self.least(problem), stored, strict=True)]
 
     def bound(self, problem: Problem) -> float:
-        """Seconds that any plan takes at least."""
+        """A lower bound in seconds on all plans."""
         return self._known(problem).bound
 
     def free(self, problem: Problem, time_limit: float) -> Found:
-        """The fastest plan without a budget: its model, of all ways or of few, and the outcome; its status and bound
-        are of all ways."""
+        """The fastest plan without a budget. The model may be a restricted one, but the status and bound of the outcome
+        hold for the problem with all its choices."""
         ways, end = self.ways(problem), cpu_seconds() + time_limit
         if ways.pairs(ways.all) <= _ALL:
             return self._all(problem, time_limit)
@@ -101,12 +105,12 @@ class Pruner:
                 sure = ways.up_to(network.least, known, _SURE, highest)
                 kept, limit = sure if self.is_near(best[1], sure[1]) else (kept, limit)
             if best is not None and all(map(np.array_equal, kept, known)):
-                continue  # that plan again
+                continue  # only the known plan would be found again
             with suppress(InfeasibleError, *(SHORT if best is not None else [])):
                 model = Model(few(problem, kept), tables=self.tables)
                 start = self.completed(model, best) if best is not None else None
                 left, took = max(end - cpu_seconds(), 0.0), 0.0
-                if best is not None:  # a relaxation may take all of the time, since its bound counts; a search may not
+                if best is not None:  # the relaxation may take all the time, as its bound is of use
                     price(model)
                     if model.program.root(self.solver, left).status == "stopped":
                         break
@@ -128,7 +132,7 @@ class Pruner:
         return best[0], self.judged(best[1], bound)
 
     def _decoded(self, problem: Problem, network: Network, seconds: float) -> Found | None:
-        """The plan that the network's messages tell; None where it runs an op on what it cannot get."""
+        """The plan decoded from the network's messages; None if one of its ops cannot get an input in its layout."""
         with suppress(InfeasibleError, TimeLimitError):
             model = Model(few(problem, network.decoded()), tables=self.tables)
             outcome = run(model, self.solver, seconds, self.gap)
@@ -136,7 +140,7 @@ class Pruner:
         return None
 
     def completed(self, model: Model, known: Found) -> Outcome | None:
-        """A plan that another model has found, as a solution of a model that has its choices too."""
+        """A plan of another model as a solution of this `model`, which has at least the plan's choices."""
         price(model)
         values = np.zeros(len(model.program.names))
         for variables, mine in zip(model.x, chosen(*known, model.problem), strict=True):
@@ -154,7 +158,7 @@ class Pruner:
         return self._network
 
     def judged(self, outcome: Outcome, bound: float) -> Outcome:
-        """An outcome with this bound."""
+        """The outcome with this bound, and the status that follows from it."""
         status = "optimal" if self.is_near(outcome, bound) else "feasible"
         return replace(outcome, status=status, bound=min(bound, outcome.objective))
 
@@ -163,7 +167,7 @@ class Pruner:
 
 
 def weigh(network: Network, model: Model, solver: str, seconds: float) -> None:
-    """Let what hides behind compute count as in the relaxation of a program, and what each way costs be found anew."""
+    """Weigh communication and compute by the dual values of a model's relaxation, and raise the bounds again."""
     if model.overlap is None or seconds <= 0 or not is_highs(solver):
         return
     price(model)

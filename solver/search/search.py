@@ -1,14 +1,15 @@
-"""The best solution of a program: in the part of it that good solutions can use, by branch and bound over its counts.
+"""The best solution of a program: reduced-cost fixing, then branch and bound over the counts of what is left.
 
 A solution in which a variable of reduced cost d is 1 costs at least L + d, where L is the optimum of a relaxation. So
-the search (`solver.search.branching`) is made in the part of the program that solutions up to a limit can use
-(`solver.search.shrunk`), whose relaxations take a tenth of the time. What is found is compared with the limit, and
-with a higher one the search is repeated if it has to be.
+branch and bound (`solver.search.branching`) runs in a part of the program: the variables that solutions up to a cost
+limit can use (`solver.search.shrunk`). Relaxations of this part take a tenth of the time. If the solution found costs
+more than the limit, the search is repeated with a higher limit.
 
-The relaxation of the whole program, which says so, is solved once, and not to its end. Most of its time goes into the
-rows of memory. So that of a large program is solved without a budget first: it takes a tenth of the time, and is less
-than the optimum by what the budget costs. Where its reduced costs leave a small part of the program to solutions a
-little dearer, and the relaxation of this part, with the budget, says that the best is among them, that part is all.
+The relaxation of the whole program, which gives the reduced costs, is solved once, and not to optimality. The memory
+rows take most of its time. So a large program is first relaxed without its budget, which takes a tenth of the time and
+gives a bound that is lower by what the budget costs. If solutions a little above this bound use only a small part of
+the program, and the relaxation of this part with the budget shows that the best solution is among them, only this part
+is searched.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from autopar.solver.search import incumbent
 from autopar.solver.search.branching import Branching
 from autopar.solver.search.shrunk import Shrunk, part_of, within
 
-_LOOSE = 4e-3  # what the first relaxation may miss of its optimum, relatively
-_PARTS = 1e-2, 4e-2, math.inf  # how much more than it the solutions cost that are looked for at first, relatively
-_SHARE = 0.4  # of the time: what solutions near the relaxation are looked for, where a far one is known
-_EPSILON = 1e-9  # by which floating point may be wrong, relatively
-_LARGE = 100_000  # columns: a program without counts that has fewer is searched as it is
-_SMALL = 0.5  # of the columns: a part that has more is not worth a relaxation of its own
-_COSTS = 7e-2  # what a budget is first thought to cost, relatively
-_ABOVE = 2e-2  # how much more than the relaxation of a part its solutions cost, relatively
-_MOST = 0.75, 0.85  # of the choices, at first and later: a part that has more is not worth a relaxation of its own
-_PATIENCE = 4.0, 60.0  # how long a first solution may take: times the limit, and at least so many seconds
+_LOOSE = 4e-3  # the root relaxation may stop this far below its optimum (relative)
+_PARTS = 1e-2, 4e-2, math.inf  # successive cost limits of the parts that are searched, relative above the relaxation
+_SHARE = 0.4  # share of the remaining time for one part of solutions near the relaxation, if only a far one is known
+_EPSILON = 1e-9  # relative error allowed for floating point
+_LARGE = 100_000  # a program without counts that has at most so many columns is searched whole
+_SMALL = 0.5  # a part with more than this share of all columns is not worth a relaxation of its own
+_COSTS = 7e-2  # first guess of what the budget costs (relative): the limit above the relaxation without a budget
+_ABOVE = 2e-2  # the next limit, above the relaxation of a part with the budget (relative)
+_MOST = 0.75, 0.85  # largest share of the choices in a part worth a relaxation of its own: first part, later parts
+_PATIENCE = 4.0, 60.0  # the first solution may take 4 times the limit, and at least 60 seconds
 
 
 def search(
@@ -52,12 +53,12 @@ def search(
     best: Outcome | None = None,
     first: Array | None = None,
 ) -> Outcome:
-    """Solve on one thread to relative `gap` or until `time_limit` seconds (`solver.linear.clock` says whose).
+    """Solve on one thread to relative `gap` or until `time_limit` seconds, in CPU time (`solver.linear.clock`).
 
     The same program gives the same answer, unless the limit is reached.
 
-    Where the limit passes before there is any solution, the first one found ends the search. `best`: a solution that is
-    known; `first`: flows that good solutions use, with which the relaxation begins.
+    If the limit passes before there is a solution, the first one found ends the search. `best`: a known solution;
+    `first`: flows that good solutions use, the first columns of the relaxation.
 
     Raises TimeLimitError when `patience` seconds (four times the limit, and at least a minute) bring none.
     """
@@ -68,7 +69,7 @@ def search(
         return found
     left, close = patience - clock.gone if best is None else clock.left(True), _LOOSE if program.counts else None
     root = program.root(solver, left, time_limit / 2, close=close, first=first)
-    if best is not None and root.status in ("stopped", "infeasible"):  # the latter by HiGHS's tolerance alone
+    if best is not None and root.status in ("stopped", "infeasible"):  # infeasible by HiGHS's tolerance alone
         return replace(best, status="feasible", bound=-math.inf)
     if root.status == "stopped":
         raise clock.too_short()
@@ -80,12 +81,12 @@ def search(
 
 
 def patience_of(time_limit: float) -> float:
-    """How many seconds a first solution may take."""
+    """How many seconds the search for a first solution may take."""
     return max(_PATIENCE[0] * time_limit, _PATIENCE[1])
 
 
 def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> Outcome | None:
-    """The best solution of a large program with a budget, if it is not much dearer than without; else None."""
+    """The best solution of a large program with a budget, if the budget costs little; else None."""
     budget = program.budget
     if budget is None or not program.counts or len(program.names) <= incumbent.FEW or not is_highs(solver):
         return None
@@ -115,10 +116,10 @@ def _near_no_budget(program: Program, solver: str, gap: float, clock: Clock) -> 
 def _by_parts(
     program: Program, root: Outcome, solver: str, gap: float, clock: Clock, best: Outcome | None = None
 ) -> Outcome:
-    """With the variables that solutions up to a limit can use, and a higher limit where the best is above it.
+    """Search the part of the program that solutions up to a limit can use; raise the limit if the solution is above it.
 
-    Where the `best` is far from the relaxation, better ones are first looked for near that, for parts of the time: all
-    that is better than a far one is most of the program.
+    If the `best` known solution is far above the relaxation, most variables can be part of a better one. So parts near
+    the relaxation are searched first, each for a share of the time.
     """
     given, highest = best, math.inf if best is None else best.objective * (1 + _EPSILON)
     near = [root.objective + margin * abs(root.objective) for margin in _PARTS]
@@ -132,7 +133,7 @@ def _by_parts(
         known, own = best, clock
         if is_near:
             own = Clock(*[_SHARE * clock.left(True)] * 2)
-            if best is given or not _has(part, best):  # with a far one, a part would be cut before HiGHS looks at it
+            if best is given or not _has(part, best):  # with a far one, boxes are cut before HiGHS tries them
                 known = None
         try:
             found = _of_part(part, root.basis, known, solver, gap, own, limit)
@@ -153,19 +154,19 @@ def _by_parts(
 
 
 def _has(part: Shrunk, found: Outcome | None) -> bool:
-    """Whether a part has a solution of its program."""
+    """Whether a part contains a solution of its program."""
     return found is not None and bool(np.isin(np.flatnonzero(found.values), part.columns).all())
 
 
 def _of_whole(program: Program, kept: Array, found: Outcome, limit: float) -> Outcome:
-    """A solution of the part that has all solutions up to a limit, as one of the program."""
+    """A solution of a part as one of the program; its bound is at most the limit, up to which the part is complete."""
     values = np.zeros(len(program.names))
     values[kept] = found.values
     return replace(found, values=values, bound=min(found.bound, limit))
 
 
 def _judged(found: Outcome, gap: float, least: float = -math.inf) -> Outcome:
-    """With the status that its bound gives it, and one that is known besides."""
+    """A solution with the better of its bound and another one, `least`, and the status that follows."""
     if not len(found.values):
         return found
     found = replace(found, bound=min(max(found.bound, least), found.objective))
@@ -182,12 +183,12 @@ def _of_part(
     clock: Clock,
     limit: float,
 ) -> Outcome:
-    """The best solution of a part of a program, if it is within the limit; the part has the best known one of the whole
-    program. `basis`: of the whole."""
+    """The best solution of a part of a program, if it is within the limit. The part contains the solution `best` of the
+    whole program, if that is given; `basis`: of the whole program's relaxation."""
     known = None if best is None else replace(best, values=best.values[part.columns])
     if known is not None and clock.left(True) <= 0:
         return replace(known, status="feasible")
-    left = clock.patience - clock.gone if known is None else clock.left(True)  # a first solution may take all patience
+    left = clock.patience - clock.gone if known is None else clock.left(True)  # a first solution may use all patience
     root = _rooted(part, basis, solver, left, clock)
     if root.status == "optimal":
         return Branching(part.program, solver, gap, clock, known, limit).run(root)
@@ -201,7 +202,7 @@ def _of_part(
 def _rooted(
     part: Shrunk, basis: Basis | None, solver: str, left: float, clock: Clock, close: float | None = None
 ) -> Outcome:
-    """The relaxation of a part, from a basis of the whole if there is one, in the seconds that are `left`."""
+    """The relaxation of a part, started from a basis of the whole program if given, in at most `left` seconds."""
     program, start = part.program, None if basis is None else part.basis(basis)
     everything = len(program.names) <= incumbent.FEW and close is None
     return program.relax(solver, left, {}, clock.limit / 2, everything=everything, close=close, basis=start)

@@ -1,9 +1,9 @@
-"""A program without the variables that no solution up to a limit can use.
+"""Reduced-cost fixing: a program without the variables that no solution up to a cost limit can use.
 
-From a relaxation with optimum L: a variable of reduced cost d that is 1 costs at least L + d. What goes for that reason
-takes others along: where a row says that a sum of choices is a sum of flows and all flows are gone, the choices go too,
-then the other flows of these choices, and so on. Few of the program's variables are left, so that its relaxations need
-no columns to be priced and are solved many times faster.
+Let L be the optimum of a relaxation. A solution in which a variable of reduced cost d is 1 costs at least L + d, so a
+variable is fixed to 0 if L + d exceeds the limit. This fixes others: a row equates a sum of choices with a sum of
+flows, so if all its flows are 0, the choices are 0 too, then the other flows of these choices, and so on. Few variables
+are left, so that relaxations need no column generation and are solved many times faster.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from autopar.solver.linear.terms import Array, Entries
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A part of a program, with the numbers that its columns and lines have there, in order."""
+    """A part of a program; `columns` and `lines`: the numbers that its columns and rows have in the whole program."""
 
     program: Program
     columns: Array
     lines: Array
 
     def basis(self, whole: Basis) -> Basis:
-        """What a basis of the program says of the part."""
+        """A basis of the whole program, restricted to the part."""
         columns, of_columns, lines, of_lines = whole
         mine, its = np.isin(columns, self.columns), np.isin(lines, self.lines)
         places = np.searchsorted(self.columns, columns[mine]), np.searchsorted(self.lines, lines[its])
         return places[0], of_columns[mine], places[1], of_lines[its]
 
     def of_whole(self, basis: Basis) -> Basis:
-        """A basis of the part as one of the program."""
+        """A basis of the part, in the numbers of the whole program."""
         columns, of_columns, lines, of_lines = basis
         return self.columns[columns], of_columns, self.lines[lines], of_lines
 
 
 def within(program: Program, root: Outcome, limit: float) -> Array:
-    """The variables, in order, that solutions of at most this cost can use; `root`: the program's relaxation."""
+    """The variables that solutions of at most this cost can use, in order; `root`: the program's relaxation."""
     matrix = program.matrix()
     matrix.bound({})
     held = held_of(program)
@@ -53,7 +53,7 @@ def within(program: Program, root: Outcome, limit: float) -> Array:
 
 
 def held_of(program: Program) -> Array:
-    """Whether a variable is in every part of a program, whatever it costs; of the bounds that its matrix has."""
+    """Whether each variable must be in every part of a program, whatever its reduced cost, with the matrix's bounds."""
     matrix = program.matrix()
     held: Array = (matrix.lower != 0) | ~matrix.whole
     held[[v for count in program.counts for v in count]] = True
@@ -62,15 +62,15 @@ def held_of(program: Program) -> Array:
 
 
 def part_of(program: Program, kept: Array) -> Shrunk:
-    """The program of these variables, numbered in their order; the others are 0.
+    """The program of the `kept` variables, numbered in their order; the others are 0.
 
-    They have to be kept together with what is there for their sake (`Matrix.with_company`).
+    `kept` must contain the dependent columns of each of its variables (`Matrix.with_company`).
     """
     inside = np.zeros(len(program.names), dtype=bool)
     inside[kept] = True
     place = np.cumsum(inside) - 1
     matrix = program.matrix()
-    matrix.bound({})  # its values are then those that the rows were made with
+    matrix.bound({})  # its values are then those of the program's own bounds
     some = np.flatnonzero(inside[matrix.column])
     row, column, value = matrix.row[some], matrix.column[some], matrix.value[some]
     needed = (matrix.least > 0) | (matrix.most < 0)
@@ -105,8 +105,8 @@ def part_of(program: Program, kept: Array) -> Shrunk:
     return Shrunk(part, kept, np.flatnonzero(needed))
 
 
-# Records of the program as those of a part: `inside` says which columns it has, `place` and `line` are the numbers that
-# columns and rows have there.
+# These functions convert records of the program to records of a part: `inside` says which columns the part has, `place`
+# and `line` give the numbers of columns and rows in the part.
 
 
 def _counts(counts: Sequence[Count], place: Array) -> list[Count]:
@@ -142,7 +142,7 @@ def _product(product: CountProducts, inside: Array, place: Array, line: Array) -
 
 
 def without_zeros(matrix: Matrix, kept: Array, held: Array) -> Array:
-    """Without what rows of right side 0 leave no other value, but for what is `held`."""
+    """`kept` without the variables that rows of right side 0 force to 0, over and over; those `held` stay."""
     kept = kept.copy()
     some = np.flatnonzero(kept[matrix.column] & (matrix.value != 0))
     row, column, positive = matrix.row[some], matrix.column[some], matrix.value[some] > 0

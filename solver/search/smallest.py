@@ -1,13 +1,15 @@
-"""The smallest budget that has a plan, or where that takes too long, one near it and a proof of how near.
+"""The smallest budget that has a plan, or if that takes too long, a budget near it and a proof of how near.
 
-Of a small program the peak is minimised. In a large one, conversions of activations make that slow, and decide little.
-So a plan is first looked for among few ways to run ops, those of fast plans, with all storages of parameters: that
-takes a second or two, and other ways seldom take much less memory. What no plan goes below is told by all ways as if
-conversions took no memory, or by budgets a little smaller, which have a plan or are proven to have none.
+In a small program, the peak is minimised. In a large one, conversions of activations make that slow, although they
+change the peak little. So a plan is first looked for among few choices: those of fast plans, with all choices of how
+parameters are stored. That takes a second or two, and other choices seldom need much less memory. A lower bound on
+the memory of all plans comes from a model with all choices in which conversions take no memory, or from trials of
+slightly smaller budgets, each of which has a plan or is proven to have none.
 
-Nothing but the peak has a price here. The little that elsewhere makes ties go to the plainest plan made the simplex
-method stall: it changes costs to come out of ties, and all that little was then to be mended (Llama-3-8B on 2 x 4: more
-than 150,000 iterations, not 5,000). Which columns a relaxation begins with is told by seconds.
+Only the peak has a cost in these programs. Elsewhere, small costs break ties in favour of the plainest plan. Here they
+made the simplex method stall: it perturbs costs to leave ties, and removing the perturbation of all the small costs
+took most iterations (Llama-3-8B on 2 x 4: more than 150,000 instead of 5,000). The first columns of a relaxation are
+chosen by their cost in seconds.
 """
 
 from __future__ import annotations
@@ -33,19 +35,24 @@ from autopar.solver.search.under_budget import fastest_within
 from autopar.solver.search.ways import Kept, chosen, counts, few
 from autopar.solver.seconds.objective import price
 
-_LARGE = 4_000  # pairs of layouts up to which a program has all ways; one of few ways has so many
-_BARE = 300_000  # up to which all ways are looked at as if conversions took no memory
-_CLOSE = 5e-3  # how near the least peak of a large program is found
-_FURTHER, _NEAR = 4.0, 1e-2  # the next budget is so many times as far away; the first is so near, which is enough
-_ANY = 5e-2  # how far from the fastest the plan of a budget may be: it is there to show that there is one
+# Pairs of layouts (one flow variable each):
+_LARGE = 4_000  # up to this size a program has all choices; of a larger problem, the restricted program has this size
+_BARE = 300_000  # up to this size the model without memory of conversions is solved; with more it would take minutes
 
-_MINUTE = 60.0
-_FIRST = 10.0  # seconds that a first plan of few ways may take, whatever the limit: it takes one or two
+# Relative to a peak or a cost:
+_CLOSE = 5e-3  # gap to which the least peak of a large program is found
+# The first trial budget is `_NEAR` away and each next one `_FURTHER` times as far; `_NEAR` to the bound is enough:
+_FURTHER, _NEAR = 4.0, 1e-2
+_ANY = 5e-2  # gap of the plans of trial budgets: they only have to show that there is a plan
+
+_MINUTE = 60.0  # a time limit below this shortens all searches here in proportion
+_FIRST = 10.0  # patience in seconds for a first plan of few choices, whatever the limit: it mostly takes one or two
 
 
 @dataclass(frozen=True)
 class _Seconds:
-    """For the least peak of a program, for any solution of it, for a plan under a budget, and for all budgets."""
+    """CPU seconds to minimise the peak of a program (`least`), to find any solution of it (`patience`), for the plan
+    of `each` trial budget, and for `all` trial budgets together."""
 
     least: float = 20.0
     patience: float = 60.0
@@ -54,14 +61,15 @@ class _Seconds:
 
     @classmethod
     def within(cls, time_limit: float) -> _Seconds:
-        """These where a plan has a minute or more, and less in proportion."""
+        """The defaults if the time limit is a minute or more, else in proportion less."""
         whole, share = cls(), min(time_limit / _MINUTE, 1.0)
         return cls(share * whole.least, share * whole.patience, share * whole.each, share * whole.all)
 
 
 @dataclass(frozen=True)
 class Smallest:
-    """A plan (`model` and its `outcome`) whose rows need `budget_bytes`; no plan needs less than `bound_bytes`."""
+    """A plan (`model` and its `outcome`) that needs `budget_bytes` by its memory rows; no plan needs less than
+    `bound_bytes`."""
 
     model: Model
     outcome: Outcome
@@ -70,14 +78,14 @@ class Smallest:
 
     @property
     def enough_bytes(self) -> int:
-        """A budget that has this plan for certain, a little more than it needs."""
+        """A budget in which this plan fits for certain: a little more than it needs."""
         return math.ceil(self.budget_bytes * (1 + 1e-5)) + 64
 
 
 class LeastMemory:
-    """What is known of the least memory that plans of a problem take: each part is found when it is first asked.
+    """The least memory that plans of a problem need. Each result is computed when first asked for.
 
-    `time_limit`: CPU seconds that a plan has; all parts of this together have about as many.
+    `time_limit`: CPU seconds that the search for a plan has; all results here together take about as many.
     """
 
     def __init__(self, problem: Problem, pruner: Pruner, time_limit: float = math.inf) -> None:
@@ -90,7 +98,7 @@ class LeastMemory:
 
     @cached_property
     def _soon(self) -> Smallest | None:
-        """The plan of least memory among few ways, which are all of a small program; None where none is found soon."""
+        """The plan of least memory among few choices (in a small program, among all); None if none is found soon."""
         with suppress(InfeasibleError, TimeLimitError):
             if self._pairs <= _LARGE:
                 model, gap = Model(self.problem), self.pruner.gap
@@ -104,14 +112,14 @@ class LeastMemory:
         return None
 
     def _few(self) -> Kept:
-        """Fast ways, and all storages of parameters."""
+        """The choices of fast plans, and all choices of parameters."""
         pruner, problem = self.pruner, self.problem
         return pruner.ways(problem).up_to(pruner.least(problem), pruner.best_and_stored(problem), _LARGE, math.inf)[0]
 
     @cached_property
     def _bare(self) -> tuple[float, Smallest | None]:
-        """Bytes that any plan needs at least, infinite where none meets the constraints; and a plan that needs little
-        more, if one is found: as if conversions took no memory, with what its choices need in truth."""
+        """From the model in which conversions take no memory: a lower bound in bytes on all plans (infinite if no plan
+        meets the constraints), and the plan of its choices, if found, with the memory that it really needs."""
         if self._pairs > _BARE and self._soon is not None:  # it would take minutes
             return 0.0, None
         bare, solver, gap = Model(self.problem, bare=True), self.pruner.solver, max(self.pruner.gap, _CLOSE)
@@ -125,25 +133,25 @@ class LeastMemory:
 
     @property
     def is_known(self) -> bool:
-        """Whether some plan is known, found soon."""
+        """Whether some plan was found soon."""
         return self._soon is not None
 
     def fitting(self, budget_bytes: float) -> Found | None:
-        """A plan found soon that fits."""
+        """The plan that was found soon, if it fits the budget."""
         if self._soon is not None and self._soon.budget_bytes <= budget_bytes:
             return self._soon.model, self._soon.outcome
         return None
 
     def is_too_small(self, budget_bytes: float) -> bool:
-        """Whether no plan at all is known to fit."""
+        """Whether it is proven that no plan fits the budget."""
         return (self._soon is not None and self._soon.bound_bytes > budget_bytes) or self._bare[0] > budget_bytes
 
     def smallest(self, too_small: float = 0.0) -> Smallest | None:
-        """The least peak, to the gap if there is time; None where no plan meets the constraints, whatever the budget.
+        """The plan of least peak, to the gap if there is time; None if no plan meets the constraints with any budget.
 
-        `too_small`: bytes that are known to have no plan.
+        `too_small`: a budget in bytes that is known to have no plan.
 
-        Raises TimeLimitError where no plan is found in time.
+        Raises TimeLimitError if no plan is found in time.
         """
         known = self._soon
         if known is not None and self._pairs <= _LARGE:
@@ -161,7 +169,7 @@ class LeastMemory:
         return replace(known, bound_bytes=min(trials.bound * UNIT, known.budget_bytes))
 
     def _of_fastest(self) -> Smallest | None:
-        """What the choices of the plan that is fastest without a budget need, at what recomputing them takes least."""
+        """The plan that is fastest without a budget, with the memory that it needs."""
         with suppress(InfeasibleError, TimeLimitError):
             pruner = replace(self.pruner, gap=_ANY)
             found = pruner.free(self.problem, self._seconds.each)
@@ -172,8 +180,8 @@ class LeastMemory:
 
 @dataclass
 class _Trials:
-    """Budgets that are tried one after the other, until `end`: each has a plan, or is proven to have none, or neither
-    in time. `bound`: MiB, as all here, that no plan goes below."""
+    """Budgets that are tried one after the other, until `end`: each trial finds a plan, proves that there is none, or
+    runs out of time. `bound`: a lower bound on the memory of all plans. All figures here are in MiB."""
 
     problem: Problem
     pruner: Pruner
@@ -182,7 +190,7 @@ class _Trials:
     end: float
 
     def upwards(self) -> Smallest:
-        """Further and further above the bound, the first budget that has a plan."""
+        """Try budgets ever further above the bound; the plan of the first budget that has one."""
         low, away = self.bound, _NEAR
         while low > 0 and cpu_seconds() < self.end:
             low *= 1 + away
@@ -192,8 +200,8 @@ class _Trials:
         raise TimeLimitError("no plan of about the least memory was found in time")
 
     def downwards(self, known: Smallest) -> Smallest:
-        """Further and further below what a plan needs while that is found too much, then between the last budget that
-        had a plan and the last that had none, or none in time."""
+        """Try budgets ever further below what the known plan needs while these have plans, then bisect between the last
+        budget with a plan and the last without one (or without one in time)."""
         low, away = self.bound, _NEAR
         while cpu_seconds() < self.end and (high := known.budget_bytes / UNIT) > low * (1 + _NEAR):
             budget = max(high / (1 + away), math.sqrt(low * high))
@@ -205,8 +213,8 @@ class _Trials:
         return self._from_afar(low, known)
 
     def _from_afar(self, late: float, known: Smallest) -> Smallest:
-        """Where a budget was told too late: others further and further below, until one is proven to have no plan,
-        then between the two."""
+        """After a trial at the budget `late` ran out of time: try budgets ever further below it, until one is proven to
+        have no plan, then bisect between the two to raise the bound."""
         away, given = _NEAR, self.bound
         while cpu_seconds() < self.end and late > self.bound * (1 + _NEAR):
             before = self.bound
@@ -220,7 +228,7 @@ class _Trials:
         return known
 
     def _at(self, budget: float) -> Smallest | None:
-        """A plan under a budget; None where there is none, which raises the bound, or none in time."""
+        """A plan under a budget; None if there is none (then the bound is raised) or none was found in time."""
         with suppress(TimeLimitError):
             model, outcome, is_all = fastest_within(
                 self.pruner, self.problem, budget * UNIT, self.seconds, any_plan=True
@@ -233,7 +241,8 @@ class _Trials:
 
 
 def _with_choices_of(problem: Problem, found: Found, solver: str, gap: float, seconds: _Seconds) -> Smallest | None:
-    """What a plan found without all of its memory needs in truth; None where that takes too long to find."""
+    """The plan of the same choices and counts as `found`, whose model left out some memory, with the memory that it
+    really needs; None if that takes too long to find."""
     model = Model(few(problem, chosen(*found, problem)))
     program, peak = model.program, Rows(model, None).peak
     _only_peak_costs(model, peak)
@@ -247,8 +256,8 @@ def _as_smallest(model: Model, outcome: Outcome, bound: float) -> Smallest:
 
 
 def _least(model: Model, solver: str, gap: float, seconds: _Seconds, is_known: bool = False) -> Outcome:
-    """The least peak of a model without memory rows yet, in MiB. `is_known`: that of another is, so that time is
-    short."""
+    """Add the memory rows to a model and minimise its peak, in MiB. `is_known`: a plan is known already, so the time is
+    `least` even if none is found by then."""
     program, peak = model.program, Rows(model, None).peak
     price(model)
     program.matrix().guide = program.cost
@@ -263,7 +272,7 @@ def _only_peak_costs(model: Model, peak: int) -> None:
 
 
 def _whole(program: Program, outcome: Outcome) -> Outcome:
-    """A solver calls 1 what is nearly 1."""
+    """The outcome with all whole variables rounded: solvers accept values that are only nearly whole."""
     if not len(outcome.values):
         return outcome
     return replace(outcome, values=np.where(program.matrix().whole, np.round(outcome.values), outcome.values))

@@ -1,9 +1,10 @@
-"""The fastest plan within a budget: among few ways to run ops first, then among all that a better plan can use.
+"""The fastest plan within a budget: first among few choices of each op, then among all that a better plan can use.
 
-The program of few ways, with all storages of parameters, has a good plan; the program of all ways that a better plan
-can use proves how good it is, or finds that one, if its relaxation begins with the columns of the few. Where neither
-has a plan soon, few fit, or none: then one of little memory (`solver.search.smallest`) is known in a second or two. If
-it fits, the search goes on from there, else what is left of the limit is all that it may take.
+A program of few choices, with all choices of how parameters are stored, mostly has a good plan. The program of all
+choices that a better plan can use then proves how good this plan is, or finds the better one; its relaxation starts
+with the columns of the small program. If neither finds a plan soon, few plans fit or none. Then a plan of little memory
+is looked for, which takes a second or two (`solver.search.smallest`). If that plan fits, the search goes on from it;
+if not, the search ends with the time limit.
 """
 
 from __future__ import annotations
@@ -25,28 +26,30 @@ from autopar.solver.search.ways import Kept, Ways, chosen, columns, few
 from autopar.solver.search.windows import SHARE
 from autopar.solver.seconds.objective import run, run_near
 
-# Pairs of layouts, a flow each, up to which
-PLAIN = 60_000  # a program has all ways at once
-_FEW = 15_000, 30_000  # one of few ways has few; the relaxation of all begins with the latter
-_MOST = 1_500_000  # all ways are looked at, after few: with more the program would be too large
-_PART, _NEAR = 1 / 3, 5e-3  # of the time that is left: what few ways may take before others; how near their plan is
-_SECONDS = 15.0  # at least, or the limit, for a faster one than a plan of the least memory
+# Sizes of programs under a budget, in pairs of layouts (one flow variable each):
+PLAIN = 60_000  # up to this size the program has all choices and is solved at once
+_FEW = 15_000, 30_000  # sizes of the two restricted programs; the relaxation of all starts with as many flows as these
+_MOST = 1_500_000  # largest program of all choices that is solved after the restricted ones
+
+# Share of the time left for a restricted program if others follow, and the relative gap to which it is solved:
+_PART, _NEAR = 1 / 3, 5e-3
+_SECONDS = 15.0  # to improve a plan of least memory: at least so many seconds, or the time limit if that is less
 
 _NONE_FITS = Outcome("infeasible", NONE, math.inf, math.inf)
 
 
 class Small(Protocol):
-    """What is known of plans of little memory, found when it is asked."""
+    """Plans of little memory, computed when first asked for (`solver.search.smallest.LeastMemory`)."""
 
     @property
     def is_known(self) -> bool:
-        """Whether some plan is."""
+        """Whether some plan of little memory is known."""
 
     def fitting(self, budget_bytes: float) -> Found | None:
-        """One that fits, if one is known."""
+        """A known plan that fits the budget, if there is one."""
 
     def is_too_small(self, budget_bytes: float) -> bool:
-        """Whether no plan at all is known to fit."""
+        """Whether it is proven that no plan fits the budget."""
 
 
 def fastest_within(
@@ -59,11 +62,13 @@ def fastest_within(
     any_plan: bool = False,
     small: Small | None = None,
 ) -> tuple[Model, Outcome, bool]:
-    """The fastest plan within a budget, as `Fast.free`; and whether all ways were looked at: none fits where none is
-    found then. `bound`: what a plan without the budget costs at least. `any_plan`: one found among few ways will do,
-    and none after the limit.
+    """The fastest plan within a budget (model and outcome, as of `Pruner.free`), and whether all choices were searched:
+    if so and no plan was found, none fits.
 
-    Raises TimeLimitError where none is found in time.
+    `bound`: a lower bound in seconds on plans without the budget. `any_plan`: a plan found among few choices is enough,
+    and the search ends with the limit even if there is none.
+
+    Raises TimeLimitError if no plan is found in time.
     """
     asked = _Search(pruner, problem, budget_bytes, time_limit, any_plan, small, bound)
     if asked.many <= PLAIN:
@@ -74,15 +79,16 @@ def fastest_within(
 def fastest_near(
     pruner: Pruner, problem: Problem, budget_bytes: float, known: Found, seconds: float
 ) -> tuple[Model, Outcome] | None:
-    """The best plan that some seconds find near one of some of a problem's choices, without a bound; None where the
-    rows do not let that one pass."""
+    """A better plan near a known one, searched for some seconds and without a bound; None if the known plan violates
+    the memory rows."""
     model, best = _beside(pruner, problem, budget_bytes, known)
     return (model, run_near(model, best, pruner.solver, pruner.gap, seconds)) if best is not None else None
 
 
 @dataclass
 class _Search:
-    """The search for one plan, and what it knows so far: the `best` plan, a `bound`, and the ways looked at."""
+    """The search for one plan and its state: the `best` plan so far, a lower `bound`, and `late`, the error of the last
+    restricted program if its time ran out; `many`: pairs of layouts of all choices."""
 
     pruner: Pruner
     problem: Problem
@@ -107,14 +113,14 @@ class _Search:
         return max(self.end - cpu_seconds(), 0.0)
 
     def patience(self) -> float | None:
-        """How long a first plan may take, where none is known that fits: no longer than the limit where one is known
-        that does not."""
+        """How many seconds a first plan may take; None: as many as `search` gives it by default. It is the time left
+        if any plan will do, or if a plan of little memory is known, which does not fit."""
         if self.best is None and (self.any_plan or (self.small is not None and self.small.is_known)):
             return self.left
         return None
 
     def _for_faster(self, seconds: float) -> float:
-        """How long one is looked for that is faster than a plan of the least memory, which may be ten times as slow."""
+        """How long to improve a plan of least memory, which may be ten times as slow as the fastest one."""
         return max(seconds, min(_SECONDS, self.time_limit))
 
     def of_all_at_once(self) -> tuple[Model, Outcome, bool]:
@@ -149,7 +155,7 @@ class _Search:
         return self._of_all(least, known)
 
     def _of_few(self, least: Kept, known: Kept, is_all: bool) -> Kept:
-        """Look among few ways, and some more; the ways that are worth to be looked at again."""
+        """Solve the restricted programs, the smaller one first; returns `known` with the choices of the best plan."""
         for most in _FEW:
             kept, limit = self.ways.up_to(least, known, most, math.inf)
             is_last = not is_all and most == _FEW[-1]
@@ -176,7 +182,7 @@ class _Search:
         return known
 
     def _of_all(self, least: Kept, known: Kept) -> tuple[Model, Outcome, bool]:
-        """Look among all ways that a better plan than the best one uses."""
+        """Solve the program of all choices that a plan better than the best known one can use."""
         best = self.best
         limit = best[1].objective * (1 + EPSILON) if best is not None else math.inf
         kept = [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
@@ -184,7 +190,7 @@ class _Search:
             self.any_plan or self.pruner.is_near(best[1], self.bound) or self.ways.pairs(kept) > _MOST
         ):
             return self._judged(best, False)
-        if self.patience() == 0.0:  # to state the program of all ways takes seconds, too
+        if self.patience() == 0.0:  # building the program of all choices alone takes seconds
             raise self.late or TimeLimitError("among few ways to run the ops the solver found no plan in time")
         with suppress(*([MemoryError] if best is not None else [])):
             model = self._model(few(self.problem, kept))
@@ -198,8 +204,8 @@ class _Search:
         return self._judged(best, False)
 
     def _faster(self, known: Found) -> Found | None:
-        """The fastest plan of few ways and those of a plan that may be far from fast, after some seconds; None where
-        the rows do not let that one pass."""
+        """The fastest plan found in some seconds among few choices and those of a known plan, which may be slow; None
+        if the known plan violates the memory rows."""
         seconds = self._for_faster(_PART * self.left)
         model, best = _beside(self.pruner, self.problem, self.budget_bytes, known)
         if best is None:
@@ -230,7 +236,8 @@ class _Search:
 
 
 def _beside(pruner: Pruner, problem: Problem, budget_bytes: float, known: Found) -> tuple[Model, Outcome | None]:
-    """A model of few ways and those of a plan, with that plan; None where the rows do not let it pass."""
+    """A model of few choices and those of a known plan, and this plan as its solution; None for the latter if the plan
+    violates the memory rows."""
     ways = pruner.ways(problem)
     kept = ways.all
     if ways.pairs(kept) > PLAIN:

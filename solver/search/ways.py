@@ -1,4 +1,4 @@
-"""Some of the ways to run a problem's ops, and how many flows they make."""
+"""Subsets of the choices of a problem's ops (`Kept`), how many flows they have, and plans as such subsets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from autopar.solver.model import Model
 from autopar.solver.problem import Choice, Problem
 from autopar.solver.seconds.costs import Costs, Tables
 
-_STEPS = 30  # in which a limit is found
+_STEPS = 30  # bisection steps in which a cost limit is found
 
-Kept = Sequence[Array]  # by op, whether each choice is there
+Kept = Sequence[Array]  # for each op, a boolean array: whether each of its choices is kept
 
 
 @dataclass
 class Ways:
-    """The choices of a problem, and how many flows some of them make."""
+    """The choices of a problem's ops, and the number of flows that a subset of them has."""
 
     problem: Problem
     tables: Tables = field(default_factory=Tables)
@@ -41,21 +41,22 @@ class Ways:
             for use in tensor.uses:
                 wants = placed(costs.wanted(tensor, use), many[use.op])
                 ends = self.problem.decides(tensor.source), tensor.output, self.problem.decides(use.op), use.index
-                self._ends.setdefault(ends, (tensor.source, ports, use.op, wants))  # else a flow that is there already
+                self._ends.setdefault(ends, (tensor.source, ports, use.op, wants))  # equal keys share one flow
 
     @property
     def all(self) -> Kept:
         return [np.ones(len(op.choices), dtype=bool) for op in self.problem.ops]
 
     def pairs(self, kept: Kept) -> int:
-        """How many flows there are."""
+        """How many flows there are with these choices: by tensor and use, a pair for each two layouts."""
         found = 0
         for source, ports, reader, wants in self._ends.values():
             found += _different(ports[kept[source]]) * _different(wants[kept[reader]])
         return found
 
     def up_to(self, least: Sequence[Array], known: Kept, most: int, limit: float) -> tuple[Kept, float]:
-        """The choices of plans up to a limit, the highest up to this one with so many flows; and those `known`."""
+        """The `known` choices and those whose bound (`least`) is at most a limit; and the limit, the highest up to
+        `limit` with which there are at most `most` flows."""
 
         def of(limit: float) -> Kept:
             return [(some <= limit) | mine for some, mine in zip(least, known, strict=True)]
@@ -70,8 +71,8 @@ class Ways:
 
 
 def few(problem: Problem, kept: Kept) -> Problem:
-    """The problem of these choices."""
-    found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # shared as before
+    """The problem restricted to these choices."""
+    found: dict[tuple[int, bytes], tuple[Choice, ...]] = {}  # ops that shared their choices still do
     ops = []
     for op, some in zip(problem.ops, kept, strict=True):
         key = id(op.choices), some.tobytes()
@@ -82,7 +83,7 @@ def few(problem: Problem, kept: Kept) -> Problem:
 
 
 def chosen(model: Model, outcome: Outcome, problem: Problem) -> Kept:
-    """Which choices of a problem a plan makes that was found of all or some of them."""
+    """Which choices of a problem a plan makes; the plan's model has all of the problem's choices or some of them."""
     found = []
     for variables, mine, op in zip(model.x, model.problem.ops, problem.ops, strict=True):
         one = mine.choices[int(np.argmax(outcome.values[variables]))]
@@ -91,7 +92,7 @@ def chosen(model: Model, outcome: Outcome, problem: Problem) -> Kept:
 
 
 def counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
-    """How many blocks of an outcome recompute, as bounds of the counts of another model of the same stages."""
+    """The counts of recomputed blocks of an outcome, as bounds that fix the counts of another model (`of`) to them."""
     found: Bounds = {}
     for stage, some in model.recomputed.items():
         for r, its, q in zip(some, of.recomputed[stage], of.any_recomputed[stage], strict=True):
@@ -101,7 +102,7 @@ def counts(model: Model, outcome: Outcome, of: Model) -> Bounds:
 
 
 def columns(model: Model, kept: Kept) -> Array:
-    """Which variables of a problem's whole model are flows between choices that are kept."""
+    """A boolean array over a model's variables: which are flows between choices that are kept."""
     found = np.zeros(len(model.program.names), dtype=bool)
     for flow in model.flows:
         ports = _any(model.costs.ports(flow.tensor).values(), kept[flow.tensor.source])
@@ -120,7 +121,7 @@ def _different(places: Array) -> int:
 
 
 def _places(choices: Iterable[Sequence[int]], many: int) -> Array:
-    """In which of the lists each choice is."""
+    """For each of `many` choices, the index of the list that contains it."""
     found = np.zeros(many, dtype=np.int64)
     for place, some in enumerate(choices):
         found[list(some)] = place

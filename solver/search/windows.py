@@ -1,10 +1,10 @@
-"""A better solution near the best one known: a few ops at a time may choose anew, all others stay as they are.
+"""Large neighbourhood search (Shaw 1998): a few ops at a time may choose anew, all others keep their choices.
 
-Large neighbourhood search (Shaw 1998). The ops of a window, a run of them in the graph's order, keep all their
-choices, each other op the one that it has made: what is left is small, and HiGHS solves it in about a second. Windows
-of a quarter of the ops overlap by half and go round and round, first with the counts of recomputed blocks as they are,
-which is faster, then with the counts open too; a round that finds nothing ends it. That says nothing of how good the
-solution is: it is for searches that a limit of time has ended, or is about to.
+A window is a run of ops in the graph's order. The ops of the window are free, every other op is fixed to its choice in
+the best solution known; the program that is left is small, and HiGHS solves it in about a second. Windows of a quarter
+of the ops, each overlapping the last by half, go round until a whole round finds nothing: first with the counts of
+recomputed blocks fixed, which is faster, then with open counts. This gives no bound, so it is for searches that the
+time limit has ended or is about to end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from autopar.solver.linear.terms import Array
 from autopar.solver.search.choices import Choices
 from autopar.solver.search.shrunk import held_of, without_zeros
 
-SHARE = 1 / 6  # of a search's limit of time: how long a better solution is looked for
-_PART = 4  # of the ops, a window of them in a program that is not large
-_VARIABLES = 10_000  # about as many as a window of a large one may leave
-_SECONDS = 60.0  # for what follows from choices and counts, which takes none
-_TURNS = 4  # of all seconds a window may take one in so many
+SHARE = 1 / 6  # share of a search's time limit that the neighbourhood search may take
+_PART = 4  # a window has at most one in so many of the ops
+_VARIABLES = 10_000  # in a large program a window has fewer ops: such that about so many variables are left
+_SECONDS = 60.0  # limit for completing a solution whose choices and counts are fixed, which takes almost no time
+_TURNS = 4  # a window may take at most one in so many of the seconds
 
 
 def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: float) -> Outcome:
-    """A solution at most as dear as `best`, in about so many seconds; its status and bound are those of `best`."""
+    """A solution that costs at most as much as `best`, after about so many seconds; its status and bound are those of
+    `best`."""
     matrix, end = program.matrix(), cpu_seconds() + seconds
     choices = Choices(matrix)
     counts = [count for pair in program.counts for count in pair]
@@ -47,7 +48,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
             kept = _around(program, choices, best, window, bounds)
             cutoff = best.objective - gap * abs(best.objective)
             turn = min(left, seconds / _TURNS)
-            # HiGHS's aggregator looks at no clock, and took a minute of ALBERT's windows: few rows of many columns each
+            # HiGHS's aggregator ignores the time limit: it took a minute on ALBERT's windows (few rows, many columns)
             found = program.integrate(solver, kept, turn, gap, bounds, cutoff=cutoff, aggregates=False)
             in_vain += 1
             if len(found.values) and found.objective < cutoff:
@@ -56,7 +57,7 @@ def improved(program: Program, solver: str, gap: float, best: Outcome, seconds: 
 
 
 def completed(program: Program, solver: str, values: Array, counts: Bounds) -> Outcome | None:
-    """The solution with these values of choices and these counts; None where there is none."""
+    """The solution with these values of the choices and these counts; None if there is none."""
     choices = Choices(program.matrix())
     known = Outcome("feasible", values, math.inf, 0.0)
     kept = _around(program, choices, known, np.zeros(choices.groups, dtype=bool), counts)
@@ -65,7 +66,7 @@ def completed(program: Program, solver: str, values: Array, counts: Bounds) -> O
 
 
 def _around(program: Program, choices: Choices, best: Outcome, window: Array, bounds: Bounds) -> Array:
-    """The variables that are left where the ops outside a window keep their choices."""
+    """The variables that can be nonzero if the ops outside a window keep their choices."""
     matrix = program.matrix()
     matrix.bound(bounds)
     held = held_of(program)

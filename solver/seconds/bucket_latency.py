@@ -1,10 +1,12 @@
-"""What is missing of the latency of buckets: the rows of `cost.buckets.latency`, with its letters.
+"""The latency of buckets that conversions do not pay themselves: the rows of `cost.buckets.latency`, with its letters.
 
-For each block and way w, with flows f of the conversions m that move so::
+Each conversion m of a parameter pays its share p_m of a bucket's latency, but a bucket costs its full latency however
+little is in it. For each block and way w to move (collectives and mesh axes), with flows f of the conversions m that
+move so::
 
-    c_w = sum_m p_m f_m                   the parts that are paid
-    b_w >= f_m            for every m     whether any moves so: an integer, which the search branches on
-    e_w >= n b_w - c_w                    buckets that are missing, each a latency
+    c_w = sum_m p_m f_m                   the shares that are paid
+    b_w >= f_m            for every m     whether any moves so: a 0/1 variable, which the search branches on
+    e_w >= n b_w - c_w                    missing buckets: each costs a latency
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Bucket:
-    """What may move in one way in a block: of each conversion that asks for the bucket the variables of which one may
-    be 1, the parts of all, and the most that these can be in sum."""
+    """What may move in one way in a block. `asking`: for each conversion that needs the bucket, its variables, of which
+    at most one is 1; `parts`: the shares of all conversions, c_w; `most`: the largest possible sum of these."""
 
     tensor: Tensor
     asking: dict[bytes, Array] = field(default_factory=dict)
@@ -55,8 +57,8 @@ class BucketLatency:
         *,
         uses: int = 1,
     ) -> None:
-        """Note a parameter's conversions in a phase: their variables, where they are among its shares, and the seconds
-        by axis of all of these, where they cost any; several `uses` may want it in as many layouts at once."""
+        """Record a parameter's conversions in a phase: their variables, the places `at` of these on the grid of
+        `shares`, and the grid's seconds by axis. With several `uses` several layouts may be wanted at once."""
         node, grouping = self.model.problem.ops[tensor.source].node, self.model.problem.grouping
         if shares is None or self.model.bare or not grouping.in_one_block(node):
             return
@@ -73,7 +75,7 @@ class BucketLatency:
                 one.asking[variables[asking].tobytes()] = variables[asking]
 
     def pay(self) -> None:
-        """State what is missing, and charge for it."""
+        """Add the rows of all buckets, and charge the missing latencies."""
         program, problem = self.model.program, self.model.problem
         axes = problem.cluster.axes
         for (phase, region), ways in self._buckets.items():
@@ -96,6 +98,7 @@ class BucketLatency:
 
 
 def _apart(asks: Array, wanted: Array, uses: int) -> list[Array]:
-    """The conversions that ask, as sets of which one may run: all where one use wants one layout, or those to each."""
+    """The asking conversions as sets of which at most one runs: a single set if there is one use, which wants a single
+    layout, else one set for each wanted layout."""
     sets = [asks] if uses == 1 else [asks & (wanted == layout) for layout in np.unique(wanted).tolist()]
     return [one for one in sets if one.any()]

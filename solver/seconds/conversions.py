@@ -1,4 +1,4 @@
-"""What a plan pays for converting tensors between layouts: once for all uses that share a conversion."""
+"""The cost of converting tensors between layouts: each conversion is paid once by all uses that share it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Paid:
-    """Flows of one tensor that pay together, on the grid of all ports and wanted layouts of its source.
+    """Flows of one tensor that share conversions, on the grid of all ports of its source and all wanted layouts.
 
-    `numbers`: the variables of each flow, -1 for none; `forward`, `backward`: seconds by axis, as `Prices` has them;
-    `regathers`: which ports are of parameters gathered again; `shares`: as `Prices` has them.
+    `numbers`: the variables of each flow, -1 for none; `forward`, `backward`: seconds by axis, as in `Prices`;
+    `regathers`: which ports are parameters that are gathered again; `shares`: as in `Prices`.
     """
 
     flows: Sequence[Flow]
@@ -36,12 +36,13 @@ class Paid:
 
     @property
     def costly(self) -> Array:
-        """The pairs that cost something."""
+        """The pairs whose conversion costs something."""
         return (self.forward > 0).any(axis=0) | (self.backward > 0).any(axis=0)
 
 
 def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
-    """Make the flows of one tensor to all its uses, and pay for them; uses outside segments share."""
+    """Add the flows of the tensors of one source to all uses, and charge their conversions; uses outside segments share
+    conversions."""
     sharing = model.costs.shared(tensors)
     flows = [[model.flow(tensor, use) for use in tensor.uses] for tensor in tensors]
     model.flows += [flow for some in flows for flow in some]
@@ -69,7 +70,7 @@ def pay_conversions(model: Model, tensors: Sequence[Tensor]) -> None:
 
 
 def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:
-    """The flows from one source on the grid of its ports and all layouts that are wanted."""
+    """The flows of one source on the common grid of its ports and all wanted layouts."""
     first = flows[0][0]
     places: dict[Layout, int] = {}
     for some in flows:
@@ -92,9 +93,10 @@ def _on_one_grid(model: Model, flows: Sequence[list[Flow]]) -> list[Paid]:
 
 
 def _parts(model: Model, whole: Sequence[Paid]) -> list[Sequence[Paid]]:
-    """What is paid together: both directions; or, where some uses give no gradient back, each on its own.
+    """The parts that are paid separately: forward and backward together, or each on its own if some uses return no
+    gradient.
 
-    A conversion runs forward if any use needs it and backward if a use that gives a gradient back does.
+    A conversion runs forward if any use needs it, and backward if any use that returns a gradient needs it.
     """
     problem = model.problem
     forward, backward = [], []
@@ -118,13 +120,13 @@ def _parts(model: Model, whole: Sequence[Paid]) -> list[Sequence[Paid]]:
 
 
 def _any(model: Model, paid: Paid) -> tuple[Array, Array]:
-    """The pairs that cost something, and for each the variable that is 1 when any use needs it."""
+    """The pairs that cost something, and for each a variable that is 1 if any use needs the conversion."""
     grids = [np.where(paid.costly, numbers, -1) for numbers in paid.numbers]
     return largest(model.program, grids, "p", upper=1.0)
 
 
 def _pay_shared(model: Model, tensor: Tensor, paid: Paid, shared: Array) -> None:
-    """Conversions outside segments, once for all readers there; `shared`: their variables so far."""
+    """Charge conversions outside segments once for all readers there; `shared`: the variables made for them so far."""
     at, variables = _any(model, paid)
     new = at & (shared < 0)
     shared[new] = model.program.variables("p", int(new.sum()))
@@ -132,15 +134,15 @@ def _pay_shared(model: Model, tensor: Tensor, paid: Paid, shared: Array) -> None
     terms: list[tuple[int, float]] = []
     right = 0.0
     if tensor.kind != "plain" and tensor.stage in model.recomputed:
-        if tensor.kind == "outer":  # some block keeps, and shares what is converted outside
+        if tensor.kind == "outer":  # a block that does not recompute shares it
             terms, right = [(model.kept(tensor.stage), -1.0)], -1.0
-        else:  # the first block shares it unless it recomputes, as it does if any does
+        else:  # the first block shares it unless it recomputes (it does if any does)
             terms = [(model.any_recomputed[tensor.stage][-1], 1.0)]
     model.program.implies("p", variables, shared[at], terms, right)
 
 
 def _pay_regather(model: Model, flow: Flow, numbers: Array, paid: Paid) -> None:
-    """A parameter that is gathered again: once more per use that keeps it, in blocks that do not recompute."""
+    """Charge a parameter that is gathered again: once for each use that saves it, in blocks that do not recompute."""
     problem = model.problem
     reader = problem.ops[flow.use.op]
     if flow.use.index not in problem.memory.saved(reader.node)[0]:

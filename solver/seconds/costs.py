@@ -1,4 +1,4 @@
-"""What the choices of a problem cost: ops by choice, tensors by how they lie at both ends."""
+"""The costs of a problem: of ops by choice, of tensors by the layouts at both ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autopar.solver.linear.terms import Array
 from autopar.solver.problem import Op, Problem, Tensor, Use
 from autopar.solver.seconds.prices import PriceTable
 
-Port = tuple[Layout, bool]  # how a tensor lies at its source, and whether it is a parameter gathered again
+Port = tuple[Layout, bool]  # a tensor's layout at its source, and whether it is a parameter that is gathered again
 
 
 @dataclass
 class Tables:
-    """What is known of one graph's tensors on one cluster: prices by their form, and routes between layouts."""
+    """Caches for one graph on one cluster: price tables of its tensors, and routes between layouts."""
 
     prices: dict[tuple[object, ...], PriceTable] = field(default_factory=dict)
     routes: KnownRoutes = field(default_factory=dict)
@@ -30,14 +30,14 @@ class Tables:
 
 @dataclass
 class Costs:
-    """Costs of one problem; `tables` may be those of another problem of the same graph."""
+    """The costs of one problem; `tables` may be shared with other problems of the same graph."""
 
     problem: Problem
     tables: Tables = field(default_factory=Tables)
 
     def __post_init__(self) -> None:
         self._tables: dict[TensorRef, PriceTable] = {}
-        self._ports: dict[tuple[int, int, bool], dict[Port, list[int]]] = {}  # by whose choices, as ops may share them
+        self._ports: dict[tuple[int, int, bool], dict[Port, list[int]]] = {}  # by id of choices, which ops may share
         self._wanted: dict[tuple[int, int, bool], dict[Layout, list[int]]] = {}
         expected = set()
         for tensor in self.problem.tensors:
@@ -53,25 +53,25 @@ class Costs:
         return self.problem.stages[op.stage].count
 
     def conversions(self, tensor: Tensor) -> int:
-        """How many conversions there are of a tensor in one micro-batch."""
+        """How many times a tensor is converted in one micro-batch."""
         stage = self.problem.stages[tensor.stage].count if tensor.kind in ("inner", "outer", "next") else 1
         return stage - 1 if tensor.kind == "next" else stage
 
     def by_source(self) -> list[list[Tensor]]:
-        """The tensors that are one output of one op, as the readers of several stages have it."""
+        """The tensors grouped by source: one output of an op is several tensors if several stages read it."""
         found: dict[tuple[int, int], list[Tensor]] = {}
         for tensor in self.problem.tensors:
             found.setdefault((tensor.source, tensor.output), []).append(tensor)
         return list(found.values())
 
     def shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Of the tensors from one source those whose uses, outside segments, pay together: none where none share."""
+        """Those of the tensors of one source whose uses outside segments share conversions; empty if none do."""
         outside = [t for t in tensors if t.kind in ("plain", "outer", "first")]
         several = len(outside) > 1 or any(t.kind == "outer" and self.conversions(t) > 1 for t in outside)
         return outside if several else []
 
     def of_op(self, op: Op) -> tuple[Array, Array]:
-        """By choice: seconds of a step in all blocks, with the update of a parameter; and of a replay of a block."""
+        """By choice: seconds per step of all blocks, with the update of a parameter; and of one block's replay."""
         memory, cluster = self.problem.memory, self.problem.cluster
         many, count = memory.micro_batches, self.count(op)
         seconds, forwards = np.zeros(len(op.choices)), np.zeros(len(op.choices))
@@ -91,8 +91,8 @@ class Costs:
         return seconds, forwards
 
     def ports(self, tensor: Tensor) -> dict[Port, list[int]]:
-        """The choices of a tensor's source, by number, by how the tensor lies then: one object for all ops that have
-        the same choices."""
+        """By port, the numbers of the source's choices that give the tensor this port; the same object for all ops that
+        share their choices."""
         choices, grad = self.problem.ops[tensor.source].choices, self.table(self.problem.ref(tensor)).needs_grad
         key = id(choices), tensor.output, grad
         if key not in self._ports:
@@ -103,7 +103,7 @@ class Costs:
         return self._ports[key]
 
     def wanted(self, tensor: Tensor, use: Use) -> dict[Layout, list[int]]:
-        """The choices of a tensor's reader by how they want it, as `ports`."""
+        """By wanted layout, the numbers of the reader's choices that want it; shared as in `ports`."""
         choices, grad = self.problem.ops[use.op].choices, self.table(self.problem.ref(tensor)).needs_grad
         key = id(choices), use.index, grad
         if key not in self._wanted:
@@ -114,7 +114,7 @@ class Costs:
         return self._wanted[key]
 
     def table(self, ref: TensorRef) -> PriceTable:
-        """Prices of one tensor; tensors of equal form share a table."""
+        """The prices of a tensor's conversions; tensors of equal shape, dtype, bucket and so on share a table."""
         if ref not in self._tables:
             memory = self.problem.memory
             tensor = tensor_of(ref)

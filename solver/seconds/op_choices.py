@@ -1,7 +1,7 @@
-"""What each op of a problem chooses from: its strategies, with the seconds that they take.
+"""The choices of each op of a problem: its strategies with their seconds.
 
-Deep graphs have many calls that are written alike, of the same strategies and equal costs. Their choices are
-one tuple, so that what is worked out of it (`solver.seconds.costs`) is worked out once.
+Deep graphs have many equal calls, with the same strategies and costs. These share one tuple of choices, so that what
+`solver.seconds.costs` derives from it is computed once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class OpChoices:
         self._known: dict[Hashable, tuple[Choice, ...]] = {}
 
     def of(self, node: fx.Node) -> tuple[Choice, ...]:
-        """Of strategies that differ in nothing but what they take, the fastest; of a parameter whose copy may be
-        dropped and made again, each with and without."""
+        """The choices of a node. Of strategies that differ only in seconds, the fastest is kept. A parameter whose
+        gathered copy may be dropped and gathered again has each strategy with and without that."""
         asked = self.restricted.regather.get(node)
         regather = ((False, True) if asked is None else (asked,)) if self._may_regather(node) else (False,)
         key = (self._form(node), regather)
@@ -38,7 +38,7 @@ class OpChoices:
         return self._known[key]
 
     def _form(self, node: fx.Node) -> Hashable:
-        """What the seconds of a node's strategies depend on (`cost.step.seconds_of`)."""
+        """A key of all that the seconds of a node's strategies depend on (`cost.step.seconds_of`)."""
         strategies = id(self.restricted.strategies[node])
         if not in_segment(node) or COST not in node.meta:
             return strategies
@@ -64,7 +64,7 @@ class OpChoices:
         return tuple(found.values())
 
     def _may_regather(self, node: fx.Node) -> bool:
-        """Whether some op keeps the parameter for backward, so that its copy could be dropped and made again."""
+        """Whether some op saves the parameter for backward, so that it could be dropped and gathered again."""
         memory = self.memory
         return (
             memory.train

@@ -1,4 +1,4 @@
-"""What hides behind compute, as savings in the objective: the rows of `cost.overlap`, with its letters."""
+"""Overlap of communication and compute as savings in the objective: the rows of `cost.overlap`, with its letters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from autopar.solver.linear.terms import Array, Linear
 if TYPE_CHECKING:
     from autopar.solver.model import Model
 
-Key = tuple[str, int, int]  # kind, stretch, mesh axis; of compute -1
+Key = tuple[str, int, int]  # kind, stretch, mesh axis (-1 for compute)
 
 
 class Overlap:
-    """Savings of a model; `unit` seconds are one in its variables, so that the solver sees numbers near those of it."""
+    """The seconds that a model saves by overlap. Its variables count in `unit` seconds, the unit of the program's
+    objective, so that the solver gets numbers of similar size."""
 
     def __init__(self, model: Model, unit: float) -> None:
         self.model, self.program, self.unit = model, model.program, unit
@@ -24,13 +25,13 @@ class Overlap:
         self.part = model.problem.cluster.device.overlap
         self.forward = [Linear() for _ in self.stretches]
         self.backward = [Linear() for _ in self.stretches]
-        self.rows: dict[Key, int] = {}  # where these seconds are summed
+        self.rows: dict[Key, int] = {}  # the row in which these seconds are summed up
         self._compute()
         self.hidden = self._sum(self._rows())
         model.seconds.add(self.hidden, -unit)
 
     def seconds(self, values: Array) -> float:
-        """What is hidden where the program's variables have these values, at its largest."""
+        """The most seconds that can be hidden with these values of the program's variables."""
         movable = {axis: Movable(len(self.stretches)) for _, _, axis in self.model.movable}
         for (kind, c, axis), terms in self.model.movable.items():
             getattr(movable[axis], kind)[c] = _value(terms, values)
@@ -49,7 +50,7 @@ class Overlap:
                     target.add(variable, count * seconds)
 
     def _rows(self) -> list[int]:
-        """Variables g_c and b of every axis, whose sum is hidden."""
+        """The variables g_c and b of every axis, whose sum is the hidden time."""
         pairs = enumerate(zip(self.forward, self.backward, strict=True))
         compute = [
             (self._of(forward, ("forward", c, -1)), self._of(backward, ("backward", c, -1)))
@@ -90,13 +91,13 @@ class Overlap:
         return hidden
 
     def _saving(self, kind: str, c: int, axis: int) -> int | None:
-        """What the collectives of one kind of a stretch over one axis save at most."""
+        """A variable for the most that the collectives of one kind, stretch and axis can save; None without any."""
         key = kind, c, axis
         terms = self.model.movable.get(key)
         return self._of(terms, key, self.part) if terms is not None else None
 
     def _of(self, expression: Linear, key: Key, part: float = 1.0) -> int | None:
-        """A variable equal to a part of seconds, in units; None where there are none."""
+        """A variable equal to `part` of an expression in seconds, in units; None if the expression is empty."""
         terms = expression.terms(part / self.unit)
         if not len(terms[0]):
             return None
@@ -105,7 +106,7 @@ class Overlap:
         return found
 
     def _least(self, limits: Sequence[Sequence[tuple[int, float]]]) -> int:
-        """A variable that is at most each of `limits`."""
+        """A variable that is at most each of `limits`: their minimum, as the objective maximises it."""
         found = self._variable()
         for limit in limits:
             self.program.at_most("hidden", [(found, 1.0)] + [(v, -s) for v, s in limit], 0.0)

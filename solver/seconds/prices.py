@@ -1,4 +1,4 @@
-"""What converting a tensor from one layout into another costs."""
+"""The seconds, collectives and staging memory of converting a tensor from one layout into another."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from autopar.solver.seconds.staged import staged_of_paths
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of conversions from each of some layouts (rows) into each of others (columns).
+    """Conversions from each of some layouts (rows) into each of others (columns).
 
-    Seconds forward and backward (of a parameter by mesh axis, else one row for all), and how many collectives these
-    are; `possible`: whether there is a way; `shares`: of a parameter, what they share with others.
+    `forward`, `backward`: seconds, with a leading dim that is the mesh axis for parameters and has size 1 otherwise;
+    `..._collectives`: numbers of collectives; `possible`: whether there is a path; `shares`: for a parameter, its parts
+    of buckets.
     """
 
     forward: Array
@@ -38,7 +39,7 @@ class Prices:
     shares: Shares | None = None
 
     def at(self, rows: Array, columns: Array) -> Prices:
-        """Those of some layouts."""
+        """The prices of some rows and columns."""
         at = rows[:, None], columns
         return Prices(
             self.forward[(slice(None), *at)],
@@ -52,10 +53,10 @@ class Prices:
 
 @dataclass
 class PriceTable:
-    """What conversions of tensors of one form cost, worked out together for all layouts that they have.
+    """The prices of conversions of equal tensors, computed together for all layouts that occur.
 
-    `grouping`: given for a parameter, which shares collectives with others. `order`: of the dims in memory. `routes`:
-    those known from other tables.
+    `grouping`: given for a parameter, which shares collectives with other parameters. `order`: the order of dims in
+    memory. `routes`: a cache of routes between layouts, shared with other tables.
     """
 
     ref: TensorRef
@@ -74,7 +75,7 @@ class PriceTable:
     _staged: tuple[tuple[Array, Array], tuple[Array, Array]] | None = None
 
     def expect(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> None:
-        """Say which prices will be asked for: those that are said before the first question are cheapest."""
+        """Announce layouts whose prices will be asked for: layouts announced later make the table be computed anew."""
         for known, some in ((self.sources, sources), (self.wanted, wanted)):
             for layout in some:
                 if layout not in known:
@@ -82,7 +83,7 @@ class PriceTable:
                     self._prices = None
 
     def prices(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> Prices:
-        """The prices from each of some layouts into each of others."""
+        """The prices from each of `sources` into each of `wanted`."""
         self.expect(sources, wanted)
         if self._prices is None:
             self._prices = self._all(list(self.sources), list(self.wanted))
@@ -90,7 +91,7 @@ class PriceTable:
         return self._prices.at(rows, np.array([self.wanted[layout] for layout in wanted], dtype=np.int64))
 
     def ways(self, sources: Sequence[Layout], wanted: Sequence[Layout]) -> list[list[Way]]:
-        """Which collectives these conversions are, by source and by what is wanted."""
+        """The collectives of these conversions, by source and wanted layout."""
         self.prices(sources, wanted)
         assert self._paths is not None
         if self._ways is None:
@@ -101,11 +102,11 @@ class PriceTable:
         return [[Way(*one) for one in zip(*row, strict=True)] for row in grids]
 
     def staged_bytes(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
-        """What these conversions of an activation stage (`resharding.staging`), by source and by what is wanted."""
+        """The staging memory in bytes of conversions of an activation (`resharding.staging`), by source and wanted."""
         return self._stage(sources, wanted, backward=backward)[0] * self.itemsize
 
     def makes_another(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> Array:
-        """Whether these conversions leave another tensor than they are given, by source and by what is wanted."""
+        """Whether these conversions return a tensor other than their input, by source and wanted layout."""
         return self._stage(sources, wanted, backward=backward)[1]
 
     def _stage(self, sources: Sequence[Layout], wanted: Sequence[Layout], *, backward: bool) -> tuple[Array, Array]:
@@ -140,8 +141,8 @@ class PriceTable:
         )
 
     def _totals(self, paths: Paths, calls: float) -> list[Array]:
-        """Seconds forward, how many collectives these are, and both backward, where each collective counts as so many
-        `calls`: by axis, source and what is wanted."""
+        """Forward seconds, number of forward collectives, and the same backward, each by axis, source and wanted
+        layout. A collective counts as `calls` of one (a parameter's part of a bucket)."""
         each = np.zeros((len(paths.axis) + 1, 4))  # the last at -1: no step
         each[:-1, :2] = self._parts(paths.axis, paths.forward, self.itemsize, calls)
         each[:-1, 2:] = self._parts(paths.axis, paths.backward, self.gradient_itemsize, calls)
@@ -149,14 +150,14 @@ class PriceTable:
         return [np.stack([_summed(one[:, kind], paths.numbers) for one in by_axis]) for kind in range(4)]
 
     def _by_axis(self, axes: Array, each: Array) -> list[Array]:
-        """What each step has, by axis for parameters, whose collectives are on their way at once on several."""
+        """The figures of each step; by axis for parameters, whose collectives run on several axes at the same time."""
         if self.grouping is None:
             return [each]
         of = np.append(axes, -1)[:, None]
         return [np.where(of == axis, each, 0.0) for axis in range(len(self.cluster.axes))]
 
     def _all_ways(self, paths: Paths) -> tuple[Array, ...]:
-        """The fields of `Way` for each pair."""
+        """The fields of `Way` for each pair of layouts."""
         ranks = np.array([axis.size for axis in self.cluster.axes])[paths.axis]
         several = ranks > 1
         handed, results = (np.zeros(len(paths.axis) + 1, dtype=np.int64) for _ in range(2))
@@ -176,7 +177,7 @@ class PriceTable:
         return each.sum(axis=2) - first, last, reducing.any(axis=2), result, scattering.any(axis=2), later
 
     def _parts(self, axes: Array, sends: Sends, itemsize: int, calls: float) -> Array:
-        """Of each step: its seconds, and whether there is a collective."""
+        """For each step: its seconds, and 1 if it is a collective."""
         found = np.zeros((len(axes), 2))
         several = np.array([axis.size > 1 for axis in self.cluster.axes])
         at = np.flatnonzero((sends.kind >= 0) & several[axes])
@@ -197,7 +198,7 @@ class PriceTable:
 
 
 def _summed(each: Array, numbers: Array) -> Array:
-    """Of each pair, the sum over its steps; the last of `each` is of no step."""
+    """For each pair, the sum over its steps; the last entry of `each` stands for no step."""
     total = np.zeros(numbers.shape[:2])
     if each.any():
         for step in np.moveaxis(numbers, 2, 0):
@@ -206,5 +207,5 @@ def _summed(each: Array, numbers: Array) -> Array:
 
 
 def _first(values: Array, where: Array) -> Array:
-    """Of values along the last axis the first one at which `where` holds; that of the first place without any."""
+    """Along the last axis, the first value at which `where` holds; without any, the value at index 0."""
     return np.take_along_axis(values, np.argmax(where, axis=2)[:, :, None], axis=2)[:, :, 0]

@@ -1,4 +1,4 @@
-"""Counts of recomputed blocks times choices and flows, exactly, and what replays pay for conversions."""
+"""Products of counts of recomputed blocks with choices and flows, and the conversions that replays repeat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Expression = dict[int, float]
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The flows of one tensor to one use: variables `numbers[port, wanted]`, -1 for none, with their prices."""
+    """The flows of one tensor to one use: variables `numbers[port, wanted]`, -1 for impossible pairs, and prices."""
 
     tensor: Tensor
     use: Use
@@ -37,12 +37,12 @@ class Flow:
 
     @cached_property
     def all(self) -> Array:
-        """Its variables."""
+        """All variables of the flows."""
         return self.numbers[self.numbers >= 0]
 
     @cached_property
     def pairs(self) -> dict[Pair, int]:
-        """The same with their layouts."""
+        """The variables by port and wanted layout."""
         return {
             (port, layout): number
             for port, row in zip(self.ports, self.numbers.tolist(), strict=True)
@@ -52,7 +52,8 @@ class Flow:
 
 
 def counted(program: Program, ones: Sequence[Array | Sequence[int]], times: Mapping[int, float], most: int) -> Array:
-    """Variables equal to `times` (an expression, a count up to `most`) times each sum of `ones`, which are one-hot."""
+    """Variables equal to `times` (an expression in counts, at most `most`) times each sum of `ones`; exactly one of all
+    `ones` together is 1, so the variables also sum up to `times`."""
     ones = [np.asarray(some) for some in ones]
     return program.once(("counted", *times.items(), most), ones, lambda: _counted(program, ones, times, most))
 
@@ -66,8 +67,9 @@ def _counted(program: Program, ones: Sequence[Array], times: Mapping[int, float]
 
 
 def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Array:
-    """How many blocks that recompute at a level or a higher one have a flow of each group, variables: r f (of what
-    crosses a stage's border q f, (r - q) f)."""
+    """Variables: for each group of flows, the number of blocks with a flow f of the group that recompute at this level
+    or a higher one. This is r f; for tensors that cross a stage's border it is q f (first block) or (r - q) f (next
+    blocks)."""
     stage, kind = flow.tensor.stage, flow.tensor.kind
     r, q = model.recomputed[stage][level - 1], model.any_recomputed[stage][level - 1]
     times = {q: 1.0} if kind == "first" else {r: 1.0, q: -1.0} if kind == "next" else {r: 1.0}
@@ -77,7 +79,7 @@ def replays(model: Model, flow: Flow, groups: Sequence[Array], level: int) -> Ar
 
 
 class OwnLevel:
-    """Of a stage that is one block: variables times whether the block is at a level, 0 or 1."""
+    """In a stage of a single block: products of variables with whether the block is exactly at a level (0 or 1)."""
 
     def __init__(self, model: Model, stage: int) -> None:
         self.model, self.recomputed = model, model.recomputed[stage]
@@ -86,8 +88,8 @@ class OwnLevel:
         self.others: dict[tuple[int, int, bool], int] = {}
 
     def __call__(self, level: int, variable: int, sign: float) -> Expression:
-        """The product, of a choice exactly; of any other variable, which is bounded from below alone, at least as much
-        where it is added (`sign` above 0), and at most where it is subtracted."""
+        """The product as an expression: exact for a choice. Any other variable must be bounded from below only; its
+        product is bounded from below if it is added (`sign` > 0) and from above if it is subtracted."""
         if variable in self.choices:
             number, i = self.choices[variable]
             here, above = (int(self.model.z(number, one)[i]) for one in (level, level + 1))
@@ -105,9 +107,9 @@ class OwnLevel:
 
 
 def replay_level(model: Model, flow: Flow) -> int:
-    """The level from which on a replay converts a tensor for one use, 0 where none does.
+    """The lowest level at which replays convert a tensor for one use; 0 if none does.
 
-    Inner segments are given what comes from outside converted, but for parameters.
+    Segments receive tensors from outside in converted form, except parameters.
     """
     problem = model.problem
     again, ref = problem.ops[flow.use.op].again, problem.ref(flow.tensor)
@@ -117,9 +119,10 @@ def replay_level(model: Model, flow: Flow) -> int:
 
 
 def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> None:
-    """Conversions that replays repeat, and (`again`) those that recomputed blocks do not share outside.
+    """Charge the conversions that replays repeat, and (`again`) those that recomputed blocks cannot share with readers
+    outside.
 
-    A recomputed block gathers parameters in its replay and not again.
+    A recomputed block gathers a parameter in its replay instead of once more for backward.
     """
     if tensor.kind in ("plain", "each") or tensor.stage not in model.recomputed:
         return
@@ -128,7 +131,7 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
     fresh: list[Array] = []
     for flow, numbers in zip(paid.flows, paid.numbers, strict=True):
         op, level = model.problem.ops[flow.use.op], replay_level(model, flow)
-        drops = flow.use.index in model.problem.memory.saved(op.node)[0]  # its regathers, if it has any
+        drops = flow.use.index in model.problem.memory.saved(op.node)[0]  # it would be regathered, if at all
         dropped = paid.regathers[:, None] & drops
         wanted = (numbers >= 0) & paid.costly
         if not again:
@@ -155,13 +158,13 @@ def pay_replays(model: Model, tensor: Tensor, paid: Paid, *, again: bool) -> Non
 
 
 def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, wanted: Array, level: int) -> None:
-    """Replays of a tensor with one use: pairs of equal prices share a count."""
+    """Charge the replays of a tensor with one use; pairs of equal prices share one count variable."""
     wanted = wanted & (seconds != 0).any(axis=0)
     if not wanted.any():
         return
     order = np.lexsort(seconds[:, wanted])
     each, variables = seconds[:, wanted][:, order], numbers[wanted][order]
-    new = (np.abs(np.diff(each)) > 1e-12 * np.abs(each[:, 1:])).any(axis=0)  # equal but for the order of their sums
+    new = (np.abs(np.diff(each)) > 1e-12 * np.abs(each[:, 1:])).any(axis=0)  # equal but for rounding of sums
     starts = np.concatenate([[0], np.flatnonzero(new) + 1])
     counts = replays(model, flow, np.split(variables, starts[1:]), level)
     model.pay_again(flow.tensor, counts, model.problem.memory.micro_batches * each[:, starts])
@@ -170,7 +173,8 @@ def _pay_by_price(model: Model, flow: Flow, numbers: Array, seconds: Array, want
 def largest(
     program: Program, grids: Sequence[Array], name: str = "most", *, upper: float | None = None
 ) -> tuple[Array, Array]:
-    """Where any of some grids of variables (-1 for none) has one, and there one that is at least each of them."""
+    """For grids of variables (-1 for none): at which places any grid has one, and there a variable that is at least
+    each of these."""
     some = program.once((name, upper), grids, lambda: _largest(program, grids, name, upper))
     return some >= 0, some[some >= 0]
 

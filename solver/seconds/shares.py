@@ -1,4 +1,4 @@
-"""Which buckets the conversions of a parameter are in, and what part of one they account for."""
+"""Which buckets the conversions of a parameter use, and which part of a bucket each accounts for."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autopar.solver.linear.terms import Array
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """By source and by what is wanted, as `cost.buckets.latency` has it.
+    """Figures of conversions by source and wanted layout, as in `cost.buckets.latency`.
 
-    `gathers`, `reductions`: numbers of the ways, 0 where nothing moves, or a whole bucket; `parts`: of one; `asks`:
-    whether the reduction asks for a bucket of its block's.
+    `gathers`, `reductions`: the number of the way (0 if nothing moves or the parameter is a whole bucket itself);
+    `parts`: the part of a bucket; `asks`: whether the conversion needs a bucket of its block.
     """
 
     gathers: Array
@@ -30,7 +30,7 @@ class Shares:
     asks: Array
 
     def at(self, rows: Array, columns: Array) -> Shares:
-        """Those of some layouts."""
+        """The shares of some rows and columns."""
         kinds = self.gathers, self.reductions, self.parts, self.asks
         return Shares(*(kind[rows[:, None], columns] for kind in kinds))
 
@@ -38,7 +38,7 @@ class Shares:
 def shares_of(
     paths: Paths, ref: TensorRef, wanted: Sequence[Layout], grouping: Grouping, mesh_shape: Sequence[int]
 ) -> Shares:
-    """Those of a parameter's conversions."""
+    """The shares of a parameter's conversions."""
     gathers = _ways(paths, paths.forward, mesh_shape)
     reductions = _ways(paths, paths.backward, mesh_shape, back=True)
     parts = np.array([grouping.calls(ref, layout) for layout in wanted])
@@ -50,7 +50,7 @@ def shares_of(
 
 
 def _ways(paths: Paths, sends: Sends, mesh_shape: Sequence[int], *, back: bool = False) -> Array:
-    """By source and by what is wanted, the number of the way; backward takes the steps in reverse."""
+    """By source and wanted layout, the number of the way; backward takes the steps in reverse order."""
     several = (np.array(mesh_shape) > 1)[paths.axis]
     digits = np.append(np.where(several & (sends.kind >= 0), move_number(sends.kind, paths.axis), 0), 0)
     base, found = base_of(len(mesh_shape)), np.zeros(paths.numbers.shape[:2], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What conversions stage, for many pairs of layouts at once: `resharding.staging.staged_elements` for each of them."""
+"""Staging memory of conversions for many pairs of layouts at once: `resharding.staging.staged_elements` of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from autopar.solver.linear.terms import Array
 def staged_of_paths(
     paths: Paths, shape: Shape, mesh_shape: Shape, order: Order
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Forward and backward, by source and by wanted layout: elements, and whether another tensor is made."""
+    """For forward and for backward, by source and wanted layout: staged elements, and whether a new tensor is made."""
     ends = paths.edges.ends(paths.used)
     found = []
     for backward, sends in enumerate((paths.forward, paths.backward)):
-        each = np.zeros((len(ends) + 1, 4), dtype=np.int64)  # the last at -1: no step
+        each = np.zeros((len(ends) + 1, 4), dtype=np.int64)  # the last one, index -1, stands for no step
         for i, ((axis, *layouts), kind) in enumerate(zip(ends, _kinds(sends), strict=True)):
             each[i] = held(
                 *layouts[:: -1 if backward else 1], axis, kind, shape, mesh_shape, order, backward=bool(backward)
@@ -33,7 +33,8 @@ def _kinds(sends: Sends) -> list[CollectiveKind | None]:
 
 
 def _most_beside(each: Array, steps: Array) -> tuple[Array, Array]:
-    """The most that any step of a path has, without what it begins with and what it ends with; whether any is one."""
+    """The most elements that any step of a path holds, besides the path's input and its result; and whether any step
+    makes a new tensor."""
     most, last = (np.zeros(steps.shape[1:], dtype=np.int64) for _ in range(2))
     begun = np.zeros(steps.shape[1:], dtype=bool)
     for step in steps:

@@ -1,11 +1,13 @@
-"""What a tensor's conversions cost, as one function of how it lies at its source and how each of its uses wants it.
+"""The cost of a tensor's conversions as one function: of its layout p at the source and the layout w_k that each use k
+wants.
 
-Uses that want the same share a conversion, so that of a tensor that lies as p
+Uses that want the same layout share a conversion, so the cost is
 
     c(p, w_1 .. w_K) = sum_k own_k(p, w_k) + sum over the different w among w_1 .. w_K of price(p, w)
 
-Its least value under messages m, by what one end is, is asked for again and again. Which uses want the same is tried:
-a set T of them pays min_w price(p, w) + sum_{k in T} (own_k(p, w) - m_k(w)), and sets add up.
+The message passing needs the least value of c minus the messages m of the other ends, for each value at one end. It is
+found by trying all partitions of the uses into sets that want the same layout: a set T costs
+min_w price(p, w) + sum_{k in T} (own_k(p, w) - m_k(w)), and the costs of the sets add up.
 """
 
 from __future__ import annotations
@@ -18,44 +20,46 @@ import numpy as np
 from autopar.solver.linear.terms import Array
 
 MOST = 3
-"""Uses of a star: of more, 2^K sets would be looked at."""
+"""Largest number of uses of a star: the sets of uses that are tried grow as 2^K."""
 _NEVER = 1e30
-"""Seconds of what has no way: with infinite ones there were sums of both infinities."""
+"""Seconds of an impossible conversion: with infinity, sums of both infinities occurred."""
 
 
 @dataclass
 class Arm:
-    """An end of a star: op number `op`, whose choice i is `of[i]` here; `message`: by what the end is, -inf where no
-    choice is."""
+    """An end of a star: op number `op`, whose choice i means the layout `of[i]` here; `message`: by layout, -inf if no
+    choice has the layout."""
 
     op: int
     of: Array
     message: Array
-    own: Array | None = None  # what this use pays alone, by row and column
+    own: Array | None = None  # what this use pays alone, by layout at the source and wanted layout
 
     @staticmethod
     def of_choices(op: int, choices: Sequence[Sequence[int]], places: Iterable[int], many: int) -> Arm:
-        """An end that is at one of some places, of `many`, by which of the lists an op's choice is in."""
+        """An end with `many` layouts: the choices in each of the lists mean the layout at the list's place."""
         of, message = np.zeros(sum(map(len, choices)), dtype=np.int64), np.full(many, -np.inf)
         for some, place in zip(choices, places, strict=True):
             of[list(some)], message[place] = place, 0.0
         return Arm(op, of, message)
 
     def give(self, least: Array) -> Array:
-        """Hand the op all that the star's ends differ in: its least cost less other messages; by choice."""
+        """Pass the star's minima by layout at this end, `least`, to the op: they become the message; returned by
+        choice.
+        """
         self.message = np.where(np.isneginf(self.message), -np.inf, np.minimum(least, _NEVER))
         return self.message[self.of]
 
     def costs(self, least: Array) -> Array:
-        """By choice, what the star costs at least with it."""
+        """The star's minima by layout at this end, `least`, by choice of the op."""
         return np.minimum(least, _NEVER)[self.of]
 
     def fix(self, choice: int) -> None:
-        """Let the op make this choice."""
+        """Fix the end to the layout of this choice."""
         self.message = np.where(np.arange(len(self.message)) == self.of[choice], 0.0, -np.inf)
 
     def take(self, more: Array) -> None:
-        """Hand an op's cost, by choice, to the star, as far as no choice has less."""
+        """Pass an op's cost by choice on to the star: for each layout the least cost of its choices."""
         least = np.full(len(self.message), np.inf)
         np.minimum.at(least, self.of, more)
         self.message = self.message - np.where(np.isinf(least), 0.0, least)
@@ -63,9 +67,9 @@ class Arm:
 
 @dataclass
 class Star:
-    """One tensor's price (inf where there is no way), by how it lies (rows) and how it is wanted (columns).
+    """One tensor's prices by layout at the source (rows) and wanted layout (columns), inf if impossible.
 
-    `arms`: of the source, then of the uses. The star's own part of a bound is its cost less the messages.
+    `arms`: the source's, then those of the uses. The star's part of the bound is its least cost minus all messages.
     """
 
     price: Array
@@ -78,22 +82,22 @@ class Star:
 
     @property
     def says(self) -> bool:
-        """Whether anything has a price."""
+        """Whether any conversion costs something."""
         return bool(self.price.any()) or any(arm.own is not None for arm in self.arms)
 
     def least(self, end: int) -> Array:
-        """The least of cost less the other ends' messages, by what one end is."""
+        """The least cost minus the messages of the other ends, by layout at one end."""
         if self.uses == 1:
             other = self.arms[1 - end].message
             return (self._cost([0]) - (other[:, None] if end else other)).min(axis=1 - end)
         return self._by_row(range(self.uses)) if end == 0 else self._by_column(end - 1)
 
     def bound(self) -> float:
-        """The least of cost less all messages."""
+        """The least cost minus all messages."""
         return float((self.least(0) - self.arms[0].message).min())
 
     def _by_row(self, uses: Sequence[int]) -> Array:
-        """By row, the least that some uses cost together, less their messages."""
+        """By row, the least cost of some uses minus their messages, over all partitions of the uses."""
         if not uses:
             return np.zeros(len(self.price))
         first, *others = uses
@@ -104,11 +108,12 @@ class Star:
         return found
 
     def _together(self, some: list[int]) -> Array:
-        """By row, the least that uses which want the same cost, less their messages."""
+        """By row, the least cost of uses that all want the same layout, minus their messages."""
         messages = sum(self.arms[1 + k].message for k in some)
         return np.asarray((self._cost(some) - messages).min(axis=1))
 
     def _by_column(self, use: int) -> Array:
+        """By the layout that one use wants, the least cost minus the messages of the other ends."""
         others = [k for k in range(self.uses) if k != use]
         found = np.full(self.price.shape[1], np.inf)
         for some in _subsets(others):
@@ -120,7 +125,7 @@ class Star:
         return found
 
     def _cost(self, some: list[int]) -> Array:
-        """What uses that want the same cost, by row and column."""
+        """The cost of uses that all want the same layout, by row and column."""
         paying = tuple(k for k in sorted(some) if self.arms[1 + k].own is not None)
         if paying not in self._sums:
             own: list[Array] = [self.arms[1 + k].own for k in paying]
