@@ -1,6 +1,6 @@
-"""Picked rows as places: `y[:, mask] = x[:, mask]`, `y[mask, classes[mask]] = 1`, `y[kept] = v`, sums by places.
+"""Picked rows as indices: `y[:, mask] = x[:, mask]`, `y[mask, classes[mask]] = 1`, `y[kept] = v`, sums by index.
 
-Rows that are not picked are added as zeros; where rows are written, theirs go behind the last one, which is cut off.
+In sums, rows that are not picked are added as zeros; in writes, they go to an extra row at the end, which is cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _ADDING = {"index_add": "source", "scatter_add": "src"}
 
 
 def call(picks: Picks, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """None, or what is written into, once the write is in the graph, or the sums; NotImplemented for anything else."""
+    """The written tensor or the sums (None for `__setitem__`), with the write in the graph; NotImplemented for other
+    calls."""
     first = args[0] if args else None
     if func is Tensor.__setitem__ and is_plain(first):
         return _written(picks, first, args[1], args[2])
@@ -57,7 +58,7 @@ def _added(picks: Picks, func: Any, key: str, args: Any, kwargs: dict[str, Any])
 
 
 def _in_order(picks: Picks, func: Any, target: Tensor, mask: Any, rows: Any) -> Any:
-    """`masked_scatter` of what the same mask has picked: each lands where it was."""
+    """`masked_scatter` of rows that the same mask has picked: each returns to its own place."""
     if isinstance(mask, Picked) or not isinstance(rows, Picked) or rows.at:
         return NotImplemented
     with picks.recorder.on():
@@ -131,7 +132,7 @@ def _is_value(value: Any, pick: Any, beside: int) -> bool:
 
 
 def _masked_at(picks: Picks, target: Tensor, parts: Any, place: int, value: Any) -> Any:
-    """`y[:, mask] = rows`, which lie along the same dim."""
+    """`y[:, mask] = rows`, where the rows lie along the same dim."""
     found = located(target, parts, place)
     if found is None or not isinstance(value, Picked):
         return NotImplemented
@@ -148,7 +149,7 @@ def _masked_at(picks: Picks, target: Tensor, parts: Any, place: int, value: Any)
 
 
 def _into_columns(picks: Picks, target: Tensor, column: Picked, value: Any) -> None:
-    """`y[mask, classes] = 1`: an element of each row."""
+    """`y[mask, classes] = 1`: one element of each row."""
     pick = column.pick
     with picks.recorder.on():
         length = target.shape[-1]
@@ -163,7 +164,7 @@ def _into_columns(picks: Picks, target: Tensor, column: Picked, value: Any) -> N
 
 
 def _into_rows(picks: Picks, target: Tensor, places: Picked, value: Any) -> None:
-    """`y[places] = v`: whole rows, wherever they are."""
+    """`y[places] = v`: whole rows at given indices."""
     with picks.recorder.on():
         size = target.shape[0]
         number = masked(places, size)

@@ -1,4 +1,5 @@
-"""Whether two tensors of a trace hold the same by how they were made: `labels >= 0`, written twice."""
+"""Whether two tensors of a trace have equal contents because they were computed in the same way: `labels >= 0`,
+twice."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _COMPARED_BY_VALUE = {
 
 
 def same_contents(a: Any, b: Any, read: set[fx.Node]) -> bool:
-    """Whether two nodes, or arguments, come out alike by how they are made if nothing is written into what is `read`
-    for them, which is noted."""
+    """Whether two nodes, or arguments, have equal contents, provided that nothing was written into the nodes noted in
+    `read`."""
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(same_contents(one, other, read) for one, other in zip(a, b, strict=True))
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):

@@ -1,1 +1,2 @@
-"""What is done to a recorded graph: writes in place become values, products part from biases, dead nodes go."""
+"""Rewriting of a recorded graph: in-place writes become values, biases are split off products, dead nodes are
+removed."""
